@@ -134,7 +134,7 @@ def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
     Raises:
         BadInput: one is no pass, does not take its knobs, or is named as one of minivllm's.
     """
-    made = []
+    passes = []
     for node in nodes:
         one = make_own("runtime.passes", node, ModelPass, NO_PASS)
         if one.name in OWN_NAMES:
@@ -142,8 +142,8 @@ def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
                 f"runtime.passes: {node['_target_']} is named {one.name!r}, as a pass of "
                 "minivllm's own is: choose another name"
             )
-        made.append(one)
-    return made
+        passes.append(one)
+    return passes
 
 
 def _cache_memory(

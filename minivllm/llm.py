@@ -247,10 +247,13 @@ class LLM:
     def _beams(self, request: Request, search: BeamSearch) -> list[CompletionOutput]:
         """The outputs of a beam search, the best first."""
         outputs = []
-        for index, found in enumerate(search.hypotheses):
-            text, shown = None, found.token_ids
+        for index, hypothesis in enumerate(search.hypotheses):
+            text, shown = None, hypothesis.token_ids
             if self.tokenizer is not None:
-                if found.finish_reason == "stop" and not request.params.include_stop_str_in_output:
+                if (
+                    hypothesis.finish_reason == "stop"
+                    and not request.params.include_stop_str_in_output
+                ):
                     shown = shown[:-1]
                 prompt = request.token_ids[: request.num_prompt_tokens]
                 detokenizer = Detokenizer(
@@ -261,10 +264,10 @@ class LLM:
                 CompletionOutput(
                     index,
                     text,
-                    found.token_ids,
-                    finish_reason=found.finish_reason,
-                    cumulative_logprob=found.cumulative_logprob,
-                    score=found.score,
+                    hypothesis.token_ids,
+                    finish_reason=hypothesis.finish_reason,
+                    cumulative_logprob=hypothesis.cumulative_logprob,
+                    score=hypothesis.score,
                 )
             )
         return outputs
@@ -342,10 +345,10 @@ class LLM:
 
     def defaults_note(self) -> str:
         """A line about `checkpoint_defaults`; empty where there are none."""
-        said = described(self.checkpoint_defaults)
+        settings = described(self.checkpoint_defaults)
         return (
-            said
-            and f"the model's generation_config.json decides {said}, since decoding does not; "
+            settings
+            and f"the model's generation_config.json decides {settings}, since decoding does not; "
             "decoding=greedy would"
         )
 

@@ -102,7 +102,7 @@ _SHAPES = re.compile(
     r"|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}+\.[\w-]{10,}+\.[\w-]{5,})"
 )
 
-Found = Callable[[str], None]  # is given each secret that is masked
+OnSecret = Callable[[str], None]  # is given each secret that is masked
 
 
 def is_secret(name: str) -> bool:
@@ -126,12 +126,12 @@ class Masking:
 
     Args:
         strict: see `hide`.
-        found: is given each.
+        on_secret: is given each.
         inner: whether the text is a value of a configuration, whose beginning is no name.
     """
 
     strict: bool
-    found: Found
+    on_secret: OnSecret
     inner: bool = False
 
     def masked(self, text: str) -> str:
@@ -153,7 +153,7 @@ class Masking:
         content = value[1:-1] if quotes else value
         if content.lower() in NOTHING or from_environment(content) or not re.search(r"\w", content):
             return value
-        self.found(content)
+        self.on_secret(content)
         return f"{quotes}{MASK}{quotes}"
 
     def _is_assigned(self, head: re.Match[str]) -> bool:
@@ -188,7 +188,7 @@ class Masking:
             return match[0]
         if "api" in flag:  # takes several
             for word in more.split():
-                self.found(word)
+                self.on_secret(word)
             more = ""
         return f"{flag}{space}{self._value(value)}{more}"
 
@@ -197,15 +197,15 @@ class Masking:
         if match[2] == MASK or _ENV.search(match[2]):
             return match[0]
         user, _, password = match[2].partition(":")
-        self.found(match[2])
-        self.found(password or user)
-        self.found(base64.b64encode(unquote(match[2]).encode()).decode())
+        self.on_secret(match[2])
+        self.on_secret(password or user)
+        self.on_secret(base64.b64encode(unquote(match[2]).encode()).decode())
         return f"{match[1]}{MASK}@"
 
     def _scheme(self, match: re.Match[str]) -> str:
         """An authentication scheme without its credentials."""
         word, value = match[1] or match[3], match[2] or match[4]
-        self.found(value)
+        self.on_secret(value)
         return f"{word}{MASK}"
 
 
@@ -213,14 +213,14 @@ def _replace(
     text: str,
     heads: re.Pattern[str],
     values: re.Pattern[str],
-    wanted: Callable[[re.Match[str]], bool],
+    applies: Callable[[re.Match[str]], bool],
     mask: Callable[[str], str],
 ) -> str:
     """The text with the value behind each wanted head masked; what no head is wanted for is looked
     through, too."""
     parts, end = [], 0
     for head in heads.finditer(text):
-        if head.end() > end and wanted(head) and (value := values.match(text, head.end())):
+        if head.end() > end and applies(head) and (value := values.match(text, head.end())):
             parts += [text[end : value.start()], mask(value[0])]
             end = value.end()
     return "".join((*parts, text[end:]))
@@ -229,9 +229,9 @@ def _replace(
 def from_environment(value: str) -> bool:
     """Whether a text is an interpolation that says where a secret is and not what it is, not even
     as a default."""
-    found = _ENV.findall(value)
+    references = _ENV.findall(value)
     return (
-        bool(found)
+        bool(references)
         and value[:2] == "${"
-        and all(default.lower() in NOTHING for _, default in found)
+        and all(default.lower() in NOTHING for _, default in references)
     )

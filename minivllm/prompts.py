@@ -34,8 +34,8 @@ def as_batch(prompts: Any) -> list[Any]:
         raise BadInput(
             f"{prompts!r:.60} is no prompt: give text, a list of token ids, or a list of these"
         )
-    found = list(prompts)
-    return [found] if found and isinstance(found[0], Integral) else found
+    batch = list(prompts)
+    return [batch] if batch and isinstance(batch[0], Integral) else batch
 
 
 def text_or_ids(prompt: Any) -> str | list[int]:
@@ -80,8 +80,8 @@ def conversations(messages: Any) -> list[list[dict[str, Any]]]:
         list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []
     )
     single = bool(given) and isinstance(given[0], Mapping)
-    found = [given] if single else given
-    for one in found or [None]:
+    batch = [given] if single else given
+    for one in batch or [None]:
         if (
             not isinstance(one, Sequence)
             or not one
@@ -93,5 +93,5 @@ def conversations(messages: Any) -> list[list[dict[str, Any]]]:
             )
     return [
         parse_messages(one, "" if single else f"conversation {i}")
-        for i, one in enumerate(found, start=1)
+        for i, one in enumerate(batch, start=1)
     ]

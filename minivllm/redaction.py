@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
-from minivllm.masking import MASK, NOTHING, Found, Masking, from_environment, has_signs, is_secret
+from minivllm.masking import (
+    MASK,
+    NOTHING,
+    Masking,
+    OnSecret,
+    from_environment,
+    has_signs,
+    is_secret,
+)
 
 # of a resolved configuration: values from the environment, see `interpolation.py`
 AS_WRITTEN = "as_written"
@@ -102,22 +110,22 @@ def blank(content: bytes) -> bytes:
 # ---- configurations
 
 
-def redact(value: Any, name: str = "", found: Found = _ignore) -> Any:
+def redact(value: Any, name: str = "", on_secret: OnSecret = _ignore) -> Any:
     """A configuration, or a part of one, without secrets: what stands under a secret's name, and
     what texts hold.
 
     Args:
         value: nested dictionaries and lists.
         name: what it stands under.
-        found: is given every secret.
+        on_secret: is given every secret.
     """
-    return _redact(value, is_secret(name), found)
+    return _redact(value, is_secret(name), on_secret)
 
 
-def _redact(value: Any, secret: bool, found: Found) -> Any:
+def _redact(value: Any, secret: bool, on_secret: OnSecret) -> Any:
     if isinstance(value, Mapping):
         return {
-            key: _redact(item, key != "_target_" and (secret or is_secret(str(key))), found)
+            key: _redact(item, key != "_target_" and (secret or is_secret(str(key))), on_secret)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -129,20 +137,21 @@ def _redact(value: Any, secret: bool, found: Found) -> Any:
             ),
         ]
         return [
-            _redact(item, secret or flag, found) for item, flag in zip(value, flags, strict=False)
+            _redact(item, secret or flag, on_secret)
+            for item, flag in zip(value, flags, strict=False)
         ]
     if isinstance(value, str):
         if not secret:
-            return Masking(True, found, inner=True).masked(value)
+            return Masking(True, on_secret, inner=True).masked(value)
         if value.lower() in NOTHING or from_environment(value):
             return value
-        found(value)
+        on_secret(value)
         return MASK
     # with its quotes, of an override
     if dataclasses.is_dataclass(value) and hasattr(value, "text"):
-        return dataclasses.replace(cast(Any, value), text=_redact(value.text, secret, found))
+        return dataclasses.replace(cast(Any, value), text=_redact(value.text, secret, on_secret))
     if secret and isinstance(value, int | float) and not isinstance(value, bool):
-        found(str(value))
+        on_secret(str(value))
         return MASK
     return value
 
@@ -154,10 +163,10 @@ def learn(config: Mapping[str, Any]) -> None:
     What is a plain word there, as `ollama`, or names a part of this package is none: texts would
     lose what they say.
     """
-    redact(config, found=_remember)
+    redact(config, on_secret=_remember)
     for path, _, secret in config.get(AS_WRITTEN) or ():
         if secret:
-            redact({"secret": _leaf(config, path)}, found=_remember)
+            redact({"secret": _leaf(config, path)}, on_secret=_remember)
     named = (config.get("engine") or {}).get("api_key_env")
     for name, value in os.environ.items():
         if (name == named or is_secret(name)) and not _PLAIN.fullmatch(value.strip()):

@@ -111,8 +111,8 @@ class TuneSweeper(Sweeper):
         if self.settings["sweep"]["dry_run"]:
             with TemporaryDirectory() as folder:
                 pending = self.search.follow(lambda: self._propose(arguments, folder))
-            made = [m for cell in self.search.cells.values() for m in cell.measurements]
-            show_search(self.search.aim, made, space, self._trials(), pending)
+            measurements = [m for cell in self.search.cells.values() for m in cell.measurements]
+            show_search(self.search.aim, measurements, space, self._trials(), pending)
         else:
             folder = str(Path(self.settings["runs_dir"]) / self.search.name)
             note_exit_code(self.search.run(lambda: self._propose(arguments, folder)))

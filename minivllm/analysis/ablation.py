@@ -27,7 +27,7 @@ from minivllm.analysis.findings import (
 from minivllm.analysis.liveness import liveness
 from minivllm.analysis.metric import OTHERS, USUAL, Block, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import Ranking, rank
-from minivllm.analysis.remarks import Told, remarks, why_none
+from minivllm.analysis.remarks import RemarkInputs, remarks, why_none
 from minivllm.analysis.rows import Row, below, started
 from minivllm.analysis.token_agreement import TokenAgreement
 from minivllm.bench.records.reading import flatten
@@ -46,11 +46,11 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
     Returns:
         None if there is no record of an ablation.
     """
-    told = [row for row in rows if row.get("ablation.design")]
+    planned_rows = [row for row in rows if row.get("ablation.design")]
     known = (
-        told
+        planned_rows
         if planned is None
-        else [_read_as(row, planned) for row in told if row["run_id"] in planned]
+        else [_read_as(row, planned) for row in planned_rows if row["run_id"] in planned]
     )
     if not known:
         return None
@@ -63,11 +63,11 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
             if other is None or other.last_started < cell.last_started:
                 arms[cell.arm] = cell
     cells = list(arms.values())
-    left_out = len(told) - sum(len(cell.rows) for cell in cells)
+    left_out = len(planned_rows) - sum(len(cell.rows) for cell in cells)
     ranking = rank([cell for cell in cells if cell.timed])
     metric = _metric(newest, cells, ranking)
     lossless = frozenset(newest.get("ablation.lossless") or ())
-    return _Reading(Told(cells, metric, ranking, left_out, lossless), design).analysis()
+    return _Reading(RemarkInputs(cells, metric, ranking, left_out, lossless), design).analysis()
 
 
 def _metric(newest: Row, cells: Sequence[Cell], ranking: Ranking) -> MetricRef:
@@ -114,19 +114,19 @@ def _fits(cell: Cell, design: Design) -> bool:
 class _Reading:
     """The cells of one ablation by their arms."""
 
-    told: Told
+    inputs: RemarkInputs
     design: Design
     token_agreement: TokenAgreement = field(default_factory=TokenAgreement)
 
     @property
     def cells(self) -> list[Cell]:
         """All arms."""
-        return self.told.cells
+        return self.inputs.cells
 
     @property
     def metric(self) -> MetricRef:
         """What the verdicts are about."""
-        return self.told.metric
+        return self.inputs.metric
 
     @cached_property
     def arms(self) -> dict[Chosen, Cell]:
@@ -158,7 +158,7 @@ class _Reading:
             attribution=self._attribution(metric),
             blocks=0 if baseline is None else len(baseline.timed),
             blocks_needed=statistics.blocks_needed(self.tests),
-            notes=tuple(remarks(self.told, effects, noise, interactions)),
+            notes=tuple(remarks(self.inputs, effects, noise, interactions)),
             gaps=tuple(one for cell in self.cells if (one := gaps(cell, metric)).missing),
         )
 
@@ -177,7 +177,7 @@ class _Reading:
         estimates = [statistics.paired(logs) if len(logs) else None for _, logs in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
         band = _band(noise)
-        found = []
+        effects = []
         for contrast, (pairs, logs), estimate, p_holm in zip(
             self.design.contrasts, read, estimates, corrected, strict=True
         ):
@@ -199,8 +199,8 @@ class _Reading:
             if metric == self.metric:  # the outputs are the same whatever else is told of them
                 cells = ((self.arms[with_], self.arms[without]) for with_, without in pairs)
                 effect = replace(effect, same_tokens=self.token_agreement.share(cells))
-            found.append(effect)
-        return tuple(found)
+            effects.append(effect)
+        return tuple(effects)
 
     def _lacking(
         self, arms: Collection[Chosen], metric: MetricRef
@@ -292,8 +292,8 @@ class _Reading:
             cells = self.arms[without], self.arms[with_]
             if cells[0].cell_id == cells[1].cell_id:
                 continue  # no knob differs at all
-            found = liveness(list(cells))
-            if not found or any(item.verdict != "not live" for item in found):
+            verdicts = liveness(list(cells))
+            if not verdicts or any(item.verdict != "not live" for item in verdicts):
                 return True
         return False
 
@@ -320,8 +320,8 @@ class _Reading:
         estimate = statistics.paired(logs)
         enough = len(logs) >= statistics.blocks_needed(1)
         verdict: EffectVerdict = "none" if enough else "too few blocks"
-        found = estimate.p_value is not None and estimate.p_value <= statistics.ALPHA
-        if found and abs(estimate.ratio - 1) >= statistics.SMALLEST:
+        significant = estimate.p_value is not None and estimate.p_value <= statistics.ALPHA
+        if significant and abs(estimate.ratio - 1) >= statistics.SMALLEST:
             verdict = "faster" if math.log(estimate.ratio) * metric.better > 0 else "slower"
         return Effect(
             name="A/A",
@@ -365,7 +365,7 @@ class _Reading:
             read.append([self._by_block(used, metric, value) for value in (excess, whole)])
         estimates = [statistics.paired(logs) if len(logs) else None for logs, _ in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
-        found = []
+        interactions = []
         for contrast, (_, joint), estimate, p_holm in zip(
             contrasts, read, estimates, corrected, strict=True
         ):
@@ -382,7 +382,7 @@ class _Reading:
             else:
                 improved = math.log(estimate.ratio) * metric.better > 0
                 verdict = "more together" if improved else "less together"
-            found.append(
+            interactions.append(
                 Interaction(
                     contrast.first,
                     contrast.second,
@@ -398,7 +398,7 @@ class _Reading:
                     statistics.paired(joint).ratio if estimate else None,
                 )
             )
-        return tuple(found)
+        return tuple(interactions)
 
     def _attribution(self, metric: MetricRef) -> Attribution | None:
         if self.design.kind != "factorial":

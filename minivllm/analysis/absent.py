@@ -50,7 +50,7 @@ def _defaults(group: str, target: str) -> tuple[tuple[str, Any], ...]:
     """The fields of a row for those knobs of an option that ask for nothing at their default, with
     it."""
     option = TARGETLESS.get(group) or OPTIONS.get(target)
-    found = {}
+    defaults = {}
     for item in fields(option) if option else ():
         default = default_of(item)
         if default is MISSING:
@@ -58,5 +58,5 @@ def _defaults(group: str, target: str) -> tuple[tuple[str, Any], ...]:
         # Null may leave the choice to the engine, which is not to ask for nothing.
         is_off = default in OFF or (default is not None and not default)
         if is_off or item.metadata.get("unasked"):
-            found[f"config.{group}.{item.name}"] = default
-    return tuple(found.items())
+            defaults[f"config.{group}.{item.name}"] = default
+    return tuple(defaults.items())

@@ -147,7 +147,7 @@ class Capacity:
     def sentence(self) -> str:
         """The result in words."""
         unit = self.unit
-        wanted = f"{100 * self.criterion.attainment:g} % of the requests meeting their objectives"
+        goal = f"{100 * self.criterion.attainment:g} % of the requests meeting their objectives"
         if self.holds is None:
             least, verdicts = self.probes[0], [p.verdict(self.criterion) for p in self.probes]
             shares = [
@@ -161,9 +161,9 @@ class Capacity:
             if self.stopped:
                 end += f"; the search ended at task.max_rates={self.criterion.max_rates}"
             return (
-                f"capacity: no rate tried from {least.rate:g} {unit} up holds, with {wanted}; {end}"
+                f"capacity: no rate tried from {least.rate:g} {unit} up holds, with {goal}; {end}"
             )
-        wanted += f" ({100 * self.criterion.confidence:g} % confidence)"
+        goal += f" ({100 * self.criterion.confidence:g} % confidence)"
         beyond, fails = self.beyond, self.fails
         doubt = [f"{beyond.rate:g} is undecided"] if beyond is not None and beyond != fails else []
         if fails is None:
@@ -174,11 +174,11 @@ class Capacity:
                     f"; its {count} requests come within {span_s:.2g} s, a burst: raise "
                     "workload.num_requests"
                 )
-            return f"capacity: at least {self.holds.rate:g} {unit}, with {wanted}; {end}"
+            return f"capacity: at least {self.holds.rate:g} {unit}, with {goal}; {end}"
         end = ", ".join([*doubt, f"{fails.rate:g} fails"])
         return (
             f"capacity: {self.holds.rate:g} {unit} is the highest rate tried that holds, with "
-            f"{wanted}; {end}"
+            f"{goal}; {end}"
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -218,22 +218,24 @@ def search(
         min_rate: no lower one is tried.
         on_probe: told of each rate when it is done with.
     """
-    found = Capacity((), criterion)
-    while len(found.probes) < criterion.max_rates:
-        if (rate := _next_rate(found, start_rate, min_rate)) is None:
+    capacity = Capacity((), criterion)
+    while len(capacity.probes) < criterion.max_rates:
+        if (rate := _next_rate(capacity, start_rate, min_rate)) is None:
             break
         probe = Probe(rate, [measure(rate, block) for block in range(criterion.min_blocks)])
         while probe.verdict(criterion) == "undecided" and len(probe.blocks) < criterion.max_blocks:
             probe = Probe(rate, [*probe.blocks, measure(rate, len(probe.blocks))])
         on_probe(probe)
-        found = Capacity(tuple(sorted((*found.probes, probe), key=lambda p: p.rate)), criterion)
-    return found
+        capacity = Capacity(
+            tuple(sorted((*capacity.probes, probe), key=lambda p: p.rate)), criterion
+        )
+    return capacity
 
 
-def _next_rate(found: Capacity, start_rate: float, min_rate: float) -> float | None:
+def _next_rate(capacity: Capacity, start_rate: float, min_rate: float) -> float | None:
     """The rate to try next; None once the capacity is known well enough, or to be below
     `min_rate`."""
-    low, high = found.holds, found.beyond
+    low, high = capacity.holds, capacity.beyond
     if low is None and high is None:
         return _rounded(start_rate)
     if high is None:
@@ -243,7 +245,10 @@ def _next_rate(found: Capacity, start_rate: float, min_rate: float) -> float | N
         least = _rounded(min_rate)
         return max(_rounded(high.rate / GROWTH), least) if high.rate > least else None
     middle = _rounded(math.sqrt(low.rate * high.rate))
-    if high.rate / low.rate <= 1 + found.criterion.tolerance or not low.rate < middle < high.rate:
+    if (
+        high.rate / low.rate <= 1 + capacity.criterion.tolerance
+        or not low.rate < middle < high.rate
+    ):
         return None
     return middle
 

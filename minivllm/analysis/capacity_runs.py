@@ -90,7 +90,7 @@ class CapacityRun:
 
     sweep: str
     cell: str  # the readable name of what was measured
-    found: Capacity
+    capacity: Capacity
     limits: dict[str, float]  # the objectives, in milliseconds
     left_out: int = 0  # records of the same cell by other code or on another device
 

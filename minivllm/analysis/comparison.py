@@ -209,22 +209,22 @@ def _figures(first: Cell, second: Cell, metric: str | None) -> list[MetricRef]:
     if metric is not None:
         return [find_metric(metric)]
     names = rank([cell for cell in (first, second) if cell.timed] or [first]).metrics
-    found = [figure for figure in map(find_metric, names) if logarithms(first, figure)]
-    if names == LATENCIES and not found:  # no latency was recorded
+    recorded = [figure for figure in map(find_metric, names) if logarithms(first, figure)]
+    if names == LATENCIES and not recorded:  # no latency was recorded
         return [find_metric(USUAL)]
-    whole = found or [find_metric(names[0])]
+    whole = recorded or [find_metric(names[0])]
     return whole if second.timed else whole[:1]  # what failed did so once
 
 
 def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str]:
     """Whether the load sets what was asked for, and which cells do not keep up with it any more."""
     both = [(one, other) for one, other in matched if one.timed and other.timed]
-    found = [rank(pair) for pair in both]
-    told = []
+    rankings = [rank(pair) for pair in both]
+    notes = []
     if metric is not None:
-        told += list(dict.fromkeys(notice for one in found if (notice := one.notice(metric))))
-    elif any(one.metrics == LATENCIES for one in found):
-        told.append(
+        notes += list(dict.fromkeys(notice for one in rankings if (notice := one.notice(metric))))
+    elif any(one.metrics == LATENCIES for one in rankings):
+        notes.append(
             "Where requests came at the load's own pace and were kept up with, the load sets "
             "the throughput, and latencies are compared."
         )
@@ -234,38 +234,38 @@ def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str
             found_gaps = gaps(pair[side], figures[0])
             if found_gaps.missing and logarithms(pair[side], figures[0]):
                 why = ", ".join(f"{n} {kind}" for kind, n in found_gaps.why.items())
-                told.append(
+                notes.append(
                     f"{pair[0].label}: {found_gaps.missing} of "
                     f"{count(found_gaps.blocks, 'block')} of the {which} run have no "
                     f"{figures[0].name} ({why}) and are left out."
                 )
     fallen = [one.label for one, other in both if keeps_up(one) and keeps_up(other) is False]
     if fallen:
-        told.append(f"Kept up with in the first run and not in the second: {listing(fallen)}.")
-    return told
+        notes.append(f"Kept up with in the first run and not in the second: {listing(fallen)}.")
+    return notes
 
 
 def _differing(first: list[Cell], second: list[Cell]) -> str:
     """Settings that have other values in one run than in the other: `batching: continuous /
     sequential`."""
-    told = []
+    differences = []
     for key, title in varying_columns([*first, *second]).items():
         before, after = (
             ", ".join(sorted({show(cell.first(key)) for cell in run})) for run in (first, second)
         )
         if key.startswith(("choices.", "config.")) and before != after:
-            told.append(f"{title}: {before} / {after}")
-    return listing(told)
+            differences.append(f"{title}: {before} / {after}")
+    return listing(differences)
 
 
 def _newest(rows: Sequence[Row]) -> dict[tuple[str, str], Cell]:
     """Cells by cell_id and arm; of those measured with several versions of the code, the newest."""
-    found: dict[tuple[str, str], Cell] = {}
+    newest: dict[tuple[str, str], Cell] = {}
     for cell in gather(list(rows)):
         key = (cell.cell_id, cell.arm)
-        if key not in found or cell.last_started > found[key].last_started:
-            found[key] = cell
-    return found
+        if key not in newest or cell.last_started > newest[key].last_started:
+            newest[key] = cell
+    return newest
 
 
 @dataclass
@@ -316,18 +316,20 @@ class _Draft:
                 statistics.blocks_needed(tests),
                 len(shared) >= statistics.blocks_needed(tests),
             )
-            found = statistics.paired([self.after[block] - self.before[block] for block in shared])
+            estimate = statistics.paired(
+                [self.after[block] - self.before[block] for block in shared]
+            )
         else:
             needed = statistics.repeats_needed(tests)
             enough = 2 / math.comb(n + m, n) <= statistics.ALPHA / tests
-            found = statistics.two_sample([*self.before.values()], [*self.after.values()])
+            estimate = statistics.two_sample([*self.before.values()], [*self.after.values()])
         if not enough:
             self.problem = (
                 f"{n} and {m} blocks are too few for a verdict: use measure.repeats={needed} in "
                 "both"
             )
         self.needed = max(self.needed, needed)
-        return found
+        return estimate
 
     def _loss(self, estimate: statistics.Estimate | None) -> float | None:
         """The greatest loss within the interval, as a fraction of before; 0 where it holds none."""

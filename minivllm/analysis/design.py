@@ -76,14 +76,14 @@ class Design:
 
     def _above(self, name: str) -> Chosen:
         """All that `name` requires, directly or not."""
-        found: set[str] = set()
+        names: set[str] = set()
         todo = list(self.requires[name])
         while todo:
             other = todo.pop()
-            if other not in found:
-                found.add(other)
+            if other not in names:
+                names.add(other)
                 todo += self.requires[other]
-        return frozenset(found)
+        return frozenset(names)
 
     def _below(self, name: str) -> Chosen:
         """All that require `name`, directly or not."""
@@ -131,7 +131,7 @@ class Design:
     def interactions(self) -> tuple[PairContrast, ...]:
         """One for every two of which neither requires the other; none for the kinds that do not
         measure them."""
-        found = []
+        contrasts = []
         for first, second in itertools.combinations(self.names, 2):
             if first in self._above(second) or second in self._above(first):
                 continue
@@ -146,8 +146,8 @@ class Design:
                 both = [self._above(first) | self._above(second) | {first, second}]
             quadruples = tuple((s, s - {second}, s - {first}, s - {first, second}) for s in both)
             if quadruples:
-                found.append(PairContrast(first, second, quadruples))
-        return tuple(found)
+                contrasts.append(PairContrast(first, second, quadruples))
+        return tuple(contrasts)
 
     @cached_property
     def _every(self) -> tuple[Chosen, ...]:
@@ -164,14 +164,14 @@ class Design:
         """Every set that is to be measured, each once, the baseline first."""
         if self.kind == "factorial":
             return self._every
-        wanted = [
+        arms = [
             chosen
             for contrast in self.contrasts
             for pair in contrast.pairs
             for chosen in pair[::-1]
         ]
-        wanted += [s for pair in self.interactions for four in pair.quadruples for s in four[::-1]]
-        return tuple(dict.fromkeys([self.baseline, *wanted]))
+        arms += [s for pair in self.interactions for four in pair.quadruples for s in four[::-1]]
+        return tuple(dict.fromkeys([self.baseline, *arms]))
 
     def label(self, chosen: Chosen) -> str:
         """An arm's name: what it differs in from the baseline."""

@@ -104,14 +104,14 @@ def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: MetricRef) 
     blocked = took_turns(*grid.values()) and len({frozenset(known) for known in logs.values()}) == 1
     groups = [[known[block] for block in sorted(known)] for known in logs.values()]
     means = {place: cell.mean(metric.column) or 0.0 for place, cell in grid.items()}
-    found = []
+    pairs = []
     for values, square in squares:
         signs = [dict(zip(square, (1, -1, -1, 1), strict=True)).get(place, 0) for place in grid]
         estimate = statistics.contrast(groups, signs, len(squares), blocked=blocked)
         alone_a, alone_b, joint = (means[place] / means[base] for place in square[1:])
         names = tuple(spoken(title, value) for title, value in zip(titles, values, strict=True))
-        found.append(Pair((names[0], names[1]), (alone_a, alone_b), joint, estimate))
-    return found
+        pairs.append(Pair((names[0], names[1]), (alone_a, alone_b), joint, estimate))
+    return pairs
 
 
 def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> str:
@@ -136,14 +136,14 @@ def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> 
     )
     if lead.estimate.low is None:
         text += ", and a single block has no interval"
-    told = [
+    parts = [
         f"{pair.names[0]} with {pair.names[1]} {pair.share}"
         + ("" if pair.multiply == lead.multiply else _otherwise(pair))
         for pair in more[:MAX_MORE]
     ]
     if len(more) > MAX_MORE:
-        told.append(count(len(more) - MAX_MORE, "more pair"))
-    return f"{text}; {', '.join(told)}." if told else f"{text}."
+        parts.append(count(len(more) - MAX_MORE, "more pair"))
+    return f"{text}; {', '.join(parts)}." if parts else f"{text}."
 
 
 def _otherwise(pair: Pair) -> str:

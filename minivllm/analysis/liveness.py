@@ -93,14 +93,14 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
     """Did the counters move, in each cell and each engine group that differ from the first cell?"""
     if len(cells) < 2:
         return []
-    base, found = cells[0], []
+    base, results = cells[0], []
     if not base.ok:
         return []
     moving = differing([cell.timed[0] for cell in cells if cell.ok])
     settings = {group: _settings(moving, group) for group in LIVE_GROUPS}
-    told = {group: _knobs(base, names) for group, names in settings.items() if names}
+    baseline_knobs = {group: _knobs(base, names) for group, names in settings.items() if names}
     for cell in cells[1:]:
-        for group, at_first in told.items() if cell.ok else ():
+        for group, at_first in baseline_knobs.items() if cell.ok else ():
             knobs = _knobs(cell, settings[group])
             if knobs == at_first:
                 continue
@@ -119,17 +119,17 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
                 moved = [k for k in mine | theirs if mine.get(k) != theirs.get(k)]
                 mine, theirs = ({k: c[k] for k in moved if k in c} for c in (mine, theirs))
             option = ", ".join(changed)
-            found.append(Liveness(cell.label, option, mine, theirs, state))
-    return found
+            results.append(Liveness(cell.label, option, mine, theirs, state))
+    return results
 
 
 def _settings(moving: set[str], group: str) -> dict[str, str]:
     """Those of the moving fields that are knobs of a group, by the knob's name, and under "" its
     option."""
     start = f"config.{group}."
-    found = {name.removeprefix(start): name for name in moving if name.startswith(start)}
+    knobs = {name.removeprefix(start): name for name in moving if name.startswith(start)}
     option = f"choices.{group}"
-    return found | {"": option} if found or option in moving else {}
+    return knobs | {"": option} if knobs or option in moving else {}
 
 
 def _knobs(cell: Cell, settings: dict[str, str]) -> dict[str, str]:
@@ -173,12 +173,12 @@ def _mean(cell: Cell, counter: str, first: Any) -> Any:
 
 def _decisive(cell: Cell, paths: set[str]) -> dict[str, Any]:
     """The counters of these names, those that were counted."""
-    row, found = cell.timed[0], {}
+    row, means = cell.timed[0], {}
     for path in sorted(paths):
         counter = f"liveness.{path}"
         if (first := row.get(counter)) is not None:
-            found[path.partition(".")[2]] = _mean(cell, counter, first)
-    return found
+            means[path.partition(".")[2]] = _mean(cell, counter, first)
+    return means
 
 
 def _listed(counters: dict[str, Any]) -> str:

@@ -48,8 +48,8 @@ def figures(cell: Cell, metric: MetricRef) -> list[tuple[Row, float]]:
     Ratios are compared, and what is divided by zero has none: to leave such a block out would
     flatter the others. Blocks that are left out are counted by `gaps`.
     """
-    found = _recorded(cell, metric)
-    return [] if any(value <= 0 for _, value in found) else found
+    values = _recorded(cell, metric)
+    return [] if any(value <= 0 for _, value in values) else values
 
 
 def logarithms(cell: Cell, metric: MetricRef) -> dict[Block, float]:

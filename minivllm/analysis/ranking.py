@@ -54,14 +54,14 @@ class Ranking:
     def notes(self) -> list[str]:
         """Sentences on what the pace of the load makes of the figures; none where there is no such
         pace."""
-        told = []
+        notes = []
         if self.paced:
-            told.append(
+            notes.append(
                 "Requests came at the load's own pace and were kept up with, so the load sets "
                 "the throughput: compare latencies, not tokens/s."
             )
         if not self.behind:
-            return told
+            return notes
         if len(self.behind) == self.cells:
             who = "No cell" if self.cells > 1 else "The cell did not"
             verb = " kept" if self.cells > 1 else " keep"
@@ -70,11 +70,11 @@ class Ranking:
                 "engine's own, and latencies grow for as long as requests come."
             ]
         whose = "its" if len(self.behind) == 1 else "their"
-        told.append(
+        notes.append(
             f"Not kept up with by {listing(list(self.behind), 4)}: there the throughput is the "
             f"engine's own, and {whose} latencies grow for as long as requests come."
         )
-        return told
+        return notes
 
     def notice(self, metric: str) -> str | None:
         """What to say of a metric that was asked for although the arrivals set it; None where they

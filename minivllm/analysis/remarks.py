@@ -15,7 +15,7 @@ from minivllm.analysis.ranking import Ranking
 
 
 @dataclass(frozen=True)
-class Told:
+class RemarkInputs:
     """What the records of an ablation are, and what they are read for."""
 
     cells: list[Cell]  # an arm each
@@ -26,16 +26,19 @@ class Told:
 
 
 def remarks(
-    told: Told, effects: Sequence[Effect], noise: Effect | None, interactions: Sequence[Interaction]
+    inputs: RemarkInputs,
+    effects: Sequence[Effect],
+    noise: Effect | None,
+    interactions: Sequence[Interaction],
 ) -> list[str]:
     """Blocks that lack, noise, knobs that did nothing, outputs that changed, records left out."""
-    notice = told.ranking.notice(told.metric.name)
-    notes = [notice] if notice else told.ranking.notes
-    for found, noun in ((effects, "optimisation"), (interactions, "interaction")):
-        if any(item.verdict == "too few blocks" for item in found):
-            needed = statistics.blocks_needed(len(found))
+    notice = inputs.ranking.notice(inputs.metric.name)
+    notes = [notice] if notice else inputs.ranking.notes
+    for comparisons, noun in ((effects, "optimisation"), (interactions, "interaction")):
+        if any(item.verdict == "too few blocks" for item in comparisons):
+            needed = statistics.blocks_needed(len(comparisons))
             notes.append(
-                f"A verdict over {count(len(found), noun)} needs {needed} blocks: "
+                f"A verdict over {count(len(comparisons), noun)} needs {needed} blocks: "
                 f"measure.repeats={needed} adds what is missing."
             )
     if noise is None:
@@ -52,7 +55,7 @@ def remarks(
                 "its effect."
             )
         share = effect.same_tokens
-        if effect.name in told.lossless and share is not None and share < 1:
+        if effect.name in inputs.lossless and share is not None and share < 1:
             notes.append(
                 f"{effect.name} is declared lossless, and only {whole_percent(share)} of the "
                 "outputs are the same with it and without it: in 16 bits sums in another order "
@@ -67,21 +70,21 @@ def remarks(
         if effect.reason:
             notes.append(f"{effect.name} is none: {effect.reason}.")
         notes += _spikes(effect)
-    notes += _gaps(told)
-    if told.left_out:
+    notes += _gaps(inputs)
+    if inputs.left_out:
         notes.append(
-            f"{told.left_out} records of other ablations, other code or other devices, or that "
+            f"{inputs.left_out} records of other ablations, other code or other devices, or that "
             "were measured again, are left out."
         )
     return notes
 
 
-def _gaps(told: Told) -> list[str]:
+def _gaps(inputs: RemarkInputs) -> list[str]:
     """Which blocks have no figure, an arm a sentence; failures of all arms in one."""
     notes = []
-    found = [gaps(cell, told.metric) for cell in told.cells]
-    name = told.metric.name
-    for one in found:
+    summaries = [gaps(cell, inputs.metric) for cell in inputs.cells]
+    name = inputs.metric.name
+    for one in summaries:
         for kind, words in (("zero", "0"), ("negative", "negative")):
             if number := one.why.get(kind):
                 notes.append(
@@ -102,7 +105,7 @@ def _gaps(told: Told) -> list[str]:
                 if kind not in ("zero", "negative", "no figure")
             },
         )
-        for one in found
+        for one in summaries
     ]
     if failed := sum(n for _, why in ended for n in why.values()):
         arms = [

@@ -27,15 +27,15 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
 
     Raises BadInput where there is no record at all that can be read.
     """
-    found: dict[str, Row] = {}
+    by_directory: dict[str, Row] = {}
     unreadable: dict[str, Damaged] = {}
     # in the order in which they are given
     for place in source if isinstance(source, list) else [source]:
         rows, damaged = flat_rows(place)
         for row in rows:
-            found.setdefault(row["directory"], row)
+            by_directory.setdefault(row["directory"], row)
         unreadable.update((str(path), path) for path in damaged)
-    if not found:
+    if not by_directory:
         places = ", ".join(str(p) for p in source) if isinstance(source, list) else str(source)
         if unreadable:
             first = next(iter(unreadable.values()))
@@ -47,9 +47,9 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
             f"no record.json at or below {places}: run a benchmark first, or name its folder in "
             "runs=[...]"
         )
-    for row in found.values():
+    for row in by_directory.values():
         _show(row)
-    rows = list(found.values())
+    rows = list(by_directory.values())
     fill(rows)
     return rows, list(unreadable.values())
 
@@ -103,11 +103,11 @@ def strings(value: Any) -> list[str]:
 def below(row: Row, prefix: str) -> Row:
     """The fields under `prefix.`, without it; nested dictionaries that were not flattened
     included."""
-    found = {short: v for key, short in _names(tuple(row), prefix) if (v := row[key]) is not None}
+    values = {short: v for key, short in _names(tuple(row), prefix) if (v := row[key]) is not None}
     nested = row.get(prefix)
     if isinstance(nested, Mapping):
-        found.update(nested)
-    return found
+        values.update(nested)
+    return values
 
 
 @lru_cache(maxsize=4096)  # thousands of records have the same fields
@@ -124,7 +124,7 @@ def fields(rows: Iterable[Row]) -> set[str]:
 
 def differing(rows: Sequence[Row]) -> set[str]:
     """The names of the fields that are not the same in all of the rows."""
-    found: set[str] = set()
+    varied: set[str] = set()
     # of the rows that have the same fields, which are few kinds
     firsts: dict[tuple[str, ...], Row] = {}
     # which of the fields were the same in all of these rows
@@ -137,12 +137,12 @@ def differing(rows: Sequence[Row]) -> set[str]:
             pairs = zip(same, first.values(), row.values(), strict=True)
             alike[names] = [kept and (one is other or one == other) for kept, one, other in pairs]
     for names, same in alike.items():
-        found.update(name for name, kept in zip(names, same, strict=True) if not kept)
+        varied.update(name for name, kept in zip(names, same, strict=True) if not kept)
     one, *others = firsts.values()
     for other in others:
-        found |= other.keys() ^ one.keys()
-        found.update(name for name in other.keys() & one.keys() if other[name] != one[name])
-    return found
+        varied |= other.keys() ^ one.keys()
+        varied.update(name for name in other.keys() & one.keys() if other[name] != one[name])
+    return varied
 
 
 def record_folder(row: Row) -> Path | None:
@@ -160,11 +160,11 @@ def status_of(row: Row) -> str:
 
 def distinct(rows: Iterable[Row], key: str) -> list[Any]:
     """The different values of a field that are not missing, in order of appearance."""
-    found = [value for row in rows if (value := row.get(key)) is not None]
+    values = [value for row in rows if (value := row.get(key)) is not None]
     try:
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(values))
     except TypeError:  # lists cannot be hashed
-        return list({repr(value): value for value in reversed(found)}.values())[::-1]
+        return list({repr(value): value for value in reversed(values)}.values())[::-1]
 
 
 CLOSED = ("offline", "concurrency")  # arrival processes in which a request waits for the engine

@@ -27,8 +27,8 @@ def frames(
         needed: those of them that must be there, with a number in each row.
     """
     for row in cell.ok:
-        if (found := frame(row, file, columns, needed)) is not None:
-            yield found
+        if (table := frame(row, file, columns, needed)) is not None:
+            yield table
 
 
 def frame(

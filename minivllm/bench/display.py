@@ -104,15 +104,15 @@ class Display:
 
     def _show(self, description: str, event: Event, position: int, total: int) -> None:
         assert self._progress is not None and self._task is not None
-        tokens, wanted, elapsed = (
+        tokens, total_tokens, elapsed = (
             event.get("tokens"),
             event.get("total_tokens"),
             event.get("elapsed_s"),
         )
         rate, left, share = "", "", 0.0
         filled: float | None = None  # of the bar; None where nobody knows
-        if tokens and wanted and elapsed:
-            share = min(1.0, tokens / wanted)
+        if tokens and total_tokens and elapsed:
+            share = min(1.0, tokens / total_tokens)
             rate, left = (
                 f"{tokens / elapsed:.0f} tok/s",
                 f"{_clock(elapsed / share - elapsed)} left",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.driver import full_batch, prompt_for, request_params
-from minivllm.bench.metrics.idle import Idleness, idleness, told
+from minivllm.bench.metrics.idle import Idleness, idleness, sentence
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import profile_wanted
 from minivllm.bench.targets.base import BenchEngine, ProfiledEngine
@@ -155,17 +155,17 @@ def operations(
     # On a GPU a range is there a second time, as long as its kernels; on a CPU its own time is
     # Python's.
     total = sum(getattr(a, attribute) for a in averages if not (on_gpu and a.is_user_annotation))
-    found = [(getattr(a, attribute), a.count, a.key) for a in averages if not a.is_user_annotation]
+    rows = [(getattr(a, attribute), a.count, a.key) for a in averages if not a.is_user_annotation]
     lines = [
         f"The operations that took most time of their own in {about}, with the share of all that "
         "was traced. The profiler slows steps down: how long they take is the record's to say. "
         f"In time: `{storage.TRACE}`, which https://ui.perfetto.dev opens.",
         "",
-        *([] if idle is None else [told(idle), ""]),
+        *([] if idle is None else [sentence(idle), ""]),
         "| operation | calls | ms | share |",
         "| :-- | --: | --: | --: |",
     ]
-    for own_us, count, key in sorted(found, reverse=True)[:LONGEST]:
+    for own_us, count, key in sorted(rows, reverse=True)[:LONGEST]:
         name = key.replace("|", "\\|")[:NAME_LENGTH]
         share = own_us / total if total else 0.0
         lines.append(f"| `{name}` | {count} | {own_us / 1e3:.2f} | {share:.1%} |")

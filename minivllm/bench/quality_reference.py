@@ -153,23 +153,23 @@ def ensure(
         RuntimeError: it could not be computed.
     """
     folder = root / FOLDER / reference_id(config)
-    if (found := load(folder)) is not None:
-        return found
+    if (reference := load(folder)) is not None:
+        return reference
     announce()
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     lock = HolderLock(root / FOLDER / ".lock", "quality")
     lock.acquire(wait=True)
     try:
-        if (found := load(folder)) is None:  # nor has another process made it meanwhile
+        if (reference := load(folder)) is None:  # nor has another process made it meanwhile
             shutil.rmtree(folder, ignore_errors=True)
             _remove_unfinished(root / FOLDER)
             _compute_apart(config, folder)
-            found = load(folder)
+            reference = load(folder)
     finally:
         lock.release()
-    if found is None:
+    if reference is None:
         raise RuntimeError(f"{folder} cannot be read back, though it was just written")
-    return found
+    return reference
 
 
 def _remove_unfinished(root: Path) -> None:

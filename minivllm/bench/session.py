@@ -123,8 +123,8 @@ class Session:
         if self._config["engine"]["_target_"] != SIMULATED:
             pin(self._config.get("runtime") or {})
             self._notes += crowded(self._config.get("runtime") or {})
-        told = {"progress": self._tell_loading}
-        self._engine = build(self._config["engine"], told, config=self._config)
+        listeners = {"progress": self._tell_loading}
+        self._engine = build(self._config["engine"], listeners, config=self._config)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
             sys.modules["torch"].set_num_threads(thread_count(self._config.get("runtime") or {}))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
@@ -225,9 +225,9 @@ class Session:
         """Seconds of the first batch, after which the engine is as empty as before; None where none
         was run."""
         self._emit("warmup")
-        wanted = measure.get("warmup_requests", "auto")
+        setting = measure.get("warmup_requests", "auto")
         clock = self.engine.info.clock
-        warmed = 0 if clock is not None else None if wanted == "auto" else int(wanted)
+        warmed = 0 if clock is not None else None if setting == "auto" else int(setting)
         warm = measure.get("prefix_cache") == "warm"
         if warm:  # every prompt has been seen
             warmed = max(warmed or 0, load.workload.num_conversations)

@@ -101,27 +101,27 @@ def explain(
     if isinstance(error, UnicodeDecodeError):
         return BadInput(f"a file of options is not UTF-8 text ({error}); save it as UTF-8")
     message = str(error)
-    if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
-        return _unknown_key(found[1], overrides, load)
-    if found := re.match(r"In '([^']+)': Could not override '([^'@]+)@", message):
+    if match := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
+        return _unknown_key(match[1], overrides, load)
+    if match := re.match(r"In '([^']+)': Could not override '([^'@]+)@", message):
         return BadInput(
-            f"{found[1]}.yaml overrides {found[2]}, as only a file can whose first line is '# "
+            f"{match[1]}.yaml overrides {match[2]}, as only a file can whose first line is '# "
             "@package _global_'"
         )
-    if found := re.match(r"Ambiguous value for argument '(.*)'", message):
+    if match := re.match(r"Ambiguous value for argument '(.*)'", message):
         return BadInput(
-            f"{found[1]}: several values; add -m to sweep over them, or write a list as key=[a,b]"
+            f"{match[1]}: several values; add -m to sweep over them, or write a list as key=[a,b]"
         )
-    if found := re.match(r"Sweep parameters '(.*)' requires", message):
-        return BadInput(f"{found[1]}: several values; add -m to sweep over them")
-    if found := re.match(r"Could not append to config\. An item is already at '([^']+)'", message):
-        return BadInput(f"{found[1]} exists already: write {found[1]}=... without the +")
+    if match := re.match(r"Sweep parameters '(.*)' requires", message):
+        return BadInput(f"{match[1]}: several values; add -m to sweep over them")
+    if match := re.match(r"Could not append to config\. An item is already at '([^']+)'", message):
+        return BadInput(f"{match[1]} exists already: write {match[1]}=... without the +")
     if message.startswith("Config group override must be a string"):
         return BadInput(
             f"{_group_without_option(overrides)}: a group takes the name of one of its options"
         )
-    if found := re.match(r"Error merging override (.*)", message):
-        return BadInput(f"{found[1]}: {omegaconf_line(error.__cause__ or error)}")
+    if match := re.match(r"Error merging override (.*)", message):
+        return BadInput(f"{match[1]}: {omegaconf_line(error.__cause__ or error)}")
     if (
         isinstance(error, ConfigCompositionException)
         and error.__cause__ is not None
@@ -150,12 +150,12 @@ def omegaconf_line(error: BaseException) -> str:
 
 
 def _missing_option(error: MissingConfigException) -> BadInput:
-    wanted = error.missing_cfg_file or ""
-    if "/" not in wanted or error.options is None:
+    name_of_file = error.missing_cfg_file or ""
+    if "/" not in name_of_file or error.options is None:
         return BadInput(str(error).split("\n")[0])
-    group, _, name = wanted.partition("/")
+    group, _, name = name_of_file.partition("/")
     if group not in GROUPS:  # Hydra's own lie in folders
-        group, name = wanted.rsplit("/", 1)
+        group, name = name_of_file.rsplit("/", 1)
     options = sorted(error.options)
     if not options:
         return BadInput(f"{group}={name}: there is no group {group}")
@@ -179,9 +179,11 @@ def _unknown_key(
         )
     parsed = {text: _parse(text) for text in overrides}
     others = {
-        text: found.key_or_group
-        for text, found in parsed.items()
-        if found is not None and found.key_or_group != key and not found.is_sweep_override()
+        text: override.key_or_group
+        for text, override in parsed.items()
+        if override is not None
+        and override.key_or_group != key
+        and not override.is_sweep_override()
     }
     config: DictConfig | None = None
     for attempt in (list(others), [text for text, group in others.items() if group in GROUPS], []):
@@ -247,11 +249,11 @@ def _having(config: DictConfig, group: str, knob: str) -> list[str]:
 def _group_without_option(overrides: Sequence[str]) -> str:
     """The override that gives a group something that cannot be an option's name."""
     for text in overrides:
-        found = _parse(text)
+        override = _parse(text)
         if (
-            found is not None
-            and found.key_or_group in GROUPS
-            and not isinstance(found.value(), str)
+            override is not None
+            and override.key_or_group in GROUPS
+            and not isinstance(override.value(), str)
         ):
             return text
     return " ".join(overrides)

@@ -27,13 +27,13 @@ SECTIONS = ("quality", "sweep", "report")  # settings below a key of the root co
 def _found() -> dict[str, type]:
     """The option dataclasses of every `options.py` in the package, by the names that they give."""
     root = Path(__file__).resolve().parents[1]
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     for file in sorted(root.rglob("options.py")):
         module = import_module(".".join((root.name, *file.relative_to(root).with_suffix("").parts)))
         for cls in vars(module).values():
             if isinstance(cls, type):
-                found |= dict.fromkeys(vars(cls).get("names", ()), cls)
-    return found
+                classes |= dict.fromkeys(vars(cls).get("names", ()), cls)
+    return classes
 
 
 _BY_NAME = _found()

@@ -34,9 +34,9 @@ def text(header: str, footer: str, arguments: Sequence[str]) -> str:
         arguments: of the command; options that they choose are explained in place of all groups.
     """
     chosen = [
-        found.groups()
+        match.groups()
         for text in arguments
-        if (found := re.fullmatch(r"\+?([\w/]+)=([\w-]+)", text))
+        if (match := re.fullmatch(r"\+?([\w/]+)=([\w-]+)", text))
     ]
     explained = [_option(group, option) for group, option in chosen if _files(group, option)]
     if explained:
@@ -136,7 +136,7 @@ def _knobs(group: str, option: str) -> tuple[str, dict[str, tuple[str, str]]]:
 
 def _comments(lines: Sequence[str]) -> dict[str, str]:
     """The comment at the end of each key's line, by dotted key."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     above: list[tuple[int, str]] = []  # indentation and key of what a line lies in
     for line in lines:
         if (match := _LINE.match(line)) is None:
@@ -145,17 +145,17 @@ def _comments(lines: Sequence[str]) -> dict[str, str]:
         above = [(depth, key) for depth, key in above if depth < indent] + [(indent, match["key"])]
         comment = re.search(r"\s# ?(.*)$", match["value"])
         if comment:
-            found[".".join(key for _, key in above)] = comment[1]
-    return found
+            comments[".".join(key for _, key in above)] = comment[1]
+    return comments
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Dotted keys with their values, as one writes them on the command line."""
-    found: list[tuple[str, str]] = []
+    leaves: list[tuple[str, str]] = []
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            found += _flat(value, f"{prefix}{key}.")
+            leaves += _flat(value, f"{prefix}{key}.")
         else:
             written = value if isinstance(value, str) else json.dumps(value, default=str)
-            found.append((f"{prefix}{key}", written))
-    return found
+            leaves.append((f"{prefix}{key}", written))
+    return leaves

@@ -97,8 +97,8 @@ def _problem(nodes: str, path: str) -> str | None:
         line.removeprefix(ANSWER) for line in done.stdout.splitlines() if line.startswith(ANSWER)
     ]
     if done.returncode or not answers:
-        said = (done.stderr.strip() or "nothing").splitlines()[-1]
-        return f"{names}: importing ended the process with exit code {done.returncode}: {said}"
+        last_line = (done.stderr.strip() or "nothing").splitlines()[-1]
+        return f"{names}: importing ended the process with exit code {done.returncode}: {last_line}"
     problem: str | None = json.loads(answers[-1])
     return problem
 
@@ -140,14 +140,14 @@ def _hints(
     """The types of its arguments that are plain; those of others, and ones that cannot be read, are
     left out."""
     names = vars(sys.modules.get(factory.__module__, object))
-    found = {}
+    hints = {}
     for name, parameter in parameters.items():
         hint = parameter.annotation
         with suppress(Exception):  # a name that exists for type checkers alone
             hint = eval(hint, dict(names)) if isinstance(hint, str) else hint
             if {*_parts(hint)} <= KINDS:
-                found[name] = hint
-    return found
+                hints[name] = hint
+    return hints
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

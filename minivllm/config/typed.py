@@ -99,17 +99,17 @@ class Config(Mapping[str, Any]):
         """The options of a group or section, or a setting outside all of them; kept once made."""
         node = {} if name == "tree" else self.tree.get(name, {})
         if (cls := TARGETLESS.get(name)) is not None:
-            made: Any = make_options(cls, node, name, name)
+            options: Any = make_options(cls, node, name, name)
         elif name not in self.tree:
             raise AttributeError(f"the configuration has no {name}")
         elif name not in GROUPS:
-            made = node
+            options = node
         elif (cls := OPTIONS.get(str(node.get("_target_")))) is not None:
-            made = make_options(cls, knobs_of(node), name, name)
+            options = make_options(cls, knobs_of(node), name, name)
         else:
-            made = SimpleNamespace(**knobs_of(node))
-        setattr(self, name, made)
-        return made
+            options = SimpleNamespace(**knobs_of(node))
+        setattr(self, name, options)
+        return options
 
     def target(self, group: str) -> str:
         """The `_target_` of a group."""

@@ -269,9 +269,9 @@ class SamplingParams:
                 "true, false or never",
             ),
         )
-        for name, holds, wanted in rules:
+        for name, holds, expected in rules:
             if not holds:
-                raise BadInput(f"decoding.{name}={getattr(self, name)!r} must be {wanted}")
+                raise BadInput(f"decoding.{name}={getattr(self, name)!r} must be {expected}")
         if self.beam_width > 1:
             self._check_beams()
 
@@ -282,11 +282,11 @@ class SamplingParams:
             ("stop", not self.stop, "empty: a beam ends at token ids; use stop_token_ids"),
             ("logprobs", self.logprobs is None, "null: each output has its cumulative_logprob"),
         )
-        for name, holds, wanted in rules:
+        for name, holds, expected in rules:
             if not holds:
                 raise BadInput(
                     f"decoding.{name}={getattr(self, name)!r} with beam_width={self.beam_width} "
-                    f"must be {wanted}"
+                    f"must be {expected}"
                 )
 
     @property

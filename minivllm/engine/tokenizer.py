@@ -48,8 +48,8 @@ class Detokenizer:
             for i in range(start, max(-1, start - self.BYTES), -1)
         )
         texts = ((i, end, self._decode(prompt_token_ids[i:end])) for i, end in places)
-        found = ((i, end) for i, end, text in texts if text.strip("\ufffd") == text)
-        begin, whole = next(found, (start, size))
+        starts = ((i, end) for i, end, text in texts if text.strip("\ufffd") == text)
+        begin, whole = next(starts, (start, size))
         self._ids = list(prompt_token_ids[begin:])
         self._prefix, self._read = 0, size - begin  # decoded with, and already told
         self._whole = whole - begin  # of what was told, up to its last whole character

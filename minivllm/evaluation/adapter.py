@@ -254,14 +254,14 @@ class MiniVLLM(TemplateLM):
         windows: list[Scored] = []
         counts: list[int] = []
         for (text,) in (request.args for request in requests):
-            found = get_rolling_token_windows(
+            rolling = get_rolling_token_windows(
                 self.tok_encode(text),
                 self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,
             )
             before = len(windows)
-            windows += [(None, *make_disjoint_window(window)) for window in found]
+            windows += [(None, *make_disjoint_window(window)) for window in rolling]
             counts.append(len(windows) - before)
         scores = iter(self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm))
         totals = []

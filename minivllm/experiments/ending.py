@@ -109,15 +109,15 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
         print_table(table)
     for line in too_few(inputs.cells, inputs.columns) if asked else ():
         print(line)
-    if lead and not lead.study.replaces_summary(lead.found, inputs):
-        for table in lead.study.tables(lead.found, inputs):
+    if lead and not lead.study.replaces_summary(lead.result, inputs):
+        for table in lead.study.tables(lead.result, inputs):
             print_table(table)
-    statements = lead.study.statements(lead.found, inputs) if lead else None
+    statements = lead.study.statements(lead.result, inputs) if lead else None
     for line in _of_cells(inputs) if statements is None else statements:
         print(line)
-    for study, found in known:
+    for study, result in known:
         if not study.leads:
-            for line in study.statements(found, inputs) or ():
+            for line in study.statements(result, inputs) or ():
                 print(line)
     for line in [*incomplete(inputs.cells), *busy(inputs.cells)]:
         print(line)

@@ -71,9 +71,9 @@ def _overrides(cells: Sequence[PlannedArm], sweep: Sweep) -> Iterator[list[list[
     assert configs[0] is not None
     folder = Path(configs[0]["runs_dir"]).absolute()
     path = folder / f"{LIST}{secrets.token_hex(8)}.json"
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
     with ExitStack() as kept:
-        kept.callback(_remove_empty, made)
+        kept.callback(_remove_empty, new_folders)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             kept.enter_context(files.private_json(path, configs))

@@ -109,8 +109,8 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
                 raise BadInput(
                     f"{text}: a sweep takes a list, range(...) or glob(...), not an interval"
                 )
-            found = itertools.islice(override.sweep_string_iterator(), MAX_ARMS + 1)
-            values = [f"{key}={value}" for value in found]
+            expanded = itertools.islice(override.sweep_string_iterator(), MAX_ARMS + 1)
+            values = [f"{key}={value}" for value in expanded]
             if not values:
                 raise BadInput(f"{text}: matches nothing to sweep over")
             choices[key] = values

@@ -90,7 +90,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     if simulated:
         profile.validate(config)
     SafeTracker(config)
-    model, wanted = config["model"], identity.quality_wanted(config)
+    model, with_quality = config["model"], identity.quality_wanted(config)
     if config["decoding"].get("_target_") in OPTIONS and not identity.quality_alone(config):
         require_one_completion(build(config["decoding"]))
     workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
@@ -111,7 +111,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     from minivllm.models.config import ModelConfig, require_experts
     from minivllm.models.load.source import resolve
 
-    node, source = resolve(model, allow_random=not wanted)
+    node, source = resolve(model, allow_random=not with_quality)
     architecture = ModelConfig.from_dict(source.config)
     require_experts(config["runtime"].get("moe", "auto"), architecture.num_experts)
     longest = architecture.context(model.get("max_model_len"))
@@ -121,7 +121,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         and not identity.quality_alone(config)
     ):
         workload.check_lengths(longest)
-    if wanted:
+    if with_quality:
         from minivllm.bench import quality_reference
 
         quality_reference.require_trained_weights(source.weights)

@@ -51,9 +51,9 @@ def more_blocks(plan: Plan) -> int | None:
     if not widths:  # nothing has figures
         return None
     widest = max(known) if len(known) == len(widths) else None
-    told = "none yet" if widest is None else f"{sig(100 * widest, 2)} %"
+    shown = "none yet" if widest is None else f"{sig(100 * widest, 2)} %"
     state = (
-        f"{plan.blocks} blocks: widest interval {told}, measure.target_ci is {100 * target:.2g} %"
+        f"{plan.blocks} blocks: widest interval {shown}, measure.target_ci is {100 * target:.2g} %"
     )
     if widest is not None and widest <= target and plan.blocks >= fewest:
         print(f"{state}: done")
@@ -63,8 +63,10 @@ def more_blocks(plan: Plan) -> int | None:
         return None
     # An interval's width goes with one over the root of the number of blocks; never more than
     # double at once.
-    wanted = 2 * plan.blocks if widest is None else math.ceil(plan.blocks * (widest / target) ** 2)
-    grown = min(max(wanted, plan.blocks + 1), 2 * plan.blocks)
+    estimate = (
+        2 * plan.blocks if widest is None else math.ceil(plan.blocks * (widest / target) ** 2)
+    )
+    grown = min(max(estimate, plan.blocks + 1), 2 * plan.blocks)
     more = min(max(grown, fewest), limit)
     print(f"{state}: {more - plan.blocks} more")
     return more
@@ -88,7 +90,11 @@ def _widths(plan: Plan) -> list[float | None]:
         return [effect.width for effect in effects if effect.ratio is not None]
     cells = [cell for cell in gather(rows) if cell.ok]
     for metric in map(find_metric, rank(cells).metrics):
-        logs = [[*found.values()] for cell in cells if (found := logarithms(cell, metric))]
+        logs = [
+            [*logs_by_block.values()]
+            for cell in cells
+            if (logs_by_block := logarithms(cell, metric))
+        ]
         if logs:
             return [statistics.paired(values).width for values in logs]
     return []

@@ -161,8 +161,8 @@ class Search:
         Raises:
             BadInput: another process is at the same search, or no trial at all was valid.
         """
-        if (told := caution(self.goal.objective, flatten({"config": self.config}))) is not None:
-            print(f"warning: {told}", file=sys.stderr)
+        if (warning := caution(self.goal.objective, flatten({"config": self.config}))) is not None:
+            print(f"warning: {warning}", file=sys.stderr)
         with folder_lock(Path(self.config["runs_dir"]) / self.name, "search", "sweep.name"):
             print(self.aim)
             try:
@@ -239,15 +239,15 @@ class Search:
         )
         if missing:
             print(f"{count(missing, 'trial')} not measured to the end")
-        found = TuningStudy().finding(inputs) if inputs is not None else None
-        return 0 if found is not None and found.kept else 1
+        tuning = TuningStudy().finding(inputs) if inputs is not None else None
+        return 0 if tuning is not None and tuning.kept else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
         """Records of a trial; empty where one is missing, or the trial could not be measured at
         all."""
-        found = [record_in(measurement.path) for measurement in self.cells[arm].measurements]
-        blocks = [record for record in found if record is not None]
-        return blocks if len(blocks) == len(found) else []
+        records = [record_in(measurement.path) for measurement in self.cells[arm].measurements]
+        blocks = [record for record in records if record is not None]
+        return blocks if len(blocks) == len(records) else []
 
 
 def _of_which(name: str, node: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ def expand(sweep: Sweep, load: Load, parse: Parse) -> Sweep:
         # Alone, because other overrides may be for knobs that only its arms have.
         return _params([preset, *sweep.settings], load)
 
-    arms = (found for arm in sweep.arms for found in _arms(arm, common, params, parse, ()))
+    arms = (expanded for arm in sweep.arms for expanded in _arms(arm, common, params, parse, ()))
     return Sweep(tuple(dict.fromkeys(arms)), sweep.settings)
 
 

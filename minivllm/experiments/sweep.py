@@ -264,12 +264,12 @@ def _record_invalid(plan: Plan, cell: PlannedArm, tracker: Tracker) -> None:
     if cell.problem is None:
         storage.remove(row.path)
         return
-    told = (
+    message = (
         cell.problem
         if cell.problem.startswith(cell.arm.name)
         else f"{cell.arm.name}: {cell.problem}"
     )
-    print(f"invalid: {told}", file=sys.stderr)
+    print(f"invalid: {message}", file=sys.stderr)
     reasons = Validity(False, [f"invalid: {cell.problem}"])
     record = row.record("invalid", error=Failure("BadInput", cell.problem), validity=reasons)
     storage.write_record(row.path, record, config=row.config)

@@ -52,8 +52,8 @@ class Static(Batching, StaticOptions):
         chosen = waiting.most_urgent(self.max_num_seqs * (4 if self.group_by_length else 1))
         if self.group_by_length:
             # The most urgent one always runs; with it those that will take about as long.
-            wanted = _output_len(chosen[0])
-            chosen.sort(key=lambda request: (abs(_output_len(request) - wanted), request.rank))
+            length = _output_len(chosen[0])
+            chosen.sort(key=lambda request: (abs(_output_len(request) - length), request.rank))
         return requests_that_fit(chosen, self.max_num_seqs)
 
 

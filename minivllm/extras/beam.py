@@ -55,7 +55,7 @@ class BeamSearch(Group):
         # A beam at -inf is the copy of another one and counts for nothing, as all but one do at
         # first.
         self.scores = [0.0] + [-math.inf] * (len(beams) - 1)
-        self.found: dict[Request, Continuations] = {}
+        self.continuations: dict[Request, Continuations] = {}
         self.hypotheses: list[Hypothesis] = []
 
     def check(self, cache: CacheManager) -> None:
@@ -81,13 +81,13 @@ class BeamSearch(Group):
             same = (i for i in known if beam.token_ids[i] != other.token_ids[i])
             scheduler.fork(beam, other, next(same, beam.num_tokens))
         beam.num_computed_tokens = beam.num_tokens  # also where nothing is kept: it waits
-        self.found[beam] = continuations
+        self.continuations[beam] = continuations
 
     @property
     def ready(self) -> bool:
         """Whether the continuations of all beams are known."""
         return all(
-            s == -math.inf or beam in self.found
+            s == -math.inf or beam in self.continuations
             for beam, s in zip(self.beams, self.scores, strict=True)
         )
 
@@ -97,7 +97,7 @@ class BeamSearch(Group):
         every = [
             (self.scores[index] + logprob, index, token)
             for index, beam in enumerate(self.beams)
-            for logprob, token in self.found.get(beam, ())
+            for logprob, token in self.continuations.get(beam, ())
             if self.scores[index] > -math.inf
         ]
         every.sort(key=lambda one: -one[0])
@@ -120,7 +120,7 @@ class BeamSearch(Group):
         # A mask may leave too few: then the best one is there several times, but counts once.
         chosen += [(-math.inf, *chosen[0][1:])] * (width - len(chosen))
         self._rearrange(chosen, scheduler)
-        self.found.clear()
+        self.continuations.clear()
         return True
 
     def _rearrange(self, chosen: list[tuple[float, int, int]], scheduler: Scheduler) -> None:
@@ -191,9 +191,9 @@ class BeamDecoding:
             that one ended; of one that failed no tokens, when the first beam has the `error`.
         """
         searches: dict[BeamSearch, None] = {}
-        for beam, found in zip(members, choices, strict=True):
+        for beam, continuations in zip(members, choices, strict=True):
             assert isinstance(beam.group, BeamSearch)
-            beam.group.take(beam, found, scheduler)
+            beam.group.take(beam, continuations, scheduler)
             searches[beam.group] = None
         for search in searches:
             first = search.beams[0]
@@ -232,10 +232,10 @@ def best_continuations(
     adjust_logits(beams, logprobs.shape[1]).apply(logprobs)
     most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
     values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
-    found = [
+    candidates = [
         [*zip(*row, strict=True)] for row in zip(values.tolist(), token_ids.tolist(), strict=True)
     ]
-    for beam, pairs in zip(beams, found, strict=True):
+    for beam, pairs in zip(beams, candidates, strict=True):
         if math.isnan(pairs[0][0]):
             beam.error = beam.error or NonFiniteLogits.of(beam.request_id, beam.num_tokens)
-    return [[pair for pair in pairs if pair[0] > -math.inf] for pairs in found]
+    return [[pair for pair in pairs if pair[0] > -math.inf] for pairs in candidates]

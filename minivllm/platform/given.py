@@ -83,14 +83,14 @@ def texts(what: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
     """One text or several; None is none of them. Raises BadInput for anything else, for empty ones,
     and for those that cannot be encoded."""
     try:
-        found = (value,) if isinstance(value, str) else () if value is None else tuple(value)
+        strings = (value,) if isinstance(value, str) else () if value is None else tuple(value)
     except TypeError:
-        found = ("",)
+        strings = ("",)
     if not all(
-        isinstance(text, str) and text and _SURROGATE.search(text) is None for text in found
+        isinstance(text, str) and text and _SURROGATE.search(text) is None for text in strings
     ):
         raise BadInput(f"{what}={value!r} must be non-empty strings")
-    return found
+    return strings
 
 
 def biases(what: str, value: Any) -> dict[int, float] | None:
@@ -100,9 +100,9 @@ def biases(what: str, value: Any) -> dict[int, float] | None:
         return None
     try:
         ids = [int(token) if isinstance(token, str) else operator.index(token) for token in value]
-        found = dict(zip(ids, map(float, value.values()), strict=True))
+        numbers = dict(zip(ids, map(float, value.values()), strict=True))
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise BadInput(f"{what}={value!r} must be {{token id: number}}") from None
-    if not all(math.fabs(bias) <= FLOAT32 for bias in found.values()):
+    if not all(math.fabs(bias) <= FLOAT32 for bias in numbers.values()):
         raise BadInput(f"{what}={value!r} must be of numbers that are finite in float32")
-    return found
+    return numbers

@@ -158,11 +158,11 @@ class Options:
             low, above, high = (
                 item.metadata.get(rule) for rule in ("at_least", "above", "at_most")
             )
-            wanted = [f"above {above}"] * (above is not None and not value > above)
-            wanted += [f"at least {low}"] * (low is not None and not value >= low)
-            wanted += [f"at most {high}"] * (high is not None and not value <= high)
-            if wanted:
-                raise self.bad(item.name, f"must be {wanted[0]}")
+            limits = [f"above {above}"] * (above is not None and not value > above)
+            limits += [f"at least {low}"] * (low is not None and not value >= low)
+            limits += [f"at most {high}"] * (high is not None and not value <= high)
+            if limits:
+                raise self.bad(item.name, f"must be {limits[0]}")
 
     def bad(self, name: str, complaint: str) -> BadInput:
         """The error for the knob `name`."""

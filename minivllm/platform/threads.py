@@ -37,16 +37,16 @@ def usable_cores() -> int:
 
 def wanted_cores(runtime: dict[str, Any]) -> set[int]:
     """`runtime.cores`, or all that the process may run on. Raises BadInput for what names none."""
-    told = runtime.get("cores")
-    if told is None:
+    setting = runtime.get("cores")
+    if setting is None:
         return allowed_cores()
     cores: set[int] = set()
-    if re.fullmatch(CORES, str(told)):
-        for part in str(told).split(","):
+    if re.fullmatch(CORES, str(setting)):
+        for part in str(setting).split(","):
             first, _, last = part.partition("-")
             cores.update(range(int(first), int(last or first) + 1))
     if not cores:
-        raise BadInput(f"runtime.cores={told} must be numbers and ranges of cores, like 0-3,8")
+        raise BadInput(f"runtime.cores={setting} must be numbers and ranges of cores, like 0-3,8")
     return cores
 
 
@@ -105,8 +105,8 @@ def thread_count(runtime: dict[str, Any]) -> int:
     Not $OMP_NUM_THREADS: joblib and Ray set it for what they start, and the same cell would differ
     between launchers.
     """
-    if wanted := runtime.get("threads") or usual_threads():
-        return int(wanted)
+    if count := runtime.get("threads") or usual_threads():
+        return int(count)
     return physical_cores(wanted_cores(runtime))
 
 
@@ -124,11 +124,11 @@ def crowded(runtime: dict[str, Any]) -> list[str]:
 
 def usual_threads() -> int | None:
     """What the environment asks for where `runtime.threads` says nothing. Raises BadInput."""
-    told = os.environ.get("MINIVLLM_THREADS")
-    if not told:
+    count = os.environ.get("MINIVLLM_THREADS")
+    if not count:
         return None
-    if not told.isdecimal() or not int(told):
+    if not count.isdecimal() or not int(count):
         raise BadInput(
-            f"MINIVLLM_THREADS={told!r} must be a number of at least 1; or set runtime.threads"
+            f"MINIVLLM_THREADS={count!r} must be a number of at least 1; or set runtime.threads"
         )
-    return int(told)
+    return int(count)

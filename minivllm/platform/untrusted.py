@@ -51,15 +51,15 @@ def place(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
     Raises:
         BadInput: nothing can have that name, or it may not be looked at.
     """
-    found = Path(os.path.expanduser(path))  # of a user that is not known the `~` stays
+    expanded = Path(os.path.expanduser(path))  # of a user that is not known the `~` stays
     try:
-        os.stat(found)
+        os.stat(expanded)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = getattr(error, "strerror", None) or error
         raise BadInput(_line(f"{what} cannot be read: {reason}", advice)) from None
-    return found
+    return expanded
 
 
 def named(path: Path) -> bool:
@@ -347,7 +347,7 @@ def read_archive(path: Path, what: str, advice: str = "") -> dict[str, bytes]:
 
 def _archived(archive: tarfile.TarFile, what: str, advice: str) -> dict[str, bytes]:
     """See `read_archive`."""
-    found: dict[str, bytes] = {}
+    members: dict[str, bytes] = {}
     for number, member in enumerate(archive):
         name = posixpath.normpath(member.name)
         shown = f"{what}: {printable(member.name):.80}"
@@ -359,12 +359,12 @@ def _archived(archive: tarfile.TarFile, what: str, advice: str) -> dict[str, byt
             continue
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
             raise BadInput(_line(f"{shown} is a link or a device, not a file", advice))
-        if name in found:
+        if name in members:
             raise BadInput(_line(f"{shown} is in the archive twice", advice))
         file = archive.extractfile(member)
         assert file is not None  # of a regular file
-        found[name] = file.read()
-    return found
+        members[name] = file.read()
+    return members
 
 
 def printable(text: str) -> str:

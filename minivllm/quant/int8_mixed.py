@@ -34,9 +34,11 @@ class Int8Mixed(Quantizer, Int8MixedOptions):  # type: ignore[misc]  # see Metho
         quantized = torch.empty_like(weight, dtype=torch.int8)
         maxima = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
         for rows, out, largest in by_rows(weight, quantized, maxima):
-            codes, found, _ = self.library.functional.int8_vectorwise_quant(rows.to(torch.float16))
+            codes, row_maxima, _ = self.library.functional.int8_vectorwise_quant(
+                rows.to(torch.float16)
+            )
             out.copy_(codes)
-            largest.copy_(found)
+            largest.copy_(row_maxima)
         return self.linear(quantized, maxima, bias)
 
     def linear(self, weight: Tensor, maxima: Tensor, bias: Tensor | None) -> nn.Module:

@@ -71,15 +71,15 @@ def _head(page: Path) -> dict[str, str]:
         return {}
     reader = _Reader()
     reader.feed(text)
-    return {name: printable(value) for name, value in reader.found.items()}
+    return {name: printable(value) for name, value in reader.head.items()}
 
 
 class _Reader(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, str] = {}
+        self.head: dict[str, str] = {}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         named = dict(attrs)
         if tag == "meta" and (name := named.get("name")):
-            self.found.setdefault(name, named.get("content") or "")
+            self.head.setdefault(name, named.get("content") or "")

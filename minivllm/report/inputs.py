@@ -64,11 +64,11 @@ class ReportInputs:
     @property
     def warning(self) -> str | None:
         """How many records and tables could not be read; the page names the files."""
-        found = (
+        groups = (
             (self.unreadable, "unreadable record left out", "unreadable records left out"),
             (self.damaged, "table missing or torn", "tables missing or torn"),
         )
-        counts = [count(len(paths), one, several) for paths, one, several in found if paths]
+        counts = [count(len(paths), one, several) for paths, one, several in groups if paths]
         return f"{', '.join(counts)}: the report names them under Validity" if counts else None
 
 

@@ -72,7 +72,7 @@ def _write(inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]]) -
     cells, known = inputs.cells, findings(inputs, studies)
     own = {
         one.study.name: [
-            finish(figure) for figure in one.study.figures(one.found, inputs) if figure is not None
+            finish(figure) for figure in one.study.figures(one.result, inputs) if figure is not None
         ]
         for one in known
     }
@@ -82,8 +82,8 @@ def _write(inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]]) -
     for name in figure_names | {*plots}:
         write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
     files = dict.fromkeys((name for study in studies for name in study.file_names), "")
-    for study, found in known:
-        files.update(study.files(found, inputs))
+    for study, result in known:
+        files.update(study.files(result, inputs))
     files["records.csv"] = records_csv(cells)
     for name, text in files.items():
         write_or_remove(out_dir / name, text.encode())
@@ -99,16 +99,18 @@ def figures(inputs: ReportInputs) -> list[Described]:
     """Descriptions of the figures of any report for which the records hold data."""
     cells, looks = inputs.cells, inputs.looks
     single = (trade_off, distributions, roofline, throughput, latency, memory, breakdown)
-    found: list[Described] = [one for draw in single if (one := draw(cells, looks)) is not None]
-    return found + timeline_plots(cells, looks)
+    plots: list[Described] = [one for draw in single if (one := draw(cells, looks)) is not None]
+    return plots + timeline_plots(cells, looks)
 
 
 def _front(inputs: ReportInputs, known: Sequence[Finding]) -> Front:
     """The question and the conclusion: the leading study's, else a sweep's."""
     cells, lead = inputs.cells, leading(known)
-    question = lead.study.question(lead.found, inputs) if lead else ""
+    question = lead.study.question(lead.result, inputs) if lead else ""
     title, names = words.heading(inputs.rows, cells, question)
-    conclusion = lead.study.conclusion(lead.found, inputs) if lead else verdict(cells, inputs.knobs)
+    conclusion = (
+        lead.study.conclusion(lead.result, inputs) if lead else verdict(cells, inputs.knobs)
+    )
     return Front(title, names, conclusion, words.newest(inputs.rows), notices(cells))
 
 
@@ -126,10 +128,10 @@ def sections(
             Section(
                 study.name,
                 study.title,
-                study.section(found, inputs, own[study.name], out_dir),
+                study.section(result, inputs, own[study.name], out_dir),
                 study.template,
             )
-            for study, found in known
+            for study, result in known
             if study.leads == leads
         ]
         for leads in (True, False)
@@ -169,8 +171,8 @@ def _figures(inputs: ReportInputs, plots: Mapping[str, Plot]) -> list[Section]:
         ("memory", f"How much memory does {each} take?"): ("memory",),
     }
     return [
-        Section(name, title, [plots[one] for one in wanted if one in plots], "figures")
-        for (name, title), wanted in groups.items()
+        Section(name, title, [plots[one] for one in names_in_group if one in plots], "figures")
+        for (name, title), names_in_group in groups.items()
     ]
 
 

@@ -26,12 +26,12 @@ def columns(asked: Sequence[float]) -> tuple[Column, ...]:
     if not asked:
         return COLUMNS
     throughput, *others = COLUMNS
-    wanted = [
+    chosen = [
         Column(_key(metric, p), f"{title} p{p:g}", "ms", terminal=True)
         for metric, title in LATENCIES.items()
         for p in asked
     ]
-    return (throughput, *wanted, *(column for column in others if not _KEY.fullmatch(column.key)))
+    return (throughput, *chosen, *(column for column in others if not _KEY.fullmatch(column.key)))
 
 
 def _key(metric: str, p: float) -> str:
@@ -60,20 +60,20 @@ def complete(rows: Iterable[Row], asked: Sequence[float]) -> None:
             any(lacking.values())
             and (table := frame(row, REQUESTS, [*LATENCIES, "token_times_s"])) is not None
         ):
-            for metric, wanted in lacking.items():
-                row.update(_found(table, metric, wanted))
+            for metric, missing in lacking.items():
+                row.update(_found(table, metric, missing))
 
 
 def _samples(row: Row, metric: str) -> float:
     return number(row.get(f"metrics.{metric}.n")) or 0
 
 
-def _found(table: Any, metric: str, wanted: Sequence[float]) -> dict[str, float]:
+def _found(table: Any, metric: str, percentiles: Sequence[float]) -> dict[str, float]:
     """The percentiles of a latency over the requests of a table, linear between ranks as those of a
     record."""
     import numpy as np
 
-    if not wanted or "ttft_ms" not in table:
+    if not percentiles or "ttft_ms" not in table:
         return {}
     done = table[table["ttft_ms"].notna()]
     if metric in table:
@@ -84,14 +84,16 @@ def _found(table: Any, metric: str, wanted: Sequence[float]) -> dict[str, float]
     else:
         return {}
     return {
-        _key(metric, p): float(np.percentile(values, p)) for p in wanted if len(values) >= fewest(p)
+        _key(metric, p): float(np.percentile(values, p))
+        for p in percentiles
+        if len(values) >= fewest(p)
     }
 
 
 def too_few(cells: Sequence[Cell], asked: Sequence[Column]) -> list[str]:
     """A sentence for each percentile that some cell lacks, on how many samples it takes and how
     many there were."""
-    found: dict[tuple[str, int, int], list[str]] = {}
+    short_columns: dict[tuple[str, int, int], list[str]] = {}
     for column in asked:
         if (match := _KEY.fullmatch(column.key)) is None:
             continue
@@ -103,10 +105,10 @@ def too_few(cells: Sequence[Cell], asked: Sequence[Column]) -> list[str]:
         ]
         if short := [int(n) for n in counts if n < least]:
             noun = "gaps" if metric == "itl_ms" else "requests"
-            found.setdefault((noun, least, max(short)), []).append(column.title)
+            short_columns.setdefault((noun, least, max(short)), []).append(column.title)
     return [
         f"{listing(titles)}: at least {least:,} {noun} a block are needed, there were {n:,}."
-        for (noun, least, n), titles in found.items()
+        for (noun, least, n), titles in short_columns.items()
     ]
 
 

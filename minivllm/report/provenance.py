@@ -46,7 +46,7 @@ def facts(rows: list[Row]) -> list[tuple[str, str]]:
         "roofline.matrix_dtype": "Matrix-rate dtype",
     }
     known = {key: distinct(rows, key) for key in names} | {DEVICE: devices(rows)}
-    found = [
+    lines = [
         (title, ", ".join(show(v) for v in known[key][:6]))
         for key, title in names.items()
         if known[key]
@@ -58,15 +58,17 @@ def facts(rows: list[Row]) -> list[tuple[str, str]]:
         values = [v for row in rows if (v := number(row.get(key))) is not None]
         if values:
             low, high = sig(min(values) * scale), sig(max(values) * scale)
-            found.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
+            lines.append((title, f"{low} {unit}" if low == high else f"{low}–{high} {unit}"))
     for kind, whose in PACKAGES.items():
         packages = {name: None for row in rows for name in below(row, f"provenance.{kind}")}
         versions = {name: distinct(rows, f"provenance.{kind}.{name}") for name in packages}
-        told = [f"{name} {' and '.join(map(show, held))}" for name, held in versions.items()]
-        if told or not whose:
-            found.append((f"{whose}packages".capitalize(), ", ".join(told) or MISSING))
-    found.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
-    return found
+        package_versions = [
+            f"{name} {' and '.join(map(show, held))}" for name, held in versions.items()
+        ]
+        if package_versions or not whose:
+            lines.append((f"{whose}packages".capitalize(), ", ".join(package_versions) or MISSING))
+    lines.append(("Record schema", ", ".join(show(v) for v in distinct(rows, "schema_version"))))
+    return lines
 
 
 def every_record(cells: list[Cell], out_dir: Path) -> list[dict[str, Any]]:

@@ -78,8 +78,8 @@ def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
     Returns:
         None where throughput ranks them, or fewer than two cells have a latency.
     """
-    found = _by_latency(done)
-    return None if found is None else _lowest(*found, base, _not_like_for_like(done))
+    lowest = _by_latency(done)
+    return None if lowest is None else _lowest(*lowest, base, _not_like_for_like(done))
 
 
 def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Summary]]] | None:

@@ -66,9 +66,9 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     facts.append(("Weights", listing(weights) or "not loaded"))
     facts.append(("Device", listing(devices(rows)) or "not recorded"))
     load = [
-        f"{group} {listing([show(v) for v in found])}"
+        f"{group} {listing([show(v) for v in values])}"
         for group in ("workload", "arrival")
-        if (found := distinct(rows, f"choices.{group}"))
+        if (values := distinct(rows, f"choices.{group}"))
     ]
     if load:
         facts.append(("Load", ", ".join(load) + _requests(cells)))
@@ -109,15 +109,15 @@ def _max_len(rows: list[Row], model: str) -> str:
 
 
 def _requests(cells: list[Cell]) -> str:
-    found = {
+    counts = {
         (n, row.get("metrics.input_tokens"), row.get("metrics.output_tokens"))
         for cell in cells
         for row in cell.ok
         if (n := row.get("metrics.num_requests"))
     }
-    if len(found) != 1:
+    if len(counts) != 1:
         return ""
-    n, tokens_in, tokens_out = (number(v) or 0.0 for v in next(iter(found)))
+    n, tokens_in, tokens_out = (number(v) or 0.0 for v in next(iter(counts)))
     requests = count(int(n), "request")
     if each := _size(cells):
         return f": {requests} of {each[0]:,} tokens in and {each[1]:,} out"
@@ -176,12 +176,12 @@ def constants(cells: list[Cell]) -> list[tuple[str, str]]:
         for g in groups
         if g not in CHOICE_ORDER and g not in IGNORED and not g.startswith("hydra")
     )
-    found = []
+    pairs = []
     for group in ordered:
         values = distinct(rows, f"choices.{group}")
         if len(values) == 1 and group not in _titles(cells):
-            found.append((group, show(values[0])))
-    return found
+            pairs.append((group, show(values[0])))
+    return pairs
 
 
 def place_of(cell: Cell, index: int, out_dir: Path) -> str | None:
@@ -217,7 +217,7 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
             group["records"].append((show(row.get("block")), link(row, out_dir)))
             group["run_log"] = group["run_log"] or link(row, out_dir, "run.log")
     each = min(6_000, MAX_LOG // max(1, min(len(groups), MAX_FAILURES)))
-    found = [
+    shown = [
         {
             "label": label,
             "status": status,
@@ -228,7 +228,7 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
         }
         for (label, status, kind, message), group in list(groups.items())[:MAX_FAILURES]
     ]
-    return found, len(groups) - len(found)
+    return shown, len(groups) - len(shown)
 
 
 def heading(rows: list[Row], cells: list[Cell], study: str = "") -> tuple[str, str]:
@@ -276,27 +276,27 @@ def newest(rows: list[Row]) -> str:
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:
     """Notes and reasons of the validity gate, each once with the cells it concerns, and means that
     not every block is part of; failures have a list of their own."""
-    found: dict[tuple[str, str], dict[str, None]] = {}  # labels, each once
+    remarks: dict[tuple[str, str], dict[str, None]] = {}  # labels, each once
     for cell in cells:
         for line in partial_means(cell):
-            found.setdefault(("incomplete", line), {})[cell.label] = None
+            remarks.setdefault(("incomplete", line), {})[cell.label] = None
         for row in cell.rows:
             failure = f"{row.get('status')}: {row.get('error.message')}"
             for kind, key in (("not valid", "validity.reasons"), ("note", "validity.notes")):
                 for line in strings(row.get(key)):
                     if line == failure or (cell.simulated and RANDOM in line):
                         continue
-                    found.setdefault((kind, line), {})[cell.label] = None
+                    remarks.setdefault((kind, line), {})[cell.label] = None
             reason = row.get("energy.reason")
             if reason and number(row.get("energy.joules")) is not None:
-                found.setdefault(("note", f"energy: {reason}"), {})[cell.label] = None
+                remarks.setdefault(("note", f"energy: {reason}"), {})[cell.label] = None
     return [
         {
             "kind": kind,
             "text": line,
             "cells": "all cells" if len(labels) == len(cells) > 1 else listing([*labels], 6),
         }
-        for (kind, line), labels in found.items()
+        for (kind, line), labels in remarks.items()
     ]
 
 

@@ -61,6 +61,6 @@ def markdown_text(text: str) -> str:
     """Text in one line that Markdown shows as it is: no code, no tag, no link, no further
     column."""
     shown = _MARKDOWN.sub(
-        lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", printable(text)
+        lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", printable(text)
     )
     return " ".join(shown.split())

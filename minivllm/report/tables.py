@@ -165,8 +165,8 @@ def speedups(cells: list[Cell]) -> list[float | None]:
     """
     if searched(cells):
         return []
-    found = [_speedup(cell, cells[0]) for cell in cells]
-    return found if any(ratio is not None for ratio in found[1:]) else []
+    ratios = [_speedup(cell, cells[0]) for cell in cells]
+    return ratios if any(ratio is not None for ratio in ratios[1:]) else []
 
 
 def _speedup(cell: Cell, base: Cell) -> float | None:

@@ -121,18 +121,18 @@ def stream_answer(
             answer.finish_reason = piece.finish_reason or "abort"
             yield piece.text
 
-    said: list[str] = []
+    spoken: list[str] = []
     try:
         plain = ((False, text) for text in texts(pieces))
         for is_thought, text in (
             plain if thinking is None else split_thinking(texts(pieces), thinking)
         ):
             if not is_thought:
-                said.append(text)
+                spoken.append(text)
             show(is_thought, text)
     except KeyboardInterrupt:
         answer.finish_reason = "abort"
     finally:
         pieces.close()  # aborts the request
-    answer.text = "".join(said)
+    answer.text = "".join(spoken)
     return answer

@@ -77,7 +77,7 @@ def run(config: dict[str, Any]) -> int:
         try:
             with Display() as display, Supervisor(tracked(display, config)) as supervisor:
                 searching.supervisor = supervisor
-                found = search(
+                capacity = search(
                     searching.measure, criterion_of(config), start, least, searching.tell
                 )
         except _Failed as failure:
@@ -87,10 +87,10 @@ def run(config: dict[str, Any]) -> int:
             reports = Path(config.get("reports_dir") or "reports")
             folder = searching.root / searching.name
             reported = conclude(folder, reports / searching.name, config) is not None
-    _show(replace(found, unit=UNITS[knob]))
-    if found.holds is None:
-        print(searching.explain(found))
-    return 0 if found.holds is not None and reported else 1
+    _show(replace(capacity, unit=UNITS[knob]))
+    if capacity.holds is None:
+        print(searching.explain(capacity))
+    return 0 if capacity.holds is not None and reported else 1
 
 
 def _check(config: dict[str, Any]) -> str:
@@ -215,16 +215,18 @@ class _Search:
         seconds = arrivals_s({**self.config, "arrival": {self.knob: rate}}) or 0.0
         return f": {seconds:.0f} s of arrivals" if seconds >= 1 else ""
 
-    def explain(self, found: Capacity) -> str:
+    def explain(self, capacity: Capacity) -> str:
         """How far the lowest rate is from its objectives, and what to change."""
-        rate = found.probes[0].rate
-        metrics, told = self.latencies[rate], []
+        rate = capacity.probes[0].rate
+        metrics, reasons = self.latencies[rate], []
         for name, limit in objectives(self.config["measure"]["slo"]).items():
             if (p90 := (metrics.get(name) or {}).get("p90")) is not None:
                 latency = name.removesuffix("_ms").upper()
-                told.append(f"{latency} p90 is {sig(p90)} ms (objective {limit:,g} ms)")
-        where = f"at {rate:g} {UNITS[self.knob]} {', '.join(told) or 'the measurement timed out'}: "
-        below = "raise task.max_rates" if found.stopped else "lower task.min_rate"
+                reasons.append(f"{latency} p90 is {sig(p90)} ms (objective {limit:,g} ms)")
+        where = (
+            f"at {rate:g} {UNITS[self.knob]} {', '.join(reasons) or 'the measurement timed out'}: "
+        )
+        below = "raise task.max_rates" if capacity.stopped else "lower task.min_rate"
         return f"{where}raise the objectives, or {below} to search below"
 
     def tell(self, probe: Probe) -> None:
@@ -258,19 +260,19 @@ def _preview(searching: _Search, start: float, least: float) -> None:
     blocks = " to ".join(map(str, sorted({criterion.min_blocks, criterion.max_blocks})))
     print(f"at most {criterion.max_rates} rates and {most} measurements ({blocks} a rate)")
     try:
-        found = search(searching.recall, criterion, start, least, searching.tell)
+        capacity = search(searching.recall, criterion, start, least, searching.tell)
     except _Unrecorded as pending:
         print(progress(searching.measurements[:-1], str(pending)))
     else:
         print(progress(searching.measurements, None))
-        _show(replace(found, unit=unit))
+        _show(replace(capacity, unit=unit))
 
 
-def _show(found: Capacity) -> None:
+def _show(capacity: Capacity) -> None:
     from minivllm.report.terminal import bare_table, print_table
 
-    table = bare_table(found.unit, "blocks", "requests", "meet all", "interval", "verdict")
-    for row in found.rows():
+    table = bare_table(capacity.unit, "blocks", "requests", "meet all", "interval", "verdict")
+    for row in capacity.rows():
         table.add_row(
             f"{row['rate']:g}",
             str(row["blocks"]),
@@ -280,4 +282,4 @@ def _show(found: Capacity) -> None:
             row["verdict"],
         )
     print_table(table)
-    print(found.sentence())
+    print(capacity.sentence())

@@ -70,15 +70,15 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
             f"runs is empty: name the records to report, such as 'runs=[{runs_dir}/<name>]' "
             f"or 'runs=[\"{runs_dir}/*\"]'"
         )
-    found: list[Path] = []
+    runs: list[Path] = []
     for pattern in (str(place(pattern, f"runs={pattern}")) for pattern in map(str, patterns)):
         matches = _matches(Path(), pattern) or _matches(runs_dir, pattern)
         if not matches:
             raise BadInput(
                 f"runs: no records at {pattern} nor at {runs_dir / pattern}; {_available(runs_dir)}"
             )
-        found += [path for path in matches if path not in found]
-    return found
+        runs += [path for path in matches if path not in runs]
+    return runs
 
 
 def _matches(folder: Path, pattern: str) -> list[Path]:

@@ -98,15 +98,15 @@ class MLflowTracker(MLflowOptions, Tracker):
 
     def _experiment_of(self, client: Any) -> str:
         """The experiment's id there; it is made if it is new."""
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
             try:
                 return str(client.create_experiment(self.experiment))
             except Exception:
-                found = client.get_experiment_by_name(self.experiment)
-                if found is None:  # no other job of the sweep has made it meanwhile
+                experiment = client.get_experiment_by_name(self.experiment)
+                if experiment is None:  # no other job of the sweep has made it meanwhile
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
 
 def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

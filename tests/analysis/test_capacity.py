@@ -293,7 +293,7 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
         record("e", 1.0, [1.0], task={"_target_": "minivllm.tasks.bench.run"}),
     ]
     (search,) = from_records(places)
-    assert search.found == Capacity(
+    assert search.capacity == Capacity(
         (Probe(2.0, [[True, True, False], [True] * 9]), Probe(4.0, [[False] * 1000])), criterion
     )
     assert search.limits == {"ttft_ms": 50.0} and search.left_out == 0
@@ -312,7 +312,7 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
         assert from_records([record("g", 2.0, [1.0], **damage)]) == []
     (places[1] / "requests.parquet").write_bytes(b"PAR1 torn")
     (places[0] / "requests.parquet").unlink()
-    assert from_records(places)[0].found == Capacity((Probe(4.0, [[False] * 1000]),), criterion)
+    assert from_records(places)[0].capacity == Capacity((Probe(4.0, [[False] * 1000]),), criterion)
     row = request_rows(
         drive(
             ScriptedEngine(clock := ScriptedClock(), refuse={"a"}),
@@ -353,7 +353,7 @@ def test_a_search_is_run_recorded_and_resumed(cli: Any, monkeypatch: pytest.Monk
     rates = {record["config"]["arrival"]["rate"] for record in records}
     assert 8.0 in rates and len(rates) == len(records) >= 2
     (told,) = from_records([path.parent for path in folder.glob("*/record.json")])
-    found = told.found
+    found = told.capacity
     assert found.holds is not None
     assert found.sentence() in done.out and f"{found.holds.rate:g} requests/s: " in done.out
     assert f"report: {Path('reports') / folder.name}" in done.out

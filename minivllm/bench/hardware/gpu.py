@@ -130,26 +130,26 @@ def _by_uuid(nvml: Any, name: str) -> Any:
         raise
 
 
-def device_of(config: dict[str, Any], said: str | None = None) -> str:
+def device_of(config: dict[str, Any], override: str | None = None) -> str:
     """What the engine of a run computes on, as far as this process can tell.
 
     Args:
         config: the resolved configuration.
-        said: by the engine, once it is loaded.
+        override: the device that the loaded engine reports; it wins over the configuration.
 
     Returns:
         "cpu", "cuda..." or, of a server that runs already, "server at <url>", unless
         `runtime.device` claims it for here.
     """
-    wanted = str(said or (config.get("runtime") or {}).get("device") or "auto")
-    if wanted != "auto":
-        return wanted
+    device = str(override or (config.get("runtime") or {}).get("device") or "auto")
+    if device != "auto":
+        return device
     engine = config.get("engine") or {}
     if engine.get("url") and not engine.get("command"):
         return f"server at {hide(str(engine['url']), strict=True)}"
     torch = sys.modules.get("torch")  # a process that does without is not made to load it
-    found = open_gpu("auto").present or (torch is not None and torch.cuda.is_available())
-    return "cuda" if found else "cpu"
+    has_gpu = open_gpu("auto").present or (torch is not None and torch.cuda.is_available())
+    return "cuda" if has_gpu else "cpu"
 
 
 def open_gpu(device: str) -> NullGpu:

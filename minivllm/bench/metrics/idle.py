@@ -57,13 +57,13 @@ class Idleness:
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
     """The same times as intervals that neither touch nor overlap, in order; those of no length are
     left out."""
-    found: list[Interval] = []
+    union: list[Interval] = []
     for begin, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
 def idle_share(busy: Iterable[Interval], begin: float, end: float) -> float | None:
@@ -159,7 +159,7 @@ def _decoding(
     return Decoding(len(spans) - 1, requests, (end - begin) / 1e3, 1 - elsewhere, within)
 
 
-def told(idleness: Idleness) -> str:
+def sentence(idleness: Idleness) -> str:
     """Sentences for people."""
     whole, decoding = idleness.whole, idleness.decoding
     sentences = (

@@ -89,12 +89,12 @@ def _timed(
     steps: Sequence[dict[str, Any]], kind: Callable[[dict[str, Any]], bool], overlapped: bool
 ) -> tuple[list[dict[str, Any]], float | None]:
     """Steps of a kind that have a time of their own, and their seconds; no steps, no seconds."""
-    found = timed(steps, kind, overlapped)
+    indices = timed(steps, kind, overlapped)
     if overlapped:
-        seconds = math.fsum(steps[i + 2]["start_s"] - steps[i + 1]["start_s"] for i in found)
+        seconds = math.fsum(steps[i + 2]["start_s"] - steps[i + 1]["start_s"] for i in indices)
     else:
-        seconds = math.fsum(steps[i].get(phase) or 0.0 for i in found for phase in PHASES) / 1000
-    return [steps[i] for i in found], seconds if found else None
+        seconds = math.fsum(steps[i].get(phase) or 0.0 for i in indices for phase in PHASES) / 1000
+    return [steps[i] for i in indices], seconds if indices else None
 
 
 def usage(

@@ -231,15 +231,15 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
     if empty:
         yield f"{len(empty)} of {len(traces)} requests produced no token ({_examples(empty)})"
     wrong_prompts, wrong_outputs = [], []
-    said = {trace.request_id: trace.input_tokens + len(trace.token_ids) for trace in traces}
+    lengths = {trace.request_id: trace.input_tokens + len(trace.token_ids) for trace in traces}
     for trace in traces:
         request = asked[trace.request_id]
-        got, wanted = len(trace.token_ids), request.max_tokens
-        prompt_len = len(request.prompt_token_ids) + said.get(request.follows or "", 0)
+        got, limit = len(trace.token_ids), request.max_tokens
+        prompt_len = len(request.prompt_token_ids) + lengths.get(request.follows or "", 0)
         if trace.submitted_s is not None and trace.input_tokens != prompt_len:
             wrong_prompts.append(f"{trace.request_id}: {trace.input_tokens} of {prompt_len}")
-        if trace.completed and (got > wanted or (request.ignore_eos and got < wanted)):
-            wrong_outputs.append(f"{trace.request_id}: {got} of {wanted}")
+        if trace.completed and (got > limit or (request.ignore_eos and got < limit)):
+            wrong_outputs.append(f"{trace.request_id}: {got} of {limit}")
     if wrong_prompts:
         yield f"{len(wrong_prompts)} prompts are not as long as asked ({_examples(wrong_prompts)})"
     if wrong_outputs:
@@ -294,16 +294,18 @@ def one_token_answers(traces: Sequence[RequestTrace], served: bool) -> list[str]
         traces: of an engine that computes.
         served: whether a server answers, which may not tell the ids.
     """
-    said = [
+    answers = [
         t
         for t in traces
         if len(t.token_ids) >= LONG_ANSWER and not (served and UNKNOWN_TOKEN in t.token_ids)
     ]
-    alike = [f"{t.request_id}: token {t.token_ids[0]}" for t in said if len(set(t.token_ids)) == 1]
+    alike = [
+        f"{t.request_id}: token {t.token_ids[0]}" for t in answers if len(set(t.token_ids)) == 1
+    ]
     if not alike:
         return []
     return [
-        f"{len(alike)} of {len(said)} answers of at least {LONG_ANSWER} tokens are one token "
+        f"{len(alike)} of {len(answers)} answers of at least {LONG_ANSWER} tokens are one token "
         f"throughout ({_examples(alike)})"
     ]
 

@@ -57,9 +57,9 @@ def _norm(setting: Setting, rows: int) -> Case:
     x, delta = setting.random(copies, rows, size), setting.random(copies, rows, size)
 
     def layer() -> RMSNorm:
-        made = RMSNorm(size, EPS)
-        made.weight.data = setting.random(size)
-        return made
+        norm = RMSNorm(size, EPS)
+        norm.weight.data = setting.random(size)
+        return norm
 
     plain = layer()
     if setting.triton:
@@ -151,8 +151,8 @@ def _write(setting: Setting, rows: int) -> Case:
         return q
 
     part = f"{c.num_heads} + 2 x {c.num_kv_heads} heads of {c.head_dim}"
-    made = _case(setting, "norm + rotary + write", part, rows, numbers, (ours, theirs))
-    return replace(made, seen=written)
+    case = _case(setting, "norm + rotary + write", part, rows, numbers, (ours, theirs))
+    return replace(case, seen=written)
 
 
 def _gated(setting: Setting, rows: int) -> Case:

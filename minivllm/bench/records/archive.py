@@ -26,8 +26,8 @@ def is_archive(place: PathLike) -> bool:
 def split(path: PathLike) -> tuple[str, str] | None:
     """The archive that a path leads into and the name in it, "" of the archive itself; None for a
     path on the disk."""
-    head, found, name = os.fspath(path).partition(SUFFIX)
-    if not found or (name and name[0] not in (os.sep, "/")) or not os.path.isfile(head + SUFFIX):
+    head, suffix, name = os.fspath(path).partition(SUFFIX)
+    if not suffix or (name and name[0] not in (os.sep, "/")) or not os.path.isfile(head + SUFFIX):
         return None
     return head + SUFFIX, name[1:].replace(os.sep, "/")
 
@@ -52,10 +52,10 @@ def names(archive: PathLike, file: str) -> list[str]:
     Raises:
         BadInput: the archive cannot be read.
     """
-    found = (name.split("/") for name in _files(os.fspath(archive)))
+    paths = (name.split("/") for name in _files(os.fspath(archive)))
     return [
         os.path.join(archive, *parts)
-        for parts in sorted(found)
+        for parts in sorted(paths)
         if parts[-1] == file and not any(part.startswith(".") for part in parts)
     ]
 

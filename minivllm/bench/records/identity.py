@@ -88,8 +88,8 @@ def digest(value: Any) -> str:
 def _content(path: Any) -> Any:
     """The hash of a file's bytes, which identifies it better than its name; other values as they
     are."""
-    if isinstance(path, str) and os.path.isfile(found := Path(os.path.expanduser(path))):
-        with found.open("rb") as file:
+    if isinstance(path, str) and os.path.isfile(file_path := Path(os.path.expanduser(path))):
+        with file_path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return path
 

@@ -77,11 +77,11 @@ class HolderLock:
         """In words, who has it and since when; "" where the file does not say."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             with open(self._path, "rb", opener=_plainly) as file:
-                said: dict[str, Any] = json.loads(file.read(MOST))
-            host = "" if said["host"] == platform.node() else f" on {said['host']}"
+                owner: dict[str, Any] = json.loads(file.read(MOST))
+            host = "" if owner["host"] == platform.node() else f" on {owner['host']}"
             return (
-                f"process {int(said['pid'])}{host} ({said['command']}), since "
-                f"{said['started'].replace('T', ' ')}"
+                f"process {int(owner['pid'])}{host} ({owner['command']}), since "
+                f"{owner['started'].replace('T', ' ')}"
             )
         return ""
 

@@ -44,7 +44,7 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
     Raises:
         BadInput: a place does not exist or a pattern matches nothing.
     """
-    found: set[str] = set()
+    files: set[str] = set()
     for place in [paths] if isinstance(paths, (str, Path)) else list(paths):
         path = os.path.expanduser(place)
         matches = [path] if archive.exists(path) else glob.glob(path)
@@ -53,8 +53,8 @@ def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
                 f"no such file or folder: {place}; give a folder of records, such as runs/<name>"
             )
         for match in matches:
-            found.update(_below(match))
-    return [Path(name) for name in sorted(found, key=lambda name: name.split(os.sep))]
+            files.update(_below(match))
+    return [Path(name) for name in sorted(files, key=lambda name: name.split(os.sep))]
 
 
 def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
@@ -103,8 +103,8 @@ def read_record(path: Path) -> dict[str, Any]:
         BadInput: it cannot be read, or is no record; the line names the file and the reason.
     """
     record, parts = _read(path)
-    for whole, found in parts.items():  # copies: whoever reads a record may change it
-        record[whole] |= {name: marshal.loads(part.content) for name, part in found.items()}
+    for whole, names in parts.items():  # copies: whoever reads a record may change it
+        record[whole] |= {name: marshal.loads(part.content) for name, part in names.items()}
     return redaction.clean(record)
 
 
@@ -199,9 +199,9 @@ def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], li
     def read(path: Path) -> dict[str, Any]:
         return {**read_record(path), "directory": str(path.parent)}
 
-    found, damaged = _each(paths, read)
+    records, damaged = _each(paths, read)
     _warn(damaged)
-    return found, damaged
+    return records, damaged
 
 
 def flat_rows(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
@@ -213,15 +213,15 @@ def _each(
     paths: PathLike | Iterable[PathLike], read: Callable[[Path], dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[Damaged]]:
     """What is read of every record at or below the given places, and why other files are none."""
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     damaged: list[Damaged] = []
     with uncollected():
         for path in record_files(paths):
             try:
-                found.append(read(path))
+                records.append(read(path))
             except BadInput as error:
                 damaged.append(Damaged(path, str(error).removeprefix(str(path)).lstrip(": ")))
-    return found, damaged
+    return records, damaged
 
 
 def _warn(damaged: list[Damaged]) -> None:

@@ -16,8 +16,8 @@ from minivllm.config.moved import present, with_targets
 from minivllm.errors import BadInput
 
 # where below the value, such as ".ttft_ms.p50", and what is wrong there
-Found = tuple[str, str] | None
-Check = Callable[[Any], Found]
+Fault = tuple[str, str] | None
+Check = Callable[[Any], Fault]
 
 # without these it is no record
 REQUIRED = frozenset({"schema_version", "run_id", "cell_id", "status"})
@@ -84,8 +84,8 @@ def migrated(record: Any) -> dict[str, Any]:
 def checked(record: dict[str, Any]) -> dict[str, Any]:
     """A record of the present version, or some fields of one, once each value has its field's type;
     see `current`."""
-    if (found := checker(Record)(record)) is not None:
-        raise BadInput(f"{found[0].lstrip('.')} {found[1]}")
+    if (fault := checker(Record)(record)) is not None:
+        raise BadInput(f"{fault[0].lstrip('.')} {fault[1]}")
     if record.get("status") == "ok" and (wrong := impossible(record)):
         validity = record.get("validity") or {}
         reasons = [*(validity.get("reasons") or []), *wrong]
@@ -160,7 +160,7 @@ def _fields_of(kind: Any) -> Check:
             f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING
         ]
 
-    def check(value: Any) -> Found:
+    def check(value: Any) -> Fault:
         if type(value) is not dict:
             return "", f"is {_kind(value)}, not an object"
         for name in required:
@@ -168,8 +168,8 @@ def _fields_of(kind: Any) -> Check:
                 return f".{name}", "is missing"
         for name, item in value.items():
             plain, inner = checks.get(name, others)
-            if type(item) not in plain and (found := inner(item)) is not None:
-                return f".{name:.40}{found[0]}", found[1]
+            if type(item) not in plain and (fault := inner(item)) is not None:
+                return f".{name:.40}{fault[0]}", fault[1]
         return None
 
     return check
@@ -182,7 +182,7 @@ def _plain(kind: Any) -> frozenset[type]:
 
 
 def _choice(texts: tuple[str, ...]) -> Check:
-    def check(value: Any) -> Found:
+    def check(value: Any) -> Fault:
         return None if value in texts else ("", f"is {value!r:.40}, none of {', '.join(texts)}")
 
     return check
@@ -194,7 +194,7 @@ def _union(parts: tuple[Any, ...], null: bool) -> Check:
         (only,) = checks
         return (lambda value: None if value is None else only(value)) if null else only
 
-    def check(value: Any) -> Found:
+    def check(value: Any) -> Fault:
         if value is None and null:
             return None
         first = checks[0](value)
@@ -204,12 +204,12 @@ def _union(parts: tuple[Any, ...], null: bool) -> Check:
 
 
 def _list(inner: Check) -> Check:
-    def check(value: Any) -> Found:
+    def check(value: Any) -> Fault:
         if type(value) is not list:
             return "", f"is {_kind(value)}, not a list"
         for index, item in enumerate(value):
-            if (found := inner(item)) is not None:
-                return f"[{index}]{found[0]}", found[1]
+            if (fault := inner(item)) is not None:
+                return f"[{index}]{fault[0]}", fault[1]
         return None
 
     return check
@@ -218,18 +218,18 @@ def _list(inner: Check) -> Check:
 def _mapping(kind: Any) -> Check:
     plain, inner = _plain(kind), checker(kind)
 
-    def check(value: Any) -> Found:
+    def check(value: Any) -> Fault:
         if type(value) is not dict:
             return "", f"is {_kind(value)}, not an object"
         for key, item in value.items():
-            if type(item) not in plain and (found := inner(item)) is not None:
-                return f".{key:.40}{found[0]}", found[1]
+            if type(item) not in plain and (fault := inner(item)) is not None:
+                return f".{key:.40}{fault[0]}", fault[1]
         return None
 
     return check
 
 
-def _any(value: Any) -> Found:
+def _any(value: Any) -> Fault:
     if type(value) not in (dict, list):
         return None
     return None if _shallow(value, DEEPEST) else ("", f"is nested more than {DEEPEST} deep")
@@ -244,22 +244,22 @@ def _shallow(value: Any, left: int) -> bool:
     return kind is not list or (left > 0 and all(_shallow(v, left - 1) for v in value))
 
 
-def _text(value: Any) -> Found:
+def _text(value: Any) -> Fault:
     return None if type(value) is str else ("", f"is {_kind(value)}, not text")
 
 
-def _truth(value: Any) -> Found:
+def _truth(value: Any) -> Fault:
     return None if type(value) is bool else ("", f"is {_kind(value)}, not true or false")
 
 
-def _number(value: Any) -> Found:
+def _number(value: Any) -> Fault:
     kind = type(value)
     if kind is not float and kind is not int:
         return "", f"is {_kind(value)}, not a number"
     return None if -LARGEST < value < LARGEST else ("", "is no finite number, or too large a one")
 
 
-def _whole(value: Any) -> Found:
+def _whole(value: Any) -> Fault:
     if type(value) is int or (type(value) is float and value.is_integer()):
         return _number(value)
     return "", f"is {_kind(value)}, not a whole number"

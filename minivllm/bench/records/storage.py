@@ -128,8 +128,8 @@ def finish(directory: Path, record: dict[str, Any]) -> None:
 
 def digests(directory: Path) -> dict[str, str]:
     """SHA-256 of each table in a record directory, by file name; of those that are there."""
-    found = {}
+    hashes = {}
     for name in TABLES:
         with suppress(FileNotFoundError), (directory / name).open("rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes

@@ -56,15 +56,15 @@ def read_table(
     try:
         with pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content)) as table:
             there = [name for name in columns or () if name in table.schema_arrow.names]
-            found = table.read(None if columns is None else there)
+            rows = table.read(None if columns is None else there)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise BadInput(f"is torn ({error})") from None
     for column in there:
-        _check_kind(column, found.schema.field(column).type)
+        _check_kind(column, rows.schema.field(column).type)
     for column in needed:
-        if column not in there or pc.any(found[column].is_null(nan_is_null=True)).as_py():
+        if column not in there or pc.any(rows[column].is_null(nan_is_null=True)).as_py():
             raise BadInput(f"has rows without {column}")
-    return found
+    return rows
 
 
 def _check_kind(column: str, kind: pyarrow.DataType) -> None:
@@ -101,16 +101,16 @@ def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
     """
     if row.get("status") != "ok":
         return []
-    directory, found = Path(row["directory"]), []
+    directory, damaged = Path(row["directory"]), []
     for name in TABLES:
         path, digest = directory / name, row.get(f"digests.{name}")
         # Of a simulated engine there is no telemetry; an archive may leave some tables out.
-        wanted = (name in (REQUESTS, STEPS) or digest is not None) and name not in (
+        required = (name in (REQUESTS, STEPS) or digest is not None) and name not in (
             row.get("slimmed") or ()
         )
-        if (reason := _damage(path, digest)) is not None and (wanted or archive.exists(path)):
-            found.append(Damaged(path, reason))
-    return found
+        if (reason := _damage(path, digest)) is not None and (required or archive.exists(path)):
+            damaged.append(Damaged(path, reason))
+    return damaged
 
 
 def _damage(path: Path, digest: str | None) -> str | None:

@@ -66,9 +66,9 @@ def pass_counters(
     }
     for report in reports:
         if report.name not in own:  # the same class may be there twice
-            found = {"": report.count, "_bytes": report.bytes}
-            found |= {f"_{name}": count for name, count in report.counters.items()}
-            for ending, count in found.items():
+            counts = {"": report.count, "_bytes": report.bytes}
+            counts |= {f"_{name}": count for name, count in report.counters.items()}
+            for ending, count in counts.items():
                 key = f"pass_{report.name}{ending}"
                 counters[key] = counters.get(key, 0.0) + count
     return counters

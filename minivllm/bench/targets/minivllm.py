@@ -178,8 +178,10 @@ class MinivllmEngine(Adapter):
             "overlap_wasted_tokens": float(overlap.wasted_tokens),
         }
         graphs = self._graphs
-        found = {} if graphs is None else graphs.counters
-        runtime |= {name: float(found.get(name, 0)) for name in ("graph_replays", "graph_captures")}
+        replays = {} if graphs is None else graphs.counters
+        runtime |= {
+            name: float(replays.get(name, 0)) for name in ("graph_replays", "graph_captures")
+        }
         return {**counters, "decoding": decoding, "attention": attention, "runtime": runtime}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:

@@ -191,24 +191,26 @@ class OpenAIEngine(Adapter):
             )
         for self._counting in () if tokens.by_ids else (*COUNTING, {}):
             try:
-                if not self._counting or self._ask(2).told:
+                if not self._counting or self._ask(2).sizes_known:
                     break
             except (OSError, ServerError):
                 continue  # it does not take that
 
-    def _ask(self, wanted: int) -> Tokens:
+    def _ask(self, max_tokens: int) -> Tokens:
         """One short request to its end. Raises ServerError where that is none, BadInput where it
         does not come."""
         outputs: list[EngineOutput] = []
-        tokens = self._tokens("probe", outputs.append, wanted)
-        body = self._body(list(PROBE), wanted, SamplingParams(max_tokens=wanted, ignore_eos=True))
+        tokens = self._tokens("probe", outputs.append, max_tokens)
+        body = self._body(
+            list(PROBE), max_tokens, SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        )
         patience = min(PATIENCE_S, self._idle_s)
         try:
             self._client.wait(asyncio.wait_for(self._stream(body, tokens), patience))
         except TimeoutError:
             raise BadInput(
-                f"engine.url={self._client.address('')}: no whole answer to a request for {wanted} "
-                f"token{'s' * (wanted > 1)} within {patience:g} s"
+                f"engine.url={self._client.address('')}: no whole answer to a request for "
+                f"{max_tokens} token{'s' * (max_tokens > 1)} within {patience:g} s"
             ) from None
         if outputs[-1].error is not None:
             raise ServerError(outputs[-1].error)
@@ -223,7 +225,7 @@ class OpenAIEngine(Adapter):
 
     # ---- requests
 
-    def _body(self, prompt: list[int], wanted: int, params: SamplingParams) -> dict[str, Any]:
+    def _body(self, prompt: list[int], max_tokens: int, params: SamplingParams) -> dict[str, Any]:
         optional = {
             "seed": None if params.greedy else params.seed,
             "presence_penalty": params.presence_penalty or None,
@@ -233,7 +235,7 @@ class OpenAIEngine(Adapter):
         return {
             "model": self._model,
             "prompt": self._as_server_text(prompt) if self._as_text else prompt,
-            "max_tokens": wanted,
+            "max_tokens": max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "stream": True,
@@ -253,20 +255,20 @@ class OpenAIEngine(Adapter):
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""
-        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
-        body = self._body(prompt_token_ids, wanted, params)
-        tokens = self._tokens(request_id, self._results.put, wanted)
+        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
+        body = self._body(prompt_token_ids, max_tokens, params)
+        tokens = self._tokens(request_id, self._results.put, max_tokens)
         self._seen.append((len(prompt_token_ids), tokens))
         if not self._tasks:
             self._heard_s = time.monotonic()
         self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
 
     def _tokens(
-        self, request_id: str, deliver: Callable[[EngineOutput], None], wanted: int
+        self, request_id: str, deliver: Callable[[EngineOutput], None], max_tokens: int
     ) -> Tokens:
         tokenizer = self.tokenizer
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, False))
-        return Tokens(request_id, deliver, wanted, count, self.info.vocab_size)
+        return Tokens(request_id, deliver, max_tokens, count, self.info.vocab_size)
 
     async def _serve(self, body: dict[str, Any], tokens: Tokens) -> None:
         """One request; whatever happens, an output says that it has ended."""
@@ -336,7 +338,7 @@ class OpenAIEngine(Adapter):
         """What the server said of the requests, and how well tokens could be told apart; see
         BenchEngine."""
         tokens = [tokens for _, tokens in self._seen]
-        said = [(sent, t.prompt_tokens) for sent, t in self._seen if t.prompt_tokens is not None]
+        counts = [(sent, t.prompt_tokens) for sent, t in self._seen if t.prompt_tokens is not None]
         lags = [t.end_lag_s for t in tokens if t.end_lag_s is not None]
         return {
             "engine": {
@@ -344,14 +346,14 @@ class OpenAIEngine(Adapter):
                 "prompts": "text" if self._as_text else "ids",
                 "chunks": float(sum(t.chunks for t in tokens)),
                 "tokens_counted_late": float(sum(t.late for t in tokens)),
-                "prompts_of_other_length": float(sum(sent != counted for sent, counted in said)),
+                "prompts_of_other_length": float(sum(sent != counted for sent, counted in counts)),
             },
             "stream": {
                 "tokens": float(sum(t.produced for t in tokens)),
                 "tokens_misplaced": float(sum(t.misplaced for t in tokens)),
                 "requests_uncounted": float(sum(not t.countable for t in tokens)),
-                "prompt_tokens_sent": float(sum(sent for sent, _ in said)),
-                "prompt_tokens_counted": float(sum(counted for _, counted in said)),
+                "prompt_tokens_sent": float(sum(sent for sent, _ in counts)),
+                "prompt_tokens_counted": float(sum(counted for _, counted in counts)),
                 "end_lag_ms": 1e3 * sum(lags) / len(lags) if lags else 0.0,
             },
             "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens for t in tokens))},

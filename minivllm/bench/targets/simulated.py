@@ -220,12 +220,12 @@ class SimulatedEngine(Adapter):
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
         """See BenchEngine."""
-        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._requests)
+        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._requests)
         request = SimulatedRequest(
             request_id,
             SimulatedTokens(prompt_token_ids, request_id),
             params,
-            len(prompt_token_ids) + wanted,
+            len(prompt_token_ids) + max_tokens,
             self.clock.now(),
         )
         self.scheduler.add(request)

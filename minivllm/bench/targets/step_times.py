@@ -151,10 +151,10 @@ def fit_records(place: str, config: Mapping[str, Any]) -> FittedTimes:
     Raises:
         BadInput: there are none, or too few steps.
     """
-    wanted, columns, used = _identity(config), [], 0
+    identity, columns, used = _identity(config), [], 0
     records = [record for record in read_records(place) if record["status"] == "ok"]
     for record in records:
-        if _identity(record["config"]) != wanted or not _measured(record):
+        if _identity(record["config"]) != identity or not _measured(record):
             continue
         try:
             digest = (record.get("digests") or {}).get(STEPS)

@@ -104,9 +104,11 @@ def read_event(value: Any, vocab_size: int | None = None) -> Event:
     )
 
 
-def _wrong(name: str, value: Any, wanted: str) -> ServerError:
+def _wrong(name: str, value: Any, expected: str) -> ServerError:
     shown = printable(reprlib.repr(value))
-    return ServerError(f"an event of the stream is wrong: {name} is {shown}, and must be {wanted}")
+    return ServerError(
+        f"an event of the stream is wrong: {name} is {shown}, and must be {expected}"
+    )
 
 
 def _object(value: Any, name: str) -> Mapping[str, Any]:
@@ -191,7 +193,7 @@ class Tokens:
     Args:
         request_id: of the request.
         deliver: takes the outputs.
-        wanted: tokens that were asked for; a stream that holds more is wrong.
+        max_tokens: tokens that were asked for; a stream that holds more is wrong.
         count: counts the tokens of a text with our own tokenizer; None where there is none.
         vocab_size: token ids are below; None: not checked.
     """
@@ -200,18 +202,18 @@ class Tokens:
         self,
         request_id: str,
         deliver: Callable[[EngineOutput], None],
-        wanted: int = MOST_TOKENS,
+        max_tokens: int = MOST_TOKENS,
         count: Callable[[str], int] | None = None,
         vocab_size: int | None = None,
     ) -> None:
         self._request_id, self._deliver = request_id, deliver
-        self._wanted, self._count, self._vocab_size = wanted, count, vocab_size
+        self._max_tokens, self._count, self._vocab_size = max_tokens, count, vocab_size
         self._reason: str | None = None
         self._ended = False
         self._total: int | None = None  # output tokens in all, as the server counts them
         # index of a token that stands for a chunk -> the chunk's text
         self._texts: dict[int, str] = {}
-        self._room = LONGEST_TOKEN * wanted  # characters that such texts may still have
+        self._room = LONGEST_TOKEN * max_tokens  # characters that such texts may still have
         self.produced = 0
         self.chunks = 0
         self.late = 0  # tokens that no chunk told of as it came
@@ -224,7 +226,7 @@ class Tokens:
         self.cached_tokens = 0  # of the prompt, that the server had computed before
 
     @property
-    def told(self) -> bool:
+    def sizes_known(self) -> bool:
         """Whether the server has said of every chunk so far how many tokens it holds."""
         return self.chunks > 0 and not self._texts
 
@@ -243,22 +245,22 @@ class Tokens:
         if seen.total is not None:
             self._total = seen.total
         self._reason = seen.finish_reason or self._reason
-        told = self._size(seen)
-        unsure = told is None and bool(seen.text)
+        size = self._size(seen)
+        unsure = size is None and bool(seen.text)
         if unsure:
             self._texts[self.produced] = seen.text
             self._room -= len(seen.text)
-        held = int(unsure) if told is None else told
+        held = int(unsure) if size is None else size
         # The last text of a stream may be what a stop string had held back: a chunk without a token
         # of its own.
         most = max(self._total or 0, self.produced + held - bool(self._texts))
-        if most > self._wanted or self._room < 0:
-            found = (
+        if most > self._max_tokens or self._room < 0:
+            tokens = (
                 f"{most} tokens or more"
-                if most > self._wanted
+                if most > self._max_tokens
                 else "more text than so many tokens have"
             )
-            raise ServerError(f"the stream holds {found}, and max_tokens is {self._wanted}")
+            raise ServerError(f"the stream holds {tokens}, and max_tokens is {self._max_tokens}")
         if held:
             self.chunks += 1
             self._pass_on(seen.token_ids or (UNKNOWN_TOKEN,) * held)
@@ -301,13 +303,13 @@ class Tokens:
             return
         reason = REASONS.get(self._reason, "abort")
         error = printable(self._reason)[:MOST_WORDS] if reason == "abort" else None
-        counts = self._settle_texts() if self._texts else self._settle_told()
+        counts = self._settle_texts() if self._texts else self._settle_sizes()
         # of a stream without a single chunk
         rest = 0 if self.produced or not self._total else self._total
         self._pass_on((UNKNOWN_TOKEN,) * rest, reason, error, counts)
 
-    def _settle_told(self) -> tuple[int, ...] | None:
-        """Compare what the chunks told with the total; tokens that no chunk told of came with the
+    def _settle_sizes(self) -> tuple[int, ...] | None:
+        """Compare the sizes of the chunks with the total; tokens of no chunk came with the
         last one."""
         difference = 0 if self._total is None else self._total - self.produced
         self.late = max(0, difference)
@@ -320,7 +322,7 @@ class Tokens:
     def _settle_texts(self) -> tuple[int, ...] | None:
         """How many tokens each chunk held that is known by its text: the total, distributed by our
         own count."""
-        total, asked = self._total, self._wanted if self._reason == "length" else None
+        total, asked = self._total, self._max_tokens if self._reason == "length" else None
         if total is None and asked is not None and asked in (self.produced, self.produced - 1):
             total = asked  # a token a chunk is as many as were asked for
         if total == self.produced:
@@ -331,7 +333,7 @@ class Tokens:
         counted = sum(weights)
         if total is None:
             self.countable = counted == asked
-            total = min(counted, self._wanted)
+            total = min(counted, self._max_tokens)
         elif self.produced - total == 1:
             self.misplaced = 0  # see `take`
         elif self.produced > 1:  # all that a single chunk can hold is in it

@@ -44,7 +44,7 @@ class _Ended:
 class _Request:
     request_id: str
     prompt: list[int]
-    wanted: int  # tokens
+    max_tokens: int  # tokens
     params: SamplingParams
     produced: int = 0
 
@@ -92,7 +92,7 @@ class _Batch:
                 "stop"
                 if token in self.ends
                 else "length"
-                if request.produced >= request.wanted
+                if request.produced >= request.max_tokens
                 else None
             )
             started = self.started_s if request.produced == 1 else None
@@ -184,9 +184,9 @@ class TransformersEngine(Adapter):
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""
-        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._ids)
+        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._ids)
         self._ids.add(request_id)
-        self.waiting.append(_Request(request_id, prompt_token_ids, wanted, params))
+        self.waiting.append(_Request(request_id, prompt_token_ids, max_tokens, params))
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens, with a batch started if there is none; see BenchEngine."""
@@ -269,7 +269,7 @@ class TransformersEngine(Adapter):
             }
             if params.seed is not None:
                 torch.manual_seed(params.seed)  # transformers draws a batch from one generator
-        longest = max(request.wanted for request in batch.requests)
+        longest = max(request.max_tokens for request in batch.requests)
         further: dict[str, Any] = {}
         if self._static:
             further["past_key_values"] = self._static_cache(len(rows), batch.width + longest)

@@ -129,7 +129,7 @@ class TransformersContinuousEngine(Adapter):
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""
-        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
+        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
         if _decoding(params) != self._decoding:
             raise BadInput(
                 f"request {request_id}: all requests of "
@@ -139,13 +139,15 @@ class TransformersContinuousEngine(Adapter):
         self._requests += 1
         self._unfinished[request_id] = _Request(eos)
         self._most = max(self._most, len(self._unfinished))
-        self._add(request_id, prompt_token_ids, wanted, eos)
+        self._add(request_id, prompt_token_ids, max_tokens, eos)
 
-    def _add(self, request_id: str, prompt: list[int], wanted: int, eos: frozenset[int]) -> None:
+    def _add(
+        self, request_id: str, prompt: list[int], max_tokens: int, eos: frozenset[int]
+    ) -> None:
         self._manager.add_request(
             prompt,
             request_id,
-            max_new_tokens=wanted,
+            max_new_tokens=max_tokens,
             streaming=True,
             eos_token_id=sorted(eos) or [NO_EOS],
         )

@@ -88,11 +88,11 @@ class VllmEngine(Adapter):
         self, config: Config, source: Source, sizes: ModelConfig, load_s: float
     ) -> EngineInfo:
         costs, _ = architecture_costs(sizes, config["quant"])
-        wanted, device = config.runtime.device, str(self._settled["device"])
-        if wanted != "auto" and not wanted.startswith(device):
+        requested, device = config.runtime.device, str(self._settled["device"])
+        if requested != "auto" and not requested.startswith(device):
             self.close()
             raise BadInput(
-                f"runtime.device={wanted}, but the vLLM of engine.python is built for {device}: "
+                f"runtime.device={requested}, but the vLLM of engine.python is built for {device}: "
                 f"set runtime.device={device}, or give an interpreter with another build"
             )
         return EngineInfo(
@@ -104,7 +104,7 @@ class VllmEngine(Adapter):
             eos_token_ids=sizes.eos_token_ids,
             max_num_seqs=int(self._settled["max_num_seqs"]),
             load_s=load_s,
-            model={**costs, "device": device if wanted == "auto" else wanted},
+            model={**costs, "device": device if requested == "auto" else requested},
             warnings=[*source.warnings, *NOTES],
         )
 
@@ -140,19 +140,19 @@ class VllmEngine(Adapter):
             )
         raise RuntimeError(f"vLLM: {kind}: {line}")
 
-    def _hear(self, wanted: str) -> Any:
+    def _hear(self, key: str) -> Any:
         """Wait for an answer; what else comes is of requests that nobody waits for any more."""
         while True:
             for message in self._messages(None):
-                if wanted in message:
-                    return message[wanted]
+                if key in message:
+                    return message[key]
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine; what is submitted before one poll leaves together."""
-        wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
+        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
         eos = () if params.ignore_eos else self.info.eos_token_ids
         given = {
-            "max_tokens": wanted,
+            "max_tokens": max_tokens,
             "min_tokens": params.min_tokens,
             "temperature": params.temperature,
             "top_k": params.top_k,

@@ -80,11 +80,13 @@ class File(FromFile, FileOptions):
             if not self._fits(line, len(token_ids), output_len, reader.max_model_len):
                 tally.left_out[too_long] += 1
                 continue
-            said = reader.text(token_ids) if text is None else text
+            prompt_text = reader.text(token_ids) if text is None else text
             tokens += len(token_ids)
             check_amount(f"workload.path={self.path}", len(requests) + 1, tokens, FEWER)
             requests.append(
-                WorkloadRequest(f"r{len(requests)}", token_ids, output_len, self.ignore_eos, said)
+                WorkloadRequest(
+                    f"r{len(requests)}", token_ids, output_len, self.ignore_eos, prompt_text
+                )
             )
             if len(requests) == self.num_requests:
                 break

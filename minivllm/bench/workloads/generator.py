@@ -147,10 +147,10 @@ class FromFile(FromFileOptions, Generator):
             BadInput: the file is missing, a line is wrong, or a request is longer than the context.
         """
         try:
-            found = os.stat(self.file)
+            status = os.stat(self.file)
         except (OSError, ValueError):
             return self.check_file(max_model_len)  # which says what is wrong
-        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         checked = (type(self), repr(vars(self)), state, max_model_len)
         if checked not in _CHECKED:
             self.check_file(max_model_len)

@@ -157,11 +157,11 @@ def _read(knob: str, path: Path) -> list[int]:
     lengths: list[int] = []
     for number, line in enumerate(read_text_lines(path, f"{knob}.path={path}"), start=1):
         check_amount(f"{knob}.path={path}", len(lengths), 0, "give fewer lengths")
-        if said := line.strip():
-            if not re.fullmatch("[0-9]{1,10}", said):
-                raise BadInput(f"{path}:{number}: {said!r:.40} is not a number of tokens")
+        if text := line.strip():
+            if not re.fullmatch("[0-9]{1,10}", text):
+                raise BadInput(f"{path}:{number}: {text!r:.40} is not a number of tokens")
             # int() strips fewer kinds of space
-            lengths.append(_tokens(f"{path}:{number}", int(said)))
+            lengths.append(_tokens(f"{path}:{number}", int(text)))
     return lengths
 
 

@@ -180,10 +180,8 @@ def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
         row = row["body"]
         present = [key for key in PROMPT_KEYS if row.get(key) is not None]
     if len(present) != 1:
-        found = f"it has {' and '.join(present)}" if present else "it has none of them"
-        raise BadInput(
-            f"{where}: a line must have exactly one of {', '.join(PROMPT_KEYS)}; {found}"
-        )
+        keys = f"it has {' and '.join(present)}" if present else "it has none of them"
+        raise BadInput(f"{where}: a line must have exactly one of {', '.join(PROMPT_KEYS)}; {keys}")
     max_tokens = _max_tokens(row, where, tally)
     if row.get("tools"):
         tally.unused[TOOLS] += 1
@@ -303,9 +301,9 @@ def parse_conversation(
         turns = next((conversation[key] for key in CONVERSATION_KEYS if key in conversation), None)
     if not isinstance(turns, list):
         raise BadInput(f'{where}: must be a JSON object with "conversations", a list')
-    said = [_turn(turn, f"{where}: conversations[{i}]", tally) for i, turn in enumerate(turns)]
+    parsed = [_turn(turn, f"{where}: conversations[{i}]", tally) for i, turn in enumerate(turns)]
     # An answer that is blank stays: the question has none.
-    spoken = [(who, words) for who, words in said if words.strip() or who == "assistant"]
+    spoken = [(who, words) for who, words in parsed if words.strip() or who == "assistant"]
     begin = next((i for i, (who, _) in enumerate(spoken) if who == "user"), None)
     if begin is None:
         tally.left_out[NO_QUESTION] += 1
@@ -315,7 +313,7 @@ def parse_conversation(
     if who != "assistant" or not answer.strip():
         tally.left_out[NO_ANSWER] += 1
         return None
-    tally.unused[BLANK_TURNS] += len(said) - len(spoken)
+    tally.unused[BLANK_TURNS] += len(parsed) - len(spoken)
     tally.unused[JOINED_TURNS] += end - begin > 1
     tally.unused[LATER_QUESTIONS] += sum(who == "user" for who, _ in spoken[end:])
     question = "\n".join(words for _, words in spoken[begin:end])

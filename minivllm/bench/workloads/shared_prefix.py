@@ -69,6 +69,8 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
             prompt += text(self.lengths["input_len"], further)
             what = f"workload={self.name}: request {i}"
             check_fits(what, len(prompt), output_len, reader.max_model_len, PREFIX_ADVICE)
-            said = reader.text(prompt)
-            requests.append(WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, said))
+            prompt_text = reader.text(prompt)
+            requests.append(
+                WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, prompt_text)
+            )
         return Workload(tuple(requests))

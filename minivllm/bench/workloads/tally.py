@@ -21,24 +21,24 @@ class Tally:
     left_out: Counter[str] = field(default_factory=Counter)  # entries that make no request
     unused: Counter[str] = field(default_factory=Counter)  # parts of entries that make one
 
-    def notes(self, workload: str, made: int, asked: int | None) -> tuple[str, ...]:
+    def notes(self, workload: str, num_requests: int, asked: int | None) -> tuple[str, ...]:
         """Sentences for the record.
 
         Args:
             workload: name of the workload's option.
-            made: requests that the file gave.
+            num_requests: requests that the file gave.
             asked: `workload.num_requests`.
         """
         notes = [*_sentences(self.left_out), *_sentences(self.unused)]
-        if asked is not None and made < asked:
-            notes.append(f"{asked} requests were asked for and the file gives {made}")
+        if asked is not None and num_requests < asked:
+            notes.append(f"{asked} requests were asked for and the file gives {num_requests}")
         return tuple(f"workload={workload}: {note}" for note in notes)
 
 
 def _sentences(counts: Counter[str]) -> list[str]:
-    said = [(words, count) for words, count in counts.items() if count]
-    notes = [f"{count} {words}" for words, count in said[:MOST_NOTES]]
-    if rest := said[MOST_NOTES:]:
+    counted = [(words, count) for words, count in counts.items() if count]
+    notes = [f"{count} {words}" for words, count in counted[:MOST_NOTES]]
+    if rest := counted[MOST_NOTES:]:
         notes.append(
             f"{sum(count for _, count in rest)} of {len(rest)} further kinds were not used"
         )

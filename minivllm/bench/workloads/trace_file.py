@@ -71,14 +71,14 @@ def read_trace(
     """
     lines = _numbered(path)
     first_line = next(lines, (1, ""))
-    told = format != "auto"
-    if not told:
+    has_format = format != "auto"
+    if not has_format:
         format = _detect(path, *first_line)
     numbered = chain([first_line], lines)
     if format in ("azure", "burstgpt"):
         raw = _table(path, numbered, format)
     else:
-        raw = _jsonl(path, numbered, format, told)
+        raw = _jsonl(path, numbered, format, has_format)
     selected: list[TraceRow] = []
     first_s, failed = None, 0
     for row in _by_time(path, raw, look_ahead):
@@ -88,10 +88,10 @@ def read_trace(
             failed += 1
             continue
         row = replace(row, time_s=row.time_s - first_s)
-        wanted = True if select is None else select(row)
-        if wanted is None:
+        keep = True if select is None else select(row)
+        if keep is None:
             break
-        if wanted:
+        if keep:
             selected.append(row)
     if first_s is None:
         raise BadInput(f"workload.path={path} holds no requests")
@@ -206,12 +206,12 @@ def _object(line: str, where: str) -> dict[str, Any]:
         raise BadInput(
             f"{where}: a JSON object with {', '.join(LENGTHS)} is needed; {missing[0]} is missing"
         )
-    found: dict[str, Any] = row
-    return found
+    fields: dict[str, Any] = row
+    return fields
 
 
 def _jsonl(
-    path: Path, lines: Iterable[tuple[int, str]], format: str, told: bool
+    path: Path, lines: Iterable[tuple[int, str]], format: str, has_format: bool
 ) -> Iterator[TraceRow]:
     """Rows of a file of JSON objects; Mooncake's times are in milliseconds, Bailian's in seconds.
     Where the format was not told, fractions of milliseconds may be seconds, and are refused."""
@@ -227,7 +227,7 @@ def _jsonl(
                 "workload.format=bailian"
             )
         time = _read(_seconds, row["timestamp"], f"{where}: timestamp", unit)
-        if milliseconds and not told and not time.is_integer():
+        if milliseconds and not has_format and not time.is_integer():
             raise BadInput(
                 f"{where}: timestamp={row['timestamp']!r:.60} is a fraction, where Mooncake's "
                 "times are whole milliseconds; set workload.format=mooncake if these are "

@@ -145,10 +145,10 @@ def _holds(path: Path, rows: list[dict[str, Any]]) -> bool:
     if not path.is_file():
         return False
     table = as_table(rows)
-    wanted = table.select([name for name in table.column_names if name not in UNHASHED])
+    hashed = table.select([name for name in table.column_names if name not in UNHASHED])
     try:
-        stored = pyarrow.parquet.read_table(path).select(wanted.column_names)
-        return bool(stored.cast(wanted.schema).equals(wanted))
+        stored = pyarrow.parquet.read_table(path).select(hashed.column_names)
+        return bool(stored.cast(hashed.schema).equals(hashed))
     except (OSError, LookupError, ValueError, pyarrow.ArrowException):
         # cut off, or another file altogether
         return False

@@ -222,8 +222,8 @@ def _fill(
             is_head = path == "lm_head"
             # What a quantised checkpoint left in 16 bits was left so on purpose; the head is a knob
             # of its own.
-            wanted = not module.exact and (is_head or before is None) and quant.quantizes(path)
-            quantized = path in held or wanted
+            selected = not module.exact and (is_head or before is None) and quant.quantizes(path)
+            quantized = path in held or selected
             shared = (
                 model.model.embed_tokens.weight
                 if is_head and model.config.tie_word_embeddings

@@ -102,13 +102,13 @@ class Chart:
     @property
     def legend(self) -> dict[str, Series]:
         """Labels in order of appearance, with the first series of each."""
-        found: dict[str, Series] = {}
+        entries: dict[str, Series] = {}
         for _, panels in self.rows:
             for panel in panels:
                 for series in panel.series:
                     if series.label:
-                        found.setdefault(series.label, series)
-        return found
+                        entries.setdefault(series.label, series)
+        return entries
 
 
 def keys(chart: Chart) -> list[dict[str, str | bool]]:

@@ -32,9 +32,9 @@ def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
     for cell in able:
         if len(samples) == MAX_LOOKS:
             break
-        found = _samples(cell)
-        if len(found[0]) > 1:
-            samples.append((cell, found))
+        parts = _samples(cell)
+        if len(parts[0]) > 1:
+            samples.append((cell, parts))
     if not samples:
         return None
     panels, ends = [], []

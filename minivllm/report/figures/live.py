@@ -41,7 +41,7 @@ def items(chart: Chart) -> list[dict[str, Any]]:
     from bokeh.embed import json_item
     from bokeh.layouts import column
 
-    found = []
+    models = []
     for title, panels in chart.rows:
         if title:
             figures = [_figure(panel, ROW_HEIGHT) for panel in panels if not panel.empty]
@@ -50,10 +50,10 @@ def items(chart: Chart) -> list[dict[str, Any]]:
             for figure in figures[:-1]:
                 figure.xaxis.axis_label = None
             model: Any = column(*figures, sizing_mode="stretch_width")
-            found.append((title, model))
+            models.append((title, model))
         else:
-            found += [(panel.title, _figure(panel, HEIGHT)) for panel in panels]
-    return [{"title": title, "item": _stable(json_item(model))} for title, model in found]
+            models += [(panel.title, _figure(panel, HEIGHT)) for panel in panels]
+    return [{"title": title, "item": _stable(json_item(model))} for title, model in models]
 
 
 def _stable(item: Any) -> Any:
@@ -61,7 +61,7 @@ def _stable(item: Any) -> Any:
     numbers: dict[str, str] = {}
     text = re.sub(
         r'"p\d+"',
-        lambda found: numbers.setdefault(found[0], f'"p{len(numbers) + 1}"'),
+        lambda match: numbers.setdefault(match[0], f'"p{len(numbers) + 1}"'),
         json.dumps(item),
     )
     return json.loads(text)
@@ -71,7 +71,7 @@ def _figure(panel: Panel, height: int) -> Any:
     from bokeh.models import HoverTool
     from bokeh.plotting import figure
 
-    made = figure(
+    plot = figure(
         height=max(height, 90 + 30 * len(panel.rows)) if panel.rows else height,
         sizing_mode="stretch_width",
         x_axis_type="log" if panel.log_x else "linear",
@@ -84,24 +84,24 @@ def _figure(panel: Panel, height: int) -> Any:
         border_fill_color=PAPER,
         outline_line_color=None,
     )
-    made.toolbar.logo = None
-    made.toolbar.autohide = True
-    for axis, label in ((made.xaxis, panel.x_label), (made.yaxis, panel.y_label)):
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    for axis, label in ((plot.xaxis, panel.x_label), (plot.yaxis, panel.y_label)):
         axis.axis_label, axis.axis_label_text_font_style = label, "normal"
         axis.axis_label_text_color = axis.major_label_text_color = INK
         axis.axis_line_color = axis.major_tick_line_color = GRID
         axis.minor_tick_line_color = None
         axis.axis_label_text_font = axis.major_label_text_font = FONT
-    made.grid.grid_line_color = GRID
-    _ranges(made, panel)
-    hovers = [_renderer(made, series) for series in panel.series]
+    plot.grid.grid_line_color = GRID
+    _ranges(plot, panel)
+    hovers = [_renderer(plot, series) for series in panel.series]
     named = [renderer for renderer in hovers if renderer is not None]
     if named:
-        made.add_tools(HoverTool(renderers=named, tooltips="@name", mode="mouse", visible=False))
-    return made
+        plot.add_tools(HoverTool(renderers=named, tooltips="@name", mode="mouse", visible=False))
+    return plot
 
 
-def _ranges(made: Any, panel: Panel) -> None:
+def _ranges(plot: Any, panel: Panel) -> None:
     from bokeh.models import FixedTicker, NumeralTickFormatter, Range1d
 
     # Lines are broken off at NaN, of which nothing is the greatest.
@@ -114,7 +114,7 @@ def _ranges(made: Any, panel: Panel) -> None:
     ys = [
         y for series in panel.series if series.kind != "band" for y in series.y if math.isfinite(y)
     ]
-    for logarithmic, values, axis in ((panel.log_x, xs, made.xaxis), (panel.log_y, ys, made.yaxis)):
+    for logarithmic, values, axis in ((panel.log_x, xs, plot.xaxis), (panel.log_y, ys, plot.yaxis)):
         # On other axes Bokeh's own write 40,000 as 40000, and small figures better.
         if (
             min(values, default=0.0) >= LEAST_PLAIN
@@ -127,15 +127,15 @@ def _ranges(made: Any, panel: Panel) -> None:
         if logarithmic and values and 10 <= max(values) / min(values) < 100:
             axis.ticker = FixedTicker(ticks=decades(min(values), max(values)))
     if not panel.log_x and panel.x_from_zero:
-        made.x_range = Range1d(start=0, end=BEYOND_X * (max(xs, default=0.0) or 1.0))
+        plot.x_range = Range1d(start=0, end=BEYOND_X * (max(xs, default=0.0) or 1.0))
     if panel.rows:
-        made.y_range = Range1d(start=len(panel.rows) - 0.4, end=-0.6)
-        made.yaxis.ticker = list(range(len(panel.rows)))
-        made.yaxis.major_label_overrides = dict(enumerate(panel.rows))
-        made.ygrid.grid_line_color = None
+        plot.y_range = Range1d(start=len(panel.rows) - 0.4, end=-0.6)
+        plot.yaxis.ticker = list(range(len(panel.rows)))
+        plot.yaxis.major_label_overrides = dict(enumerate(panel.rows))
+        plot.ygrid.grid_line_color = None
     elif not panel.log_y and panel.y_from_zero:
         top = BEYOND_Y * (max(ys, default=0.0) or 1.0)
-        made.y_range = Range1d(start=-panel.foot * top, end=top)
+        plot.y_range = Range1d(start=-panel.foot * top, end=top)
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -144,13 +144,13 @@ def decades(low: float, high: float) -> list[float]:
     return [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
 
 
-def _renderer(made: Any, series: Series) -> Any:
+def _renderer(plot: Any, series: Series) -> Any:
     """Draw one series; returns what the pointer asks, if it has names."""
     from bokeh.models import ColumnDataSource
     from bokeh.models.annotations import BoxAnnotation
 
     if series.kind == "band":
-        made.add_layout(
+        plot.add_layout(
             BoxAnnotation(
                 left=series.x[0],
                 right=series.x[1],
@@ -169,8 +169,8 @@ def _renderer(made: Any, series: Series) -> Any:
     style: dict[str, Any] = {"source": source, "name": series.label}
     if series.kind == "points":
         if series.low:
-            made.segment("low", "y", "high", "y", line_color=series.colour, line_width=2, **style)
-        return made.scatter(
+            plot.segment("low", "y", "high", "y", line_color=series.colour, line_width=2, **style)
+        return plot.scatter(
             "x",
             "y",
             size=9,
@@ -181,7 +181,7 @@ def _renderer(made: Any, series: Series) -> Any:
         )
     dash = "dashed" if series.dashed else "solid"
     if series.kind == "steps":
-        made.step(
+        plot.step(
             "x",
             "y",
             mode="after",
@@ -191,7 +191,7 @@ def _renderer(made: Any, series: Series) -> Any:
             **style,
         )
         return None
-    line = made.line("x", "y", line_color=series.colour, line_dash=dash, line_width=1.8, **style)
+    line = plot.line("x", "y", line_color=series.colour, line_dash=dash, line_width=1.8, **style)
     return line if series.names or series.label else None
 
 

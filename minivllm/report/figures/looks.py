@@ -37,11 +37,11 @@ class Looks(Mapping[str, Look]):
         self.column, values = _first(cells)
         self.colours = dict(zip(values, PALETTE, strict=False))  # by its values
         names, self.note = _names(cells)  # the note says how long names were cut
-        found = self._by_column(cells, names) if self.column else {}
-        styles = {(look.colour, look.marker) for look in found.values()}
-        if not found or len(styles) < len(cells) <= MAX_LOOKS:
-            self.column, self.colours, found = "", {}, _each(cells, names)
-        self._looks = found
+        looks = self._by_column(cells, names) if self.column else {}
+        styles = {(look.colour, look.marker) for look in looks.values()}
+        if not looks or len(styles) < len(cells) <= MAX_LOOKS:
+            self.column, self.colours, looks = "", {}, _each(cells, names)
+        self._looks = looks
 
     def __getitem__(self, label: str) -> Look:
         return self._looks[label]
@@ -58,7 +58,7 @@ class Looks(Mapping[str, Look]):
         shapes = list(dict.fromkeys(cell.varying[second] for cell in cells)) if second else []
         if len(shapes) > len(MARKERS) or len(shapes) * len(self.colours) > MAX_LOOKS:
             shapes = []
-        found = {}
+        looks = {}
         for cell in cells:
             value, legend, shape = (
                 cell.varying[self.column],
@@ -70,10 +70,10 @@ class Looks(Mapping[str, Look]):
                 if cell.varying[second] != MISSING:
                     legend += f" · {spoken(second, cell.varying[second])}"
             colour = self.colours.get(value, GREY)
-            found[cell.label] = Look(
+            looks[cell.label] = Look(
                 names[cell.label], colour, MARKERS[shape], shape % 2 == 1, legend
             )
-        return found
+        return looks
 
 
 def _first(cells: Sequence[Cell]) -> tuple[str, list[str]]:
@@ -105,8 +105,8 @@ def _each(cells: Sequence[Cell], names: dict[str, str]) -> dict[str, Look]:
     n = len(PALETTE)
     if len(cells) == 1:
         return {cells[0].label: Look(cells[0].label)}
-    found = {label: Look(name, GREY, legend=OTHERS) for label, name in names.items()}
+    looks = {label: Look(name, GREY, legend=OTHERS) for label, name in names.items()}
     for i, cell in enumerate(cells[:MAX_LOOKS]):
         name = names[cell.label]
-        found[cell.label] = Look(name, PALETTE[i % n], MARKERS[i // n], i >= n, name)
-    return found
+        looks[cell.label] = Look(name, PALETTE[i % n], MARKERS[i // n], i >= n, name)
+    return looks

@@ -68,8 +68,8 @@ def _memory_of(cell: Cell) -> _Memory | None:
         "device, peak reserved": "memory.device_peak_reserved",
         HOST: "memory.host_rss_peak",
     }
-    found = ((name, value) for name, key in keys.items() if (value := cell.mean(key)) is not None)
-    kind, total = next(found, ("", None))
+    values = ((name, value) for name, key in keys.items() if (value := cell.mean(key)) is not None)
+    kind, total = next(values, ("", None))
     weights, full = (cell.mean(f"memory.{name}") for name in ("weights", "weights_16bit"))
     if weights is None and total is None:
         return None

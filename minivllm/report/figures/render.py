@@ -85,15 +85,15 @@ def svg(figure: Figure, name: str) -> bytes:
         # Not by savefig, which draws a figure twice.
         FigureCanvasSVG(figure).print_svg(out, metadata=nothing)
     text = re.sub(r"<[^>]+>", lambda tag: _rounded(tag[0]), out.getvalue())
-    text = re.sub(f"(?<=: )({'|'.join(ON_DARK)})", lambda found: f"var(--c{found[0][1:]})", text)
+    text = re.sub(f"(?<=: )({'|'.join(ON_DARK)})", lambda match: f"var(--c{match[0][1:]})", text)
     text = text.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
     text = re.sub(
         r'^.*?(?=<svg)|(?<=<g) id="[^"]*"|\s+(?=<[/a-z])|(?<=>)\s+(?=<)', "", text, flags=re.DOTALL
     )
     styles: dict[str, str] = {}  # the same few stand at every line and word
 
-    def classed(found: re.Match[str]) -> str:
-        return f'class="{styles.setdefault(found[1], f"s{len(styles)}")}"'
+    def classed(match: re.Match[str]) -> str:
+        return f'class="{styles.setdefault(match[1], f"s{len(styles)}")}"'
 
     text = re.sub(r'(?<= )style="([^"]*)"', classed, text)
     used = [key for key in ON_DARK if key == INK or any(key[1:] in rule for rule in styles)]
@@ -110,7 +110,7 @@ def svg(figure: Figure, name: str) -> bytes:
 def _rounded(tag: str) -> str:
     """A tag whose coordinates have two decimals, which are more than are seen."""
     tag = re.sub(
-        r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag
+        r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), tag
     )
     return re.sub(r' transform="rotate\(-0[^"]*"|\s+(?=")', "", re.sub(r"\s+", " ", tag))
 

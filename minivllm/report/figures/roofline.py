@@ -24,10 +24,10 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     """Operations a second against operations a byte, under the measured rooflines; None where
     nothing was counted."""
     drawn = {kind: [cell for cell in cells if _place(cell, kind)] for kind, _ in KINDS}
-    rooflines = _rooflines([cell for found in drawn.values() for cell in found])
+    rooflines = _rooflines([cell for placed in drawn.values() for cell in placed])
     if not any(drawn.values()) or not rooflines:
         return None
-    places = [at for kind, found in drawn.items() for cell in found if (at := _place(cell, kind))]
+    places = [at for kind, placed in drawn.items() for cell in placed if (at := _place(cell, kind))]
     left, right = min(x for x, _ in places) / 3, max(x for x, _ in places) * 3
     lines = []
     for (name, (bandwidth, rate)), (colour, dashed) in zip(
@@ -68,7 +68,7 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     ]
     alt = (
         "Rooflines with points for "
-        f"{count(len({id(cell) for found in drawn.values() for cell in found}), 'cell')}: "
+        f"{count(len({id(cell) for placed in drawn.values() for cell in placed}), 'cell')}: "
         f"{listing(uses)}."
     )
     caption = (
@@ -99,7 +99,7 @@ def _place(cell: Cell, kind: str) -> tuple[float, float] | None:
 
 def _rooflines(cells: list[Cell]) -> dict[str, tuple[float, float]]:
     """Bandwidth (bytes/s) and matrix rate (FLOP/s) by device and dtype, means over the records."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    limits: dict[str, list[tuple[float, float]]] = {}
     for row in {id(row): row for cell in cells for row in cell.ok}.values():
         bandwidth, rate = (
             number(row.get(f"roofline.{key}"))
@@ -107,13 +107,13 @@ def _rooflines(cells: list[Cell]) -> dict[str, tuple[float, float]]:
         )
         if bandwidth and rate:
             name = f"{show(row.get(DEVICE))}, {show(row.get('roofline.matrix_dtype'))}"
-            found.setdefault(name, []).append((bandwidth, rate))
+            limits.setdefault(name, []).append((bandwidth, rate))
     return {
         name: (
             math.fsum(b for b, _ in known) / len(known),
             math.fsum(r for _, r in known) / len(known),
         )
-        for name, known in found.items()
+        for name, known in limits.items()
     }
 
 

@@ -20,12 +20,12 @@ WIDE = 30  # a logarithmic axis where the greatest is so many times the least
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     """Indices of the points (speed, loss) that no other beats in one without losing in the other,
     slowest first."""
-    best, found = float("inf"), []
+    best, indices = float("inf"), []
     for index in sorted(range(len(points)), key=lambda i: (-points[i][0], points[i][1])):
         if points[index][1] < best:
             best = points[index][1]
-            found.append(index)
-    return found[::-1]
+            indices.append(index)
+    return indices[::-1]
 
 
 def point_series(
@@ -47,12 +47,12 @@ def point_series(
             look = looks[cell.label]
             key = look.legend, look.colour, look.marker, not full(cell)
             groups.setdefault(key, []).append((cell, at))
-    found = []
+    series = []
     for (label, tint, marker, hollow), members in groups.items():
         xs, ys = zip(*(at for _, at in members), strict=True)
         names = [name(cell) for cell, _ in members]
-        found.append(Series(label, tint, xs, ys, marker=marker, hollow=hollow, names=names))
-    return found
+        series.append(Series(label, tint, xs, ys, marker=marker, hollow=hollow, names=names))
+    return series
 
 
 def thinning(cells: Sequence[Cell]) -> str:

@@ -132,7 +132,7 @@ def _separate_thousands(axis: Axis) -> None:
         def __call__(self, x: float, pos: int | None = None) -> str:
             return re.sub(
                 r"^(\D?)(\d+)",
-                lambda found: f"{found[1]}{int(found[2]):,}",
+                lambda match: f"{match[1]}{int(match[2]):,}",
                 super().__call__(x, pos),
             )
 
@@ -177,7 +177,7 @@ def _folded(label: str, limit: int = 44) -> str:
     """A label in two lines if one is too short for it, broken between its parts."""
     if len(label) <= limit:
         return label
-    breaks = [found.end() for found in re.finditer(r"( · |, | )(?=\S)", label)]
+    breaks = [match.end() for match in re.finditer(r"( · |, | )(?=\S)", label)]
     at = min(breaks, key=lambda end: abs(end - len(label) / 2), default=0)
     parts = (label[:at].rstrip(" ·"), label[at:])
     return "\n".join(short(part, limit) for part in parts) if at else short(label, limit)

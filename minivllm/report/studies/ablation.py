@@ -99,31 +99,31 @@ class AblationStudy(Study[Analysis]):
 
         return analyse(inputs.rows, inputs.planned)
 
-    def conclusion(self, found: Analysis, inputs: ReportInputs) -> Conclusion:
+    def conclusion(self, result: Analysis, inputs: ReportInputs) -> Conclusion:
         """See `verdict`."""
-        return verdict(found, inputs.cells)
+        return verdict(result, inputs.cells)
 
-    def statements(self, found: Analysis, inputs: ReportInputs) -> list[str]:
+    def statements(self, result: Analysis, inputs: ReportInputs) -> list[str]:
         """Which effects do not multiply, and the notes of the analysis."""
-        return [*together(found), *found.notes]
+        return [*together(result), *result.notes]
 
-    def tables(self, found: Analysis, inputs: ReportInputs) -> list[Table]:
+    def tables(self, result: Analysis, inputs: ReportInputs) -> list[Table]:
         """A line for each optimisation."""
-        return [effects_table(found)]
+        return [effects_table(result)]
 
-    def files(self, found: Analysis, inputs: ReportInputs) -> dict[str, str]:
+    def files(self, result: Analysis, inputs: ReportInputs) -> dict[str, str]:
         """effects.md: the same lines."""
-        return {"effects.md": markdown_text(found)}
+        return {"effects.md": markdown_text(result)}
 
-    def figures(self, found: Analysis, inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: Analysis, inputs: ReportInputs) -> list[Described | None]:
         """The forest of effects, and the waterfall where a factorial attributes the whole."""
-        return [forest(found), waterfall(found.attribution) if found.attribution else None]
+        return [forest(result), waterfall(result.attribution) if result.attribution else None]
 
     def section(
-        self, found: Analysis, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: Analysis, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """See `section`."""
-        return section(found, inputs.cells, plots, out_dir)
+        return section(result, inputs.cells, plots, out_dir)
 
 
 def metric_name(metric: str) -> str:
@@ -138,9 +138,9 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Conclusion:
         (e for e in analysis.effects if e.verdict in ("faster", "slower") and e.ratio),
         key=lambda e: -_gain(e, analysis),
     )
-    said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in ranked]
-    if said:
-        headline = f"What each optimisation is worth in {name}: {'; '.join(said)}."
+    effect_texts = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in ranked]
+    if effect_texts:
+        headline = f"What each optimisation is worth in {name}: {'; '.join(effect_texts)}."
     elif _undecidable(analysis):
         most = max(e.blocks for e in analysis.effects if e.verdict == "too few blocks")
         headline = (
@@ -306,8 +306,8 @@ def forest(analysis: Analysis) -> Chart | None:
         )
     name = metric_name(analysis.metric)
     panel = Panel("", f"{name}, with / without (log scale)", "", series, log_x=True, rows=names)
-    said = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
-    alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(said, 12)}."
+    texts = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
+    alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(texts, 12)}."
     caption = (
         "Ratios of the typical block with 95 % intervals; an interval that keeps clear of 1 and "
         "of the A/A band is an effect. The verdict is that of the test, after correction for "
@@ -317,10 +317,10 @@ def forest(analysis: Analysis) -> Chart | None:
 
 
 def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
-    found: dict[str, list[Effect]] = {}
+    groups: dict[str, list[Effect]] = {}
     for effect in effects:
-        found.setdefault(effect.verdict, []).append(effect)
-    return found
+        groups.setdefault(effect.verdict, []).append(effect)
+    return groups
 
 
 def waterfall(whole: Attribution) -> Drawing:
@@ -349,9 +349,9 @@ def waterfall(whole: Attribution) -> Drawing:
         ax.set_xlabel(f"{metric_name(whole.metric)} against none of them (log scale)")
         return figure
 
-    said = [f"{f.name} {spanned(f.ratio, f.low, f.high)}" for f in whole.factors]
+    texts = [f"{f.name} {spanned(f.ratio, f.low, f.high)}" for f in whole.factors]
     alt = (
-        f"Waterfall of {listing(said, 12)}, which multiply to "
+        f"Waterfall of {listing(texts, 12)}, which multiply to "
         f"{spanned(whole.total, whole.low, whole.high)}."
     )
     caption = (

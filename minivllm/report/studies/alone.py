@@ -9,13 +9,13 @@ from minivllm.report.figures.render import finish
 from minivllm.report.html import Front, Section, page
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import commands, newest
-from minivllm.report.studies.base import Found, Study
+from minivllm.report.studies.base import Result, Study
 from minivllm.report.writing import make_folder, write_bytes, write_or_remove
 
 
 def write_alone(
-    study: Study[Found],
-    found: Found,
+    study: Study[Result],
+    result: Result,
     inputs: ReportInputs,
     out_dir: Path,
     *,
@@ -26,7 +26,7 @@ def write_alone(
     """Write index.html, a PNG a figure, and the study's files.
 
     Args:
-        study, found, inputs: what the page is of.
+        study, result, inputs: what the page is of.
         out_dir: where to write.
         names: of the runs.
         asked: heading of the section that says what was measured, and its facts.
@@ -39,25 +39,25 @@ def write_alone(
         BadInput: nothing can be written there.
     """
     make_folder(out_dir)
-    plots = {one.name: finish(one) for one in study.figures(found, inputs) if one is not None}
+    plots = {one.name: finish(one) for one in study.figures(result, inputs) if one is not None}
     for name in study.figure_names:
         write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
-    for name, text in study.files(found, inputs).items():
+    for name, text in study.files(result, inputs).items():
         write_bytes(out_dir / name, text.encode())
     title, facts = asked
     parts = [
         Section(
             study.name,
             study.title,
-            study.section(found, inputs, [*plots.values()], out_dir),
+            study.section(result, inputs, [*plots.values()], out_dir),
             study.template,
         ),
         Section("asked", title, {"facts": facts, "commands": commands(inputs.rows)}),
     ]
     front = Front(
-        study.question(found, inputs),
+        study.question(result, inputs),
         names,
-        study.conclusion(found, inputs),
+        study.conclusion(result, inputs),
         newest(inputs.rows),
         command=command,
     )

@@ -14,10 +14,10 @@ from minivllm.report.inputs import ReportInputs
 if TYPE_CHECKING:
     from rich.table import Table
 
-Found = TypeVar("Found")  # what a study finds, which its other methods are given
+Result = TypeVar("Result")  # what a study finds, which its other methods are given
 
 
-class Study(Generic[Found]):
+class Study(Generic[Result]):
     """One question that a report answers from its records.
 
     A report loops over a list of studies and shows those that find something. `find` is all that a
@@ -42,45 +42,47 @@ class Study(Generic[Found]):
     figure_names: ClassVar[tuple[str, ...]] = ()
     file_names: ClassVar[tuple[str, ...]] = ()
 
-    def find(self, inputs: ReportInputs) -> Found | None:
+    def find(self, inputs: ReportInputs) -> Result | None:
         """What the records say; None where they are not about this question."""
         raise NotImplementedError
 
-    def finding(self, inputs: ReportInputs) -> Found | None:
+    def finding(self, inputs: ReportInputs) -> Result | None:
         """The same, worked out once for each report."""
         if self.name not in inputs.findings:
             inputs.findings[self.name] = self.find(inputs)
-        return cast("Found | None", inputs.findings[self.name])
+        return cast("Result | None", inputs.findings[self.name])
 
-    def question(self, found: Found, inputs: ReportInputs) -> str:
+    def question(self, result: Result, inputs: ReportInputs) -> str:
         """Title of a page that this study leads, see `sections.heading`; empty: that of a sweep."""
         return ""
 
-    def conclusion(self, found: Found, inputs: ReportInputs) -> Conclusion:
+    def conclusion(self, result: Result, inputs: ReportInputs) -> Conclusion:
         """Headline of a page that this study leads."""
-        headline, *lines = self.statements(found, inputs) or [self.title]
+        headline, *lines = self.statements(result, inputs) or [self.title]
         return Conclusion(headline, lines)
 
-    def statements(self, found: Found, inputs: ReportInputs) -> list[str] | None:
+    def statements(self, result: Result, inputs: ReportInputs) -> list[str] | None:
         """Sentences for the terminal; None: those of a sweep, where this study leads."""
         return None
 
-    def tables(self, found: Found, inputs: ReportInputs) -> list[Table]:
+    def tables(self, result: Result, inputs: ReportInputs) -> list[Table]:
         """Tables for the terminal."""
         return []
 
-    def replaces_summary(self, found: Found, inputs: ReportInputs) -> bool:
+    def replaces_summary(self, result: Result, inputs: ReportInputs) -> bool:
         """Whether its tables say all that the terminal's other tables would."""
         return False
 
-    def files(self, found: Found, inputs: ReportInputs) -> Mapping[str, str]:
+    def files(self, result: Result, inputs: ReportInputs) -> Mapping[str, str]:
         """Text files beside the page, by name."""
         return {}
 
-    def figures(self, found: Found, inputs: ReportInputs) -> Iterable[Described | None]:
+    def figures(self, result: Result, inputs: ReportInputs) -> Iterable[Described | None]:
         """Descriptions of its figures; None for one that has nothing to show."""
         return ()
 
-    def section(self, found: Found, inputs: ReportInputs, plots: list[Plot], out_dir: Path) -> Any:
+    def section(
+        self, result: Result, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> Any:
         """Its section as plain data for its template; `plots` are its figures."""
-        return {"statements": self.statements(found, inputs) or [], "plots": plots, "tables": []}
+        return {"statements": self.statements(result, inputs) or [], "plots": plots, "tables": []}

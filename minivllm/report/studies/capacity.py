@@ -46,36 +46,36 @@ class CapacityStudy(Study[list[CapacityRun]]):
         """See `find`."""
         return find(inputs.rows) or None
 
-    def question(self, found: list[CapacityRun], inputs: ReportInputs) -> str:
+    def question(self, result: list[CapacityRun], inputs: ReportInputs) -> str:
         """Names the model."""
         return "What rate of requests can {model} serve?"
 
-    def conclusion(self, found: list[CapacityRun], inputs: ReportInputs) -> Conclusion:
+    def conclusion(self, result: list[CapacityRun], inputs: ReportInputs) -> Conclusion:
         """See `verdict`."""
-        return verdict(found, inputs.cells)
+        return verdict(result, inputs.cells)
 
-    def figures(self, found: list[CapacityRun], inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: list[CapacityRun], inputs: ReportInputs) -> list[Described | None]:
         """See `figure`."""
-        return [figure(found)]
+        return [figure(result)]
 
     def section(
-        self, found: list[CapacityRun], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: list[CapacityRun], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """See `section`."""
-        return section(found, plots)
+        return section(result, plots)
 
 
 def verdict(searches: list[CapacityRun], cells: list[Cell]) -> Conclusion:
     """The capacity that was found; of several searches each has a line of its own."""
-    said = [
-        f"{name}: {search.found.sentence()}."
+    sentences = [
+        f"{name}: {search.capacity.sentence()}."
         if len(searches) > 1
-        else f"{_capital(search.found.sentence())}."
+        else f"{_capital(search.capacity.sentence())}."
         for name, search in _named(searches)
     ]
     if len(searches) > 1:
-        said.insert(0, f"Capacity of {len(searches)} searches.")
-    return Conclusion(said[0], [*said[1:], *remarks(cells)])
+        sentences.insert(0, f"Capacity of {len(searches)} searches.")
+    return Conclusion(sentences[0], [*sentences[1:], *remarks(cells)])
 
 
 def _capital(text: str) -> str:
@@ -88,16 +88,16 @@ def section(searches: list[CapacityRun], plots: list[Plot]) -> dict[str, Any]:
         "searches": [
             {
                 "name": name if len(searches) > 1 else "",
-                "sentence": _capital(search.found.sentence()),
+                "sentence": _capital(search.capacity.sentence()),
                 "objectives": listing(
                     [
                         f"{part.removesuffix('_ms').upper()} ≤ {sig(ms)} ms"
                         for part, ms in search.limits.items()
                     ]
                 ),
-                "unit": search.found.unit,
+                "unit": search.capacity.unit,
                 "left_out": search.left_out and count(search.left_out, "record"),
-                "rows": _rows(search.found),
+                "rows": _rows(search.capacity),
             }
             for name, search in _named(searches)
         ],
@@ -105,7 +105,7 @@ def section(searches: list[CapacityRun], plots: list[Plot]) -> dict[str, Any]:
     }
 
 
-def _rows(found: Capacity) -> list[dict[str, Any]]:
+def _rows(capacity: Capacity) -> list[dict[str, Any]]:
     return [
         {
             "rate": f"{row['rate']:g}",
@@ -116,7 +116,7 @@ def _rows(found: Capacity) -> list[dict[str, Any]]:
             "verdict": row["verdict"],
             "tone": TONES[row["verdict"]],
         }
-        for row in found.rows()
+        for row in capacity.rows()
     ]
 
 
@@ -136,17 +136,17 @@ def figure(searches: list[CapacityRun]) -> Chart:
     """Share against rate, with its interval and the share that is wanted; a row a search."""
     named = _named(searches)
     panels = [
-        (name if len(searches) > 1 else "", [_panel(search.found, len(searches) > 1)])
+        (name if len(searches) > 1 else "", [_panel(search.capacity, len(searches) > 1)])
         for name, search in named
     ]
-    said = [
-        f"{panel[0]}: " * bool(panel[0]) + s.found.sentence()
+    sentences = [
+        f"{panel[0]}: " * bool(panel[0]) + s.capacity.sentence()
         for panel, s in zip(panels, searches, strict=True)
     ]
-    rates = sum(len(search.found.probes) for search in searches)
+    rates = sum(len(search.capacity.probes) for search in searches)
     alt = (
         f"Share of requests that met their objectives against the rate, {count(rates, 'rate')}: "
-        f"{'; '.join(said)}."
+        f"{'; '.join(sentences)}."
     )
     caption = (
         "A rate holds where the whole interval lies above the dashed line, and fails where all "
@@ -155,19 +155,21 @@ def figure(searches: list[CapacityRun]) -> Chart:
     return Chart("capacity", "At which rates are the objectives met?", alt, caption, panels)
 
 
-def _panel(found: Capacity, several: bool) -> Panel:
+def _panel(capacity: Capacity, several: bool) -> Panel:
     """Of several, which share their axes, none may end these at what it has itself."""
-    rates = [probe.rate for probe in found.probes]
-    ends = [probe.interval(found.criterion.confidence) for probe in found.probes]
-    wanted = 100 * found.criterion.attainment
+    rates = [probe.rate for probe in capacity.probes]
+    ends = [probe.interval(capacity.criterion.confidence) for probe in capacity.probes]
+    goal = 100 * capacity.criterion.attainment
     series = [
-        Series("wanted", INK, [0.0, max(rates)], [wanted, wanted], "line", dashed=True),
-        Series("share", SLATE, rates, [100 * probe.share for probe in found.probes], "line"),
+        Series("wanted", INK, [0.0, max(rates)], [goal, goal], "line", dashed=True),
+        Series("share", SLATE, rates, [100 * probe.share for probe in capacity.probes], "line"),
     ]
     for label, side in (("interval", 0), ("", 1)):
         series.append(Series(label, FAINT, rates, [100 * end[side] for end in ends], "line"))
     for verdict, colour in COLOURS.items():
-        members = [probe for probe in found.probes if probe.verdict(found.criterion) == verdict]
+        members = [
+            probe for probe in capacity.probes if probe.verdict(capacity.criterion) == verdict
+        ]
         if members:
             shares = [100 * probe.share for probe in members]
             names = [
@@ -177,7 +179,7 @@ def _panel(found: Capacity, several: bool) -> Panel:
             ]
             series.append(Series(verdict, colour, [p.rate for p in members], shares, names=names))
     labels = (
-        f"rate of arrival, {found.unit}",
+        f"rate of arrival, {capacity.unit}",
         "% that met" if several else "% that met their objectives",
     )
     return Panel("", *labels, series, x_from_zero=not several, y_from_zero=not several)

@@ -100,38 +100,38 @@ class ComparisonStudy(Study[ComparedRuns]):
         """See `analysis.comparison.compare`."""
         return None
 
-    def question(self, found: ComparedRuns, inputs: ReportInputs) -> str:
+    def question(self, result: ComparedRuns, inputs: ReportInputs) -> str:
         """Names the metric and the runs."""
         return (
-            f"Did {_said(found.comparison.metric)} get worse from {found.names[0]} to "
-            f"{found.names[1]}?"
+            f"Did {_said(result.comparison.metric)} get worse from {result.names[0]} to "
+            f"{result.names[1]}?"
         )
 
-    def conclusion(self, found: ComparedRuns, inputs: ReportInputs) -> Conclusion:
+    def conclusion(self, result: ComparedRuns, inputs: ReportInputs) -> Conclusion:
         """That of the comparison, and how far to trust it."""
-        lines = [*found.comparison.notes, *busy(found.names, found.sides)]
-        return Conclusion(found.comparison.conclusion, lines)
+        lines = [*result.comparison.notes, *busy(result.names, result.sides)]
+        return Conclusion(result.comparison.conclusion, lines)
 
-    def tables(self, found: ComparedRuns, inputs: ReportInputs) -> list[Table]:
+    def tables(self, result: ComparedRuns, inputs: ReportInputs) -> list[Table]:
         """See `comparison_table`."""
-        return [comparison_table(found.comparison)]
+        return [comparison_table(result.comparison)]
 
-    def files(self, found: ComparedRuns, inputs: ReportInputs) -> dict[str, str]:
+    def files(self, result: ComparedRuns, inputs: ReportInputs) -> dict[str, str]:
         """compare.md and compare.csv."""
         return {
-            "compare.md": markdown(found.comparison, found.names),
-            "compare.csv": csv_table(HEADINGS, table_rows(found.comparison)),
+            "compare.md": markdown(result.comparison, result.names),
+            "compare.csv": csv_table(HEADINGS, table_rows(result.comparison)),
         }
 
-    def figures(self, found: ComparedRuns, inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: ComparedRuns, inputs: ReportInputs) -> list[Described | None]:
         """See `figure`."""
-        return [figure(found.comparison, found.names)]
+        return [figure(result.comparison, result.names)]
 
     def section(
-        self, found: ComparedRuns, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: ComparedRuns, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """The section as plain data for its template."""
-        comparison = found.comparison
+        comparison = result.comparison
         rows = [
             {
                 "texts": texts[:-1],
@@ -144,7 +144,7 @@ class ComparisonStudy(Study[ComparedRuns]):
                 comparison.cells[:MAX_ROWS], table_rows(comparison), strict=False
             )
         ]
-        only = zip(found.names, (comparison.only_before, comparison.only_after), strict=True)
+        only = zip(result.names, (comparison.only_before, comparison.only_after), strict=True)
         return {
             "headings": HEADINGS,
             "rows": rows,
@@ -155,7 +155,7 @@ class ComparisonStudy(Study[ComparedRuns]):
         }
 
 
-def write(found: ComparedRuns, out_dir: Path) -> Path:
+def write(result: ComparedRuns, out_dir: Path) -> Path:
     """Write index.html, compare.md, compare.csv and compare.png.
 
     Returns:
@@ -164,13 +164,13 @@ def write(found: ComparedRuns, out_dir: Path) -> Path:
     Raises:
         BadInput: nothing can be written there.
     """
-    facts = [(name, _side(side)) for name, side in zip(found.names, found.sides, strict=True)]
+    facts = [(name, _side(side)) for name, side in zip(result.names, result.sides, strict=True)]
     return write_alone(
         ComparisonStudy(),
-        found,
-        ReportInputs([*found.sides[0], *found.sides[1]]),
+        result,
+        ReportInputs([*result.sides[0], *result.sides[1]]),
         out_dir,
-        names=" and ".join(found.names),
+        names=" and ".join(result.names),
         asked=("What was compared?", facts),
         command="task=compare 'runs=[before,after]'",
     )

@@ -63,17 +63,21 @@ def together(analysis: Analysis) -> list[str]:
         True: f"Effects that multiply, to within {100 * statistics.WITHIN:g} %",
         None: "Not told apart, whether effects multiply",
     }
-    found: dict[bool | None, list[str]] = {answer: [] for answer in words}
+    names_by_answer: dict[bool | None, list[str]] = {answer: [] for answer in words}
     for one in analysis.interactions:
         if one.ratio is None or one.joint is None:
             continue
         apart = one.verdict in ("more together", "less together")
         answer = False if apart else statistics.multiply(one.ratio, one.low, one.high) or None
-        found[answer].append(
+        names_by_answer[answer].append(
             f"{one.first} with {one.second} gives {ratio(one.joint)}, "
             f"{spanned(one.ratio, one.low, one.high)} of the product of what each gives alone"
         )
-    return [f"{words[answer]}: {listing(named, 3)}." for answer, named in found.items() if named]
+    return [
+        f"{words[answer]}: {listing(named, 3)}."
+        for answer, named in names_by_answer.items()
+        if named
+    ]
 
 
 def every_effect(analysis: Analysis) -> tuple[Effect, ...]:

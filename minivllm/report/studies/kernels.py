@@ -106,35 +106,37 @@ class KernelsStudy(Study[dict[str, Any]]):
         """See `read`."""
         return None
 
-    def question(self, found: dict[str, Any], inputs: ReportInputs) -> str:
+    def question(self, result: dict[str, Any], inputs: ReportInputs) -> str:
         """Names the model."""
-        return f"How fast are the kernels of {(found['config'].get('choices') or {}).get('model')}?"
+        return (
+            f"How fast are the kernels of {(result['config'].get('choices') or {}).get('model')}?"
+        )
 
-    def statements(self, found: dict[str, Any], inputs: ReportInputs) -> list[str]:
+    def statements(self, result: dict[str, Any], inputs: ReportInputs) -> list[str]:
         """See `findings`."""
-        return findings(found)
+        return findings(result)
 
-    def tables(self, found: dict[str, Any], inputs: ReportInputs) -> list[Table]:
+    def tables(self, result: dict[str, Any], inputs: ReportInputs) -> list[Table]:
         """See `table`."""
-        return [table(found)]
+        return [table(result)]
 
-    def files(self, found: dict[str, Any], inputs: ReportInputs) -> dict[str, str]:
+    def files(self, result: dict[str, Any], inputs: ReportInputs) -> dict[str, str]:
         """kernels.md and kernels.csv."""
-        return {"kernels.md": markdown(found), "kernels.csv": csv_text(found)}
+        return {"kernels.md": markdown(result), "kernels.csv": csv_text(result)}
 
-    def figures(self, found: dict[str, Any], inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: dict[str, Any], inputs: ReportInputs) -> list[Described | None]:
         """See `figure`."""
-        return [figure(found)]
+        return [figure(result)]
 
     def section(
-        self, found: dict[str, Any], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: dict[str, Any], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """The section as plain data for its template."""
         shown = [heading for heading in HEADINGS if heading not in BELOW.values()]
         return {
             "headings": [(heading, BELOW.get(heading, "")) for heading in shown],
             "left": LEFT,
-            "rows": [_entries(row, shown) for row in found["rows"][:MAX_ROWS]],
+            "rows": [_entries(row, shown) for row in result["rows"][:MAX_ROWS]],
             "plots": plots,
         }
 
@@ -162,13 +164,15 @@ def _entries(row: Row, shown: list[str]) -> list[tuple[str, str]]:
     """What the page's table has in a row, and what stands below it: of an estimate its interval, of
     others see BELOW."""
     texts = dict(zip(HEADINGS, cells(row), strict=True))
-    found = []
+    entries = []
     for heading in shown:
         text, _, ends = (
             texts[heading].partition(" (") if heading in ESTIMATED else (texts[heading], "", "")
         )
-        found.append((text, texts[BELOW[heading]] if heading in BELOW else ends.removesuffix(")")))
-    return found
+        entries.append(
+            (text, texts[BELOW[heading]] if heading in BELOW else ends.removesuffix(")"))
+        )
+    return entries
 
 
 def _notes(record: dict[str, Any]) -> list[Any]:
@@ -219,13 +223,14 @@ def findings(record: dict[str, Any]) -> list[str]:
     wrong = [_name(row) for row in compared if not row["ok"]]
     lines = ["No output was compared with a reference's."]
     if compared:
-        found = (
+        sentences = (
             f"{len(wrong)} of them WRONG: {_listed(wrong)}."
             if wrong
             else "all of them equal or close (within twice the rounding error of bfloat16)."
         )
         lines = [
-            f"{count(len(compared), 'output')} compared with the reference's before timing, {found}"
+            f"{count(len(compared), 'output')} compared with the reference's "
+            f"before timing, {sentences}"
         ]
     kernels = dict.fromkeys(row["kernel"] for row in rows)
     for kernel in kernels:
@@ -295,7 +300,7 @@ def table(record: dict[str, Any]) -> Table:
     from rich.table import Column
 
     headings = ("kernel", "on", "rows", "µs", "ref. µs", "×", "% limit", "bound", "output")
-    made = bare_table(
+    rich_table = bare_table(
         *(
             Column(
                 heading,
@@ -306,8 +311,8 @@ def table(record: dict[str, Any]) -> Table:
             for heading in headings
         )
     )
-    made.title = _title(record)
-    made.caption = "medians; % of the longer of bytes / bandwidth and operations / rate"
+    rich_table.title = _title(record)
+    rich_table.caption = "medians; % of the longer of bytes / bandwidth and operations / rate"
     for row in record["rows"]:
         texts = dict(zip(HEADINGS, cells(row), strict=True))
         if "error" not in row:
@@ -319,8 +324,8 @@ def table(record: dict[str, Any]) -> Table:
                 )
             )
         shown = (*HEADINGS[:3], *HEADINGS[5:8], "% of floor", "bound", "output")
-        made.add_row(*(escape(texts[heading]) for heading in shown))
-    return made
+        rich_table.add_row(*(escape(texts[heading]) for heading in shown))
+    return rich_table
 
 
 def _title(record: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ class Finding(NamedTuple):
     """A study with what it found in the records of a report."""
 
     study: Study[Any]
-    found: Any
+    result: Any
 
 
 def configured(config: Mapping[str, Any]) -> tuple[Study[Any], ...]:
@@ -59,7 +59,7 @@ def configured(config: Mapping[str, Any]) -> tuple[Study[Any], ...]:
 def findings(inputs: ReportInputs, studies: Sequence[Study[Any]] = STUDIES) -> list[Finding]:
     """The studies that find something in the records, with what they found."""
     pairs = (Finding(study, study.finding(inputs)) for study in studies)
-    return [pair for pair in pairs if pair.found is not None]
+    return [pair for pair in pairs if pair.result is not None]
 
 
 def leading(known: Sequence[Finding]) -> Finding | None:
@@ -73,11 +73,11 @@ def terminal_tables(inputs: ReportInputs, known: Sequence[Finding]) -> Iterator[
 
     Where a study's tables say all that these would, they alone.
     """
-    for study, found in known:
-        if study.replaces_summary(found, inputs):
-            yield from study.tables(found, inputs)
+    for study, result in known:
+        if study.replaces_summary(result, inputs):
+            yield from study.tables(result, inputs)
             return
     yield summary_table(inputs.cells, inputs.columns)
-    for study, found in known:
+    for study, result in known:
         if not study.leads:
-            yield from study.tables(found, inputs)
+            yield from study.tables(result, inputs)

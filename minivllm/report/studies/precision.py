@@ -64,28 +64,28 @@ class PrecisionStudy(Study[list[Cell]]):
         """See `judged`."""
         return judged(inputs.cells) or None
 
-    def tables(self, found: list[Cell], inputs: ReportInputs) -> list[Table]:
+    def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
         """Quality, a row a cell."""
-        return [_quality_table(found)]
+        return [_quality_table(result)]
 
-    def replaces_summary(self, found: list[Cell], inputs: ReportInputs) -> bool:
+    def replaces_summary(self, result: list[Cell], inputs: ReportInputs) -> bool:
         """Where quality is all that was measured."""
         timed = any(cell.mean(THROUGHPUT) is not None for cell in inputs.cells)
-        return not timed and len(found) == len(inputs.cells)
+        return not timed and len(result) == len(inputs.cells)
 
-    def files(self, found: list[Cell], inputs: ReportInputs) -> dict[str, str]:
+    def files(self, result: list[Cell], inputs: ReportInputs) -> dict[str, str]:
         """precision.md: every used column."""
-        return {"precision.md": markdown_text(found)}
+        return {"precision.md": markdown_text(result)}
 
-    def figures(self, found: list[Cell], inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: list[Cell], inputs: ReportInputs) -> list[Described | None]:
         """See `pareto`."""
         return [pareto(inputs.cells, inputs.looks)]
 
     def section(
-        self, found: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """See `section`."""
-        return section(found, inputs.cells, plots)
+        return section(result, inputs.cells, plots)
 
 
 def judged(cells: list[Cell]) -> list[Cell]:

@@ -100,27 +100,27 @@ class ScalingStudy(Study[list[Ladder]]):
         """See `ladders`."""
         return ladders(inputs.cells) or None
 
-    def question(self, found: list[Ladder], inputs: ReportInputs) -> str:
+    def question(self, result: list[Ladder], inputs: ReportInputs) -> str:
         """Names the model."""
         return "How does the cost of {model} grow with the work?"
 
-    def conclusion(self, found: list[Ladder], inputs: ReportInputs) -> Conclusion:
+    def conclusion(self, result: list[Ladder], inputs: ReportInputs) -> Conclusion:
         """See `verdict`."""
-        return verdict(found, inputs.cells)
+        return verdict(result, inputs.cells)
 
-    def files(self, found: list[Ladder], inputs: ReportInputs) -> dict[str, str]:
+    def files(self, result: list[Ladder], inputs: ReportInputs) -> dict[str, str]:
         """scaling.md: statements and tables."""
-        return {"scaling.md": markdown_text(found)}
+        return {"scaling.md": markdown_text(result)}
 
-    def figures(self, found: list[Ladder], inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: list[Ladder], inputs: ReportInputs) -> list[Described | None]:
         """See `figure`."""
-        return [figure(found)]
+        return [figure(result)]
 
     def section(
-        self, found: list[Ladder], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: list[Ladder], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """See `section`."""
-        return section(found, plots)
+        return section(result, plots)
 
 
 def ladders(cells: list[Cell]) -> list[Ladder]:
@@ -136,7 +136,7 @@ def ladders(cells: list[Cell]) -> list[Ladder]:
     for cell in mine:
         rest = [f"{key}={cell.varying[key]}" for key in apart]
         groups.setdefault(" ".join(rest), []).append(cell)
-    found = []
+    kept_ladders = []
     for series, members in groups.items():
         decode, prefill = (
             [rung for cell in members if (rung := make(cell)) is not None]
@@ -152,8 +152,8 @@ def ladders(cells: list[Cell]) -> list[Ladder]:
             kept = [rung for rung in rungs if rung.cell.first(f"config.{key}") == value]
             if len(kept) > 1:
                 ladder = Ladder(kind, series, tuple(kept))
-                found.append(replace(ladder, rungs=tuple(sorted(kept, key=ladder.size))))
-    return found
+                kept_ladders.append(replace(ladder, rungs=tuple(sorted(kept, key=ladder.size))))
+    return kept_ladders
 
 
 def _shared(cells: Sequence[Cell], key: str) -> tuple[str, Any]:
@@ -184,8 +184,8 @@ def _rung(cell: Cell, kind: str, number_of: float, batch: float, context: float)
 def _decode(cell: Cell) -> Rung | None:
     """The steps that only decode and have a time of their own, as many in each block as in the
     first."""
-    wanted = ["num_requests", "num_tokens", "num_prefill_tokens", "context_tokens"]
-    frame = next(frames(cell, "steps.parquet", [*wanted, "gap_ms"], wanted), None)
+    columns = ["num_requests", "num_tokens", "num_prefill_tokens", "context_tokens"]
+    frame = next(frames(cell, "steps.parquet", [*columns, "gap_ms"], columns), None)
     if frame is None:
         return None
     steps = frame.iloc[roofline.timed(frame.to_dict("records"), roofline.decodes, _overlaps(cell))]
@@ -207,10 +207,10 @@ def _overlaps(cell: Cell) -> bool:
     return bool(cell.mean("liveness.runtime.overlap_steps"))
 
 
-def statements(found: Sequence[Ladder]) -> list[str]:
+def statements(result: Sequence[Ladder]) -> list[str]:
     """What each ladder comes to, and where it is steeper than work and limits."""
     lines = []
-    for ladder in found:
+    for ladder in result:
         first, last = ladder.rungs[0], ladder.rungs[-1]
         grew = last.ms.mean / first.ms.mean
         text = (
@@ -239,9 +239,9 @@ def _size(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else sig(value)
 
 
-def verdict(found: Sequence[Ladder], cells: list[Cell]) -> Conclusion:
+def verdict(result: Sequence[Ladder], cells: list[Cell]) -> Conclusion:
     """Whether any cost grows faster than it must: which rung is the fastest answers nothing."""
-    steep = [_title(ladder) for ladder in found if ladder.steep()]
+    steep = [_title(ladder) for ladder in result if ladder.steep()]
     if steep:
         headline = f"Super-linear beyond the limits: {listing(steep)}."
     else:
@@ -270,33 +270,33 @@ def rows(ladder: Ladder) -> list[list[str]]:
     ]
 
 
-def section(found: Sequence[Ladder], plots: list[Plot]) -> dict[str, Any]:
+def section(result: Sequence[Ladder], plots: list[Plot]) -> dict[str, Any]:
     """The page's section as plain data."""
     tables = [
-        {"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)} for ladder in found
+        {"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)} for ladder in result
     ]
-    return {"statements": statements(found), "tables": tables, "plots": plots}
+    return {"statements": statements(result), "tables": tables, "plots": plots}
 
 
-def markdown_text(found: Sequence[Ladder]) -> str:
+def markdown_text(result: Sequence[Ladder]) -> str:
     """Summaryements and tables."""
-    parts = ["\n".join(f"* {escaped(line)}" for line in statements(found)) + "\n"]
+    parts = ["\n".join(f"* {escaped(line)}" for line in statements(result)) + "\n"]
     parts += [
         f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}"
-        for ladder in found
+        for ladder in result
     ]
     return "\n".join(parts)
 
 
-def figure(found: Sequence[Ladder]) -> Chart:
+def figure(result: Sequence[Ladder]) -> Chart:
     """A panel a kind: the time, and dashed the least time."""
-    names = dict.fromkeys(ladder.series for ladder in found)
+    names = dict.fromkeys(ladder.series for ladder in result)
     # further ones are in the tables
     colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))
     panels = []
     for kind, (title, x_label) in KINDS.items():
         series = []
-        for ladder in found:
+        for ladder in result:
             if ladder.kind == kind and ladder.series in colours:
                 series += _curves(ladder, colours[ladder.series])
         if series:
@@ -311,7 +311,7 @@ def figure(found: Sequence[Ladder]) -> Chart:
     return Chart(
         "scaling",
         "How does the cost grow with the work?",
-        " ".join(statements(found)),
+        " ".join(statements(result)),
         caption,
         [("", panels)],
     )

@@ -61,10 +61,10 @@ class SimulationStudy(Study[Check]):
         return simulation_check(inputs.cells)
 
     def section(
-        self, found: Check, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: Check, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> Check:
         """What was found, as it is."""
-        return found
+        return result
 
 
 def simulation_check(cells: list[Cell]) -> Check | None:

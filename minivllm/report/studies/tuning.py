@@ -44,36 +44,36 @@ class TuningStudy(Study[Tuning]):
         """See `trials.find`."""
         return find(inputs.rows, inputs.cells, inputs.goal)
 
-    def question(self, found: Tuning, inputs: ReportInputs) -> str:
+    def question(self, result: Tuning, inputs: ReportInputs) -> str:
         """Names the knobs, where any differ."""
         return "Which {knobs} are best for {model}?" if inputs.cells[0].varying else ""
 
-    def conclusion(self, found: Tuning, inputs: ReportInputs) -> Conclusion:
+    def conclusion(self, result: Tuning, inputs: ReportInputs) -> Conclusion:
         """The best trial within the limits, or the nearest to them, and how far to trust it."""
-        headline, *lines = sentences(found)
+        headline, *lines = sentences(result)
         return Conclusion(headline, [*lines, *remarks(inputs.cells)])
 
-    def statements(self, found: Tuning, inputs: ReportInputs) -> list[str]:
+    def statements(self, result: Tuning, inputs: ReportInputs) -> list[str]:
         """See `sentences`."""
-        return sentences(found)
+        return sentences(result)
 
-    def tables(self, found: Tuning, inputs: ReportInputs) -> list[Table]:
+    def tables(self, result: Tuning, inputs: ReportInputs) -> list[Table]:
         """The trials, best first."""
-        return [table(found)]
+        return [table(result)]
 
-    def replaces_summary(self, found: Tuning, inputs: ReportInputs) -> bool:
+    def replaces_summary(self, result: Tuning, inputs: ReportInputs) -> bool:
         """Always: its columns are those that the search is about."""
         return True
 
-    def figures(self, found: Tuning, inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: Tuning, inputs: ReportInputs) -> list[Described | None]:
         """How the search went, and what came of each value that it tried."""
-        return figures(found)
+        return figures(result)
 
     def section(
-        self, found: Tuning, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: Tuning, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """See `section`."""
-        return section(found, plots, out_dir)
+        return section(result, plots, out_dir)
 
 
 def sentences(tuning: Tuning) -> list[str]:
@@ -172,7 +172,7 @@ def table(tuning: Tuning) -> Table:
     from rich.text import Text
 
     names = name_columns([trial.cell for trial in tuning.trials])
-    found = rich_table(
+    rows_table = rich_table(
         ["trial", *names],
         [(c.title, _unit(tuning, c)) for c in tuning.columns],
         status="limits" if tuning.goal.limits else "status",
@@ -181,8 +181,8 @@ def table(tuning: Tuning) -> Table:
         words = [str(trial.number), *names_of(trial.cell, names)]
         figures = [text(trial.cell, column) for column in tuning.columns]
         status = Text(tuning.status(trial), style=tables.STYLES[trial.tone])
-        found.add_row(*map(Text, words), status, *map(Text, figures))
-    return found
+        rows_table.add_row(*map(Text, words), status, *map(Text, figures))
+    return rows_table
 
 
 def _unit(tuning: Tuning, column: Column) -> str:
@@ -236,8 +236,8 @@ def _history(tuning: Tuning, drawn: list[Trial]) -> Chart | None:
         xs = [float(number) for number in (*(trial.number for trial in best), len(tuning.trials))]
         ys = [_scaled(trial, objective) for trial in (*best, best[-1])]
         series.insert(0, Series("best so far", INK, xs, ys, "steps"))
-    said = sentences(tuning)[0]
-    alt = f"{objective.heading} of {count(len(drawn), 'trial')} in their order. {said}"
+    headline = sentences(tuning)[0]
+    alt = f"{objective.heading} of {count(len(drawn), 'trial')} in their order. {headline}"
     caption = "A point a trial, mean over blocks."
     if tuning.goal.limits:
         caption += " Only those within the limits can be the best."
@@ -299,13 +299,13 @@ def _points(
     tuning: Tuning, drawn: Sequence[Trial], places: Sequence[tuple[float, float]]
 ) -> list[Series]:
     """Trials within the limits full, the others hollow."""
-    found = []
+    points = []
     for kept, label, colour in ((True, "within the limits", BETTER), (False, "outside", WORSE)):
         chosen = [(t, at) for t, at in zip(drawn, places, strict=True) if t.within is kept]
         if chosen:
             names = [_words(tuning, trial) for trial, _ in chosen]
             xs, ys = [x for _, (x, _) in chosen], [y for _, (_, y) in chosen]
-            found.append(
+            points.append(
                 Series(
                     label if tuning.goal.limits else "trial",
                     colour,
@@ -315,7 +315,7 @@ def _points(
                     names=names,
                 )
             )
-    return found
+    return points
 
 
 def _scaled(trial: Trial, objective: Column) -> float:

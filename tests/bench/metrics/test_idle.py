@@ -18,7 +18,7 @@ from minivllm.bench.metrics.idle import (
     idle_share,
     idleness,
     merged,
-    told,
+    sentence,
 )
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)))
@@ -125,7 +125,7 @@ def test_a_trace_of_a_gpu() -> None:
     # To the next step's first kernel it is 100 us, also where the device copies; none of it is
     # within a graph.
     assert found.decoding == Decoding(4, 4, 4.0, pytest.approx(0.1), pytest.approx(0.02))
-    assert told(found) == (
+    assert sentence(found) == (
         "The device was idle for 9.1% of the 5.9 ms from its first kernel to the end of its "
         "last one. Of the 4.0 ms of 4 steps in which 4 requests only decoded, 10.0% lay between "
         "a step's last kernel and the next one's first, and for 2.0% it was idle within steps."
@@ -176,7 +176,7 @@ def test_without_decoding_steps_the_whole_alone_is_told() -> None:
     events = [kernel(0, 30), kernel(60, 100), *[prepare(at) for at in (0, 20)]]
     expected = Idleness(Idle(2, 3, 0.1, pytest.approx(0.3)), None)
     assert idleness(events, [step(3, 8)] * 2) == expected
-    assert told(Idleness(Idle(2, 3, 0.1, 0.3), None)).endswith("to the end of its last one.")
+    assert sentence(Idleness(Idle(2, 3, 0.1, 0.3), None)).endswith("to the end of its last one.")
     assert idleness(events, [step(3, 8), step(3)]) == expected  # one that nothing follows
     assert idleness(events[:2], [step(3)] * 5) == Idleness(
         Idle(5, 3, 0.1, pytest.approx(0.3)), None

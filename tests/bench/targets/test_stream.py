@@ -44,7 +44,7 @@ def test_usage_on_each_chunk_tells_how_many_tokens_it_holds() -> None:
     tokens, parts = stream(
         text(1, **usage(4)), text(1, **usage(5)), text(1, **usage(20)), usage(20)
     )
-    assert parts == [4, 1, 15, 0] and tokens.told and tokens.prompt_tokens == 3
+    assert parts == [4, 1, 15, 0] and tokens.sizes_known and tokens.prompt_tokens == 3
     assert (tokens.late, tokens.misplaced, tokens.countable, tokens.produced) == (0, 0, True, 20)
 
 

@@ -30,14 +30,14 @@ class Counting(Study[int]):
         Counting.asked += 1
         return len(inputs.cells) if len(inputs.cells) > 1 else None
 
-    def question(self, found: int, inputs: ReportInputs) -> str:
+    def question(self, result: int, inputs: ReportInputs) -> str:
         return "How many cells are there of {model}?"
 
-    def statements(self, found: int, inputs: ReportInputs) -> list[str]:
-        return [f"There are {found} cells.", "They are few."]
+    def statements(self, result: int, inputs: ReportInputs) -> list[str]:
+        return [f"There are {result} cells.", "They are few."]
 
-    def files(self, found: int, inputs: ReportInputs) -> dict[str, str]:
-        return {"counting.txt": f"{found}\n"}
+    def files(self, result: int, inputs: ReportInputs) -> dict[str, str]:
+        return {"counting.txt": f"{result}\n"}
 
 
 def cells(folder: Path, n: int) -> Path:

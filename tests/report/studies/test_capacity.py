@@ -153,7 +153,7 @@ def test_records_of_other_code_or_devices_are_left_out(
     again(tmp_path, old, "oldcell")
     measured(tmp_path, 1.0, 0, "new")
     (search,) = capacity.find(read_rows(tmp_path)[0])
-    assert [(row["blocks"], row["verdict"]) for row in search.found.rows()] == [(1, "holds")]
+    assert [(row["blocks"], row["verdict"]) for row in search.capacity.rows()] == [(1, "holds")]
     assert (search.cell, search.left_out) == ("newcell", 1)
 
 
@@ -164,7 +164,7 @@ def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) ->
     measured(tmp_path, 1.0, 0, "new")
     measured(tmp_path, 1.0, 0, "new", seed=1)
     (search,) = capacity.find(read_rows(tmp_path)[0])
-    assert [(row["blocks"], row["requests"], row["verdict"]) for row in search.found.rows()] == [
+    assert [(row["blocks"], row["requests"], row["verdict"]) for row in search.capacity.rows()] == [
         (2, 200, "holds")
     ]
 
@@ -177,7 +177,7 @@ def test_the_newest_search_sets_the_objectives(tmp_path: Path) -> None:
     measured(tmp_path, 2.0, 0, "new", slo=400.0)
     (search,) = capacity.find(read_rows(tmp_path)[0])
     assert search.limits == {"ttft_ms": 400.0}
-    assert [(row["rate"], row["verdict"]) for row in search.found.rows()] == [
+    assert [(row["rate"], row["verdict"]) for row in search.capacity.rows()] == [
         (1, "holds"),
         (2, "holds"),
     ]

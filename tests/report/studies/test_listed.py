@@ -36,13 +36,13 @@ class Loading(Study):
         times = {cell.label: cell.mean("cold.load_s") or 0.0 for cell in inputs.cells}
         return {label: s for label, s in times.items() if s >= self.least_s} or None
 
-    def statements(self, found, inputs):
-        return [f"{label} loaded in {s:g} s." for label, s in found.items()]
+    def statements(self, result, inputs):
+        return [f"{label} loaded in {s:g} s." for label, s in result.items()]
 
-    def figures(self, found, inputs):
-        rows = [float(row) for row in range(len(found))]
-        series = Series("loading", "#0072B2", [*found.values()], rows, names=[*found])
-        panel = Panel("", "seconds", "", [series], rows=[*found])
+    def figures(self, result, inputs):
+        rows = [float(row) for row in range(len(result))]
+        series = Series("loading", "#0072B2", [*result.values()], rows, names=[*result])
+        panel = Panel("", "seconds", "", [series], rows=[*result])
         return [Chart("loading", self.title, "Seconds.", "A point a cell.", [("", [panel])])]
 '''
 OPTION = """
