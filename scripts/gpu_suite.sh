@@ -147,8 +147,8 @@ for part in $PARTS; do
         run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"
         ;;
     kernel-tests)
-        tests kernel-tests tests/attention/test_triton.py tests/quant/test_products.py tests/passes/test_fuse.py \
-            tests/engine/test_sampling_kernels.py tests/gpu/test_kernels.py
+        tests kernel-tests tests/attention/test_triton.py tests/quant/kernels/test_products.py tests/passes/test_fuse.py \
+            tests/engine/kernels/test_sampling.py tests/gpu/test_kernels.py
         ;;
     table)
         # With overlap tokens come as fast as they can; without it the phases of a step are its own.
@@ -215,7 +215,7 @@ for part in $PARTS; do
         ;;
     correctness)
         tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_cuda.py \
-            tests/models/test_trim.py tests/attention/test_flex.py tests/attention/test_torch_varlen.py \
+            tests/passes/test_trim.py tests/attention/test_flex.py tests/attention/test_torch_varlen.py \
             tests/tasks/test_kernels.py
         ;;
     waits)

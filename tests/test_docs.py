@@ -39,7 +39,7 @@ from minivllm.engine.events import StepTimed
 from minivllm.experiments.plan import product
 from minivllm.models.registry import model_class, supported_architectures
 from minivllm.models.rope_config import KINDS as ROPE_KINDS
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

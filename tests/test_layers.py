@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minivllm"

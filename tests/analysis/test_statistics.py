@@ -22,7 +22,7 @@ from minivllm.analysis.statistics import (
     sign_flip,
     two_sample,
 )
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 
 def test_the_signed_rank_test_counts_sign_patterns() -> None:

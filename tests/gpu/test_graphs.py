@@ -1,5 +1,5 @@
-"""CUDA graphs and overlapping steps on a GPU; tests/extras/test_graphs.py and test_overlap.py have
-the logic."""
+"""CUDA graphs and overlapping steps on a GPU; tests/extras/test_graphs.py and
+tests/engine/test_launcher.py have the logic."""
 
 from __future__ import annotations
 

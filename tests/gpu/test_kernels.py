@@ -24,7 +24,7 @@ from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
-from tests.quant.test_products import Streamed, stored
+from tests.quant.kernels.test_products import Streamed, stored
 
 pytestmark = pytest.mark.gpu
 SPECS = {

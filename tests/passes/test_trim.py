@@ -1,12 +1,114 @@
-"""runtime.trim_last_layer: which knobs trim; what it computes is in tests of models and engine."""
+"""runtime.trim_last_layer: the end of the last layer for the tokens alone whose logits are
+wanted."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+from torch import Tensor, nn
+
+from minivllm import LLM, SamplingParams
 from minivllm.assembly import build_engine
+from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.models.costs import trims
+from tests.reference import FAMILIES, make_checkpoint
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPTS = [[5, 17, 3, 99, 42, 8], [9, 4, 30] * 9, [1], [7, 3, 99, 12, 55, 31, 8, 64, 90, 11, 2]]
+KNOBS = [
+    "model=hf",
+    "quant=fp32",
+    f"runtime.device={DEVICE}",
+    "runtime.threads=1",
+    "model.max_model_len=64",
+    "cache.num_blocks=40",
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "kernels", "tokens"),
+    [
+        *((family, "torch", 2048) for family in FAMILIES),
+        # a step, so that some have no logits at all
+        *((family, "torch", 7) for family in FAMILIES),
+        *((family, "cpu", 7) for family in FAMILIES),
+        *((family, "triton", 12) for family in ("qwen3", "gemma3_text", "mixtral")),
+    ],
+)
+def test_logprobs_are_those_of_all_rows(
+    family: str, kernels: str, tokens: int, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, family)
+    overrides = [
+        *(f"model.path={tmp_path}", f"batching.max_num_batched_tokens={tokens}"),
+        f"runtime.cpu_kernels={'auto' if kernels == 'cpu' else 'off'}",
+        f"runtime.fused_kernels={'triton' if kernels == 'triton' else 'off'}",
+    ]
+    params = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=3)
+    found, trimmed = [], []
+    for knob in ("false", "true"):
+        config = [*KNOBS, *overrides, f"runtime.trim_last_layer={knob}"]
+        with LLM(overrides=config) as llm:
+            found.append([request.outputs[0] for request in llm.generate(PROMPTS, params)])
+            trimmed.append(llm.engine.runner.rows_trimmed)
+    prefilled = sum(len(prompt) - 1 for prompt in PROMPTS)
+    assert trimmed[0] == 0 and (
+        trimmed[1] == prefilled if tokens > 99 else 0 < trimmed[1] <= prefilled
+    )
+    for plain, trim in zip(*found, strict=True):
+        assert trim.token_ids == plain.token_ids
+        assert trim.logprobs is not None and plain.logprobs is not None
+        for one, other in zip(trim.logprobs, plain.logprobs, strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_where_every_token_has_logits_nothing_is_trimmed(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    with LLM(overrides=[*KNOBS, f"model.path={tmp_path}"]) as llm:
+        asked = SamplingParams(max_tokens=2, prompt_logprobs=1)
+        assert llm.generate([PROMPTS[0]], asked)[0].prompt_logprobs
+        assert llm.engine.runner.rows_trimmed == 0
+        llm.generate([PROMPTS[0]], SamplingParams(max_tokens=2))
+        assert llm.engine.runner.rows_trimmed == len(PROMPTS[0]) - 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_the_operations_saved_are_those_that_the_roofline_leaves_out(
+    family: str, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, family)
+    counted, costs = [], []
+    for knob in ("false", "true"):
+        knobs = [
+            *KNOBS,
+            f"model.path={tmp_path}",
+            f"runtime.trim_last_layer={knob}",
+            "runtime.cpu_kernels=off",
+        ]
+        engine = MinivllmEngine(compose([*knobs, "attention=eager"]))
+        engine.submit("0", PROMPTS[1], SamplingParams(max_tokens=1))
+        done: list[int] = []
+
+        def count(_: nn.Module, x: tuple[Tensor], y: Tensor, done: list[int] = done) -> None:
+            done.append(2 * y.numel() * x[0].shape[1])
+
+        for name in engine.engine.loaded.linear_inputs:
+            engine.engine.loaded.model.get_submodule(name).register_forward_hook(count)
+        engine.poll()
+        counted.append(sum(done))
+        costs.append(engine.info.model)
+        live = engine.liveness()["runtime"]["rows_trimmed"]
+        assert live == (len(PROMPTS[1]) - 1 if knob == "true" else 0)
+        engine.close()
+    a_token = [cost["flops_per_token"] for cost in costs]
+    a_row = [cost["head_flops_per_row"] for cost in costs]
+    assert a_token[0] - a_token[1] == a_row[1] - a_row[0] > 0
+    # A mixture's router is a product, too, which is no part of an expert.
+    router = 2 * 8 * 48 * (len(PROMPTS[1]) - 1) if family == "qwen3_moe" else 0
+    assert counted[0] - counted[1] == (a_token[0] - a_token[1]) * (len(PROMPTS[1]) - 1) + router
 
 
 @pytest.mark.parametrize(

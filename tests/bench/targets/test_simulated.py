@@ -40,7 +40,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs
 from minivllm.platform.files import write_parquet
 from tests.bench.scripted import workload
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 ROOT = Path(__file__).parents[3]
 ROOFLINE = (

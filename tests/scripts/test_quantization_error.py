@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "reports" / "examples" / "cpu"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 structure = load_script("structure")
 

@@ -19,8 +19,8 @@ from minivllm.experiments.plan import Sweep
 from minivllm.experiments.schedule import compose_arms
 from minivllm.platform import files
 from tests.report.synthetic import failed, make_config, make_record
-from tests.scripts import load_script
-from tests.test_gpu_suite import suite
+from tests.scripts.load import load_script
+from tests.scripts.test_gpu_suite import suite
 
 H200 = "NVIDIA H200"
 

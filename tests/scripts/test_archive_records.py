@@ -11,7 +11,7 @@ from minivllm.bench.records.reading import load_records, read_records
 from minivllm.bench.records.tables import read_table
 from minivllm.report.inputs import read
 from tests.report.synthetic import make_record, make_sweep, write
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 script = load_script("archive_records")
 

@@ -15,9 +15,9 @@ import pytest
 
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.config.compose import compose
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "scripts" / "gpu_suite.sh"
 PARTS = (
     *(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
 
 def test_it_plans_full_batches_and_serves_everybody() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import SCRIPTS, load_script
+from tests.scripts.load import SCRIPTS, load_script
 
 
 def test_two_checkouts_in_turns(

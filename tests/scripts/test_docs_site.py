@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.scripts import load_script
+from tests.scripts.load import load_script
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GITHUB = "https://github.com/someone/minivllm/blob/main"
 

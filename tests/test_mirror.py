@@ -1,0 +1,48 @@
+"""Tests of minivllm/a/b.py are tests/a/test_b.py, and those of scripts/b.py are
+tests/scripts/test_b.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+# Files of tests that no one file of code has, and why.
+ACROSS = {
+    "analysis/test_false_positives.py": "a thousand ablations, from the plan to verdicts",
+    "attention/test_backends.py": "one property of every backend",
+    "engine/test_combinations.py": "policies, caches and ways of decoding in pairs",
+    "engine/test_non_finite.py": "NaN from any layer through any sampler",
+    "evaluation/test_tasks.py": "whole tasks through lm-eval",
+    "experiments/test_ablation_sweep.py": "ablations from the command line to verdicts",
+    "experiments/test_launchers.py": "every launcher leaves the same records",
+    "experiments/test_resume.py": "kills of a whole sweep",
+    "kernels/cpu/test_processors.py": "C++ sources, which are no Python",
+    "kernels/test_compiling.py": "every Triton kernel of the package",
+    "models/test_parity.py": "every family, layer by layer",
+    "passes/test_plug_in.py": "a third party's pass",
+    "quant/test_methods.py": "one property of every method",
+    "quant/test_plug_in.py": "a third party's method",
+    "test_docs.py": "the documentation",
+    "test_layers.py": "who may import whom",
+    "test_mirror.py": "the tests themselves",
+    "test_pretended_gpu.py": "the tests of tests/gpu, without a GPU",
+    "test_public_reports.py": "a table of the documentation",
+    "test_size.py": "what git tracks",
+    "test_terminal.py": "the command line on a real terminal",
+}
+
+
+def code_of(test: Path) -> list[Path]:
+    """The files that a file of tests may be of."""
+    package = TESTS.parent if test.parts[0] == "scripts" else TESTS.parent / "minivllm"
+    stem = test.stem.removeprefix("test_")
+    return [package / test.parent / f"{stem}{suffix}" for suffix in (".py", ".sh")]
+
+
+def test_files_of_tests_mirror_files_of_code() -> None:
+    """tests/gpu is what takes a GPU, of any file."""
+    files = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")]
+    files = [path for path in files if path.parts[0] != "gpu"]
+    across = {str(path) for path in files if not any(code.is_file() for code in code_of(path))}
+    assert across - ACROSS.keys() == set(), "name it as the file that it tests, or say why not"
+    assert ACROSS.keys() - across == set(), "is gone, or mirrors a file of code now"
