@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
+from tests.triton_interpreter import prepare_once
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -65,9 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _option_files_are_parsed_once() -> Iterator[None]:
+def _done_once() -> Iterator[None]:
+    """What libraries would do again and again."""
     with pytest.MonkeyPatch.context() as patch:
         parse_once(patch)
+        prepare_once(patch)
         yield
 
 
