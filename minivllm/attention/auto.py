@@ -21,8 +21,8 @@ from minivllm.kernels.cpu.library import Kernels
 def select(
     specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None
 ) -> AttentionBackend:
-    """The first backend whose constraints hold, fastest first of those that are proven; its name
-    goes into the record."""
+    """The first backend whose constraints hold, in order of speed among the tested ones. The record
+    holds its name."""
     on_gpu = (TritonBackend, SDPABackend, FlashBackend)
     on_cpu = (partial(CPUBackend, kernels=kernels), SDPABackend)
     for backend in on_gpu if kv.parts[0][0].is_cuda else on_cpu:

@@ -10,20 +10,21 @@ from minivllm.attention.batch import StepBatch
 
 
 class AttentionBackend(Protocol):
-    """Attention over the paged cache. The constructor checks every constraint and raises BadInput
-    with what to use instead. One whose launches depend on nothing but the shapes of the batch's
-    tensors and on what `prepare` made of upper bounds of the lengths says `supports_graphs =
-    True`."""
+    """Attention over the paged cache.
+
+    The constructor checks every constraint and raises BadInput with what to use instead. A backend
+    sets `supports_graphs = True` if its launches depend on nothing but the shapes of the batch's
+    tensors and what `prepare` computes from upper bounds of the lengths."""
 
     name: str
 
     def prepare(self, batch: StepBatch) -> Any:
-        """Work out once a step what all layers share; the result travels as `batch.attention`."""
+        """Compute once a step what all layers share. The result is `batch.attention`."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """Write k and v into the cache at `batch.slot_mapping`, then attend; where
-        `batch.attention_scores` is given, add the attention that each block of each request got. A
-        backend that cannot do so calls `require_unscored` on construction.
+        """Write k and v into the cache at `batch.slot_mapping`, then attend. If
+        `batch.attention_scores` is given, add the attention that each block of each request got; a
+        backend without these scores calls `require_unscored` on construction.
 
         Args:
             layer: index of the layer (selects its cache and its AttentionSpec).

@@ -10,24 +10,23 @@ from torch import Tensor
 class StepBatch(NamedTuple):
     """One step's tensors, ragged (no padding), passed through model, layer and attention.
 
-    Requests lie one after another along the token axis. T tokens, R requests, B blocks, at least
-    those of the longest request, L rows whose logits are wanted.
-    """
+    Requests follow each other along the token axis. T tokens, R requests, B blocks (at least those
+    of the longest request), L rows with logits."""
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T], position of each token in its sequence
     slot_mapping: Tensor  # int64 [T], where each token's key and value are written in the cache
     query_start_loc: Tensor  # int32 [R + 1], first token of each request; the last entry is T
-    # int32 [R], tokens that each request holds: cached (not those evicted) plus new
+    # int32 [R], tokens that each request holds: cached tokens (without evicted ones) plus new ones
     seq_lens: Tensor
     block_table: Tensor  # int32 [R, B], cache blocks of each request, padded with block 0
     logit_rows: Tensor  # int64 [L], rows of the hidden states to compute logits for
-    query_lens_host: tuple[int, ...]  # the same lengths on the host, so that no backend has to wait
+    query_lens_host: tuple[int, ...]  # query lengths on the host, so that no backend waits
     seq_lens_host: tuple[int, ...]
-    rotated_lens_host: tuple[int, ...]  # the length of each request that some rotary scalings go by
-    # float32 [R, B], where backends add the attention that each block gets; None: unasked
+    rotated_lens_host: tuple[int, ...]  # the length of each request that some rotary scalings need
+    # float32 [R, B], to which backends add the attention that each block gets; None: not needed
     attention_scores: Tensor | None = None
     observed_host: tuple[
         int, ...
-    ] = ()  # with `attention_scores`: how many of each request's last queries count
-    attention: Any = None  # what the attention backend's prepare() made of this batch
+    ] = ()  # of each request, the number of last queries in `attention_scores`
+    attention: Any = None  # result of the attention backend's prepare()

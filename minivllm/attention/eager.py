@@ -1,5 +1,5 @@
-"""attention=eager: the definition of attention, written out. The reference for every other
-backend."""
+"""attention=eager: the definition of attention, written out. Every other backend is tested against
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minivllm.cache.spec import AttentionSpec
 
 
 def visible(query_len: int, seq_len: int, window: int | None, device: torch.device) -> Tensor:
-    """Which keys each of the last `query_len` of `seq_len` positions may see. bool [query_len,
+    """Which keys each of the last `query_len` of `seq_len` positions sees: bool [query_len,
     seq_len]."""
     queries = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
     keys = torch.arange(seq_len, device=device)[None, :]
@@ -26,10 +26,9 @@ def visible(query_len: int, seq_len: int, window: int | None, device: torch.devi
 
 
 class EagerBackend:
-    """Scores, mask, softmax in float32, weighted sum: one request after another.
+    """Scores, mask, softmax in float32 and weighted sum, one request after another.
 
-    Takes every shape, dtype, window and soft cap, and can say where attention went.
-    """
+    Supports every shape, dtype, window and soft cap, and returns attention scores."""
 
     name = "eager"
 
@@ -38,7 +37,7 @@ class EagerBackend:
         self.kv = kv
 
     def prepare(self, batch: StepBatch) -> None:
-        """Nothing is shared between layers."""
+        """The layers share nothing."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """See AttentionBackend."""

@@ -16,8 +16,7 @@ from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
-# version -> module, function and distribution. The versions differ in their arguments, see
-# _arguments.
+# Module, function and distribution by version. `_arguments` has the differences in arguments.
 PACKAGES = {
     2: ("flash_attn", "flash_attn_varlen_func", "flash-attn"),
     3: ("flash_attn_interface", "flash_attn_with_kvcache", "flash-attn-3"),
@@ -28,13 +27,13 @@ INSTALL = {
     3: "python setup.py install in the folder hopper of flash-attention's sources",
     4: "pip install --pre flash-attn-4",
 }
-# major compute capability -> versions that read paged keys there, the one made for it first
+# Versions that read paged keys, by major compute capability, the one made for it first.
 SERVES = {8: (2,), 9: (3, 4, 2), 10: (4, 2), 11: (4, 2)}
 
 
 class FlashBackend:
-    """FlashAttention (Dao 2023; Shah et al. 2024): one call for the whole ragged batch, keys read
-    where they lie.
+    """FlashAttention (Dao 2023; Shah et al. 2024): one call for the whole ragged batch, which reads
+    keys in place.
 
     Args:
         specs: attention of each layer.
@@ -81,12 +80,12 @@ class FlashBackend:
         keys, values = self.kv.parts[layer]
         self.counters["launches"] += 1
         out = self.call(q, keys, values, **self._arguments(self.specs[layer], batch))
-        # some versions add the logarithms of the sums
+        # some versions return the logarithms of the sums, too
         return out[0] if isinstance(out, tuple) else out
 
     def _arguments(self, spec: AttentionSpec, batch: StepBatch) -> dict[str, Any]:
-        """Masks are aligned at the last key in all versions: a query sees itself and what came
-        before."""
+        """Keyword arguments of a call. All versions align masks at the last key: a query sees
+        itself and the tokens before it."""
         lengths: Ragged = batch.attention
         left, right = window_size(spec)
         given: dict[str, Any] = {
@@ -104,7 +103,7 @@ class FlashBackend:
             given |= {"cache_seqlens": batch.seq_lens, "page_table": batch.block_table}
         else:
             given |= {"seqused_k": batch.seq_lens, "page_table": batch.block_table}
-            # Its kernel for heads of 256 wants the length that the table has room for.
+            # The kernel for heads of 256 takes the capacity of the block table as length.
             given["max_seqlen_k"] = batch.block_table.shape[1] * self.kv.layout.block_size
             given["window_size"] = (left, right) if left >= 0 else (None, None)
         return given
@@ -123,7 +122,7 @@ def _find(chosen: str | int, capability: tuple[int, int]) -> tuple[int, Callable
             module = importlib.import_module(module_name)
             kernel = getattr(module, function)
         except (ImportError, AttributeError):
-            # flash_attn is also the folder in which version 4 lies
+            # flash_attn is also the folder of version 4.
             continue
         try:
             release = version(distribution)

@@ -1,5 +1,4 @@
-"""attention=flex: torch's flex_attention, a kernel compiled from a few lines that say who sees
-whom."""
+"""attention=flex: torch's flex_attention, a kernel that is compiled from a mask function."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
-QUERIES = 128  # of a tile; requests share it
-MOST_KEYS = 128  # of a tile, which lies within one block of the cache
-LEAST_KEYS = 16  # that the compiled kernel multiplies at once
-# Of the compiled kernel: windows, caps, and sizes of one, which torch compiles for by themselves.
+QUERIES = 128  # of a tile, which requests share
+MOST_KEYS = 128  # of a tile, within one block of the cache
+LEAST_KEYS = 16  # least keys of one product of the compiled kernel
+# Variants of the compiled kernel: windows, caps, and sizes of one, which torch compiles apart.
 VARIANTS = 64
 
 
@@ -33,19 +32,18 @@ class FlexPlan:
     """What the layers of one step share."""
 
     masks: dict[int | None, BlockMask]  # by window
-    # int64 [keys], whose keys are gathered; None: all of the cache is given to the kernel.
+    # int64 [keys], slots of the gathered keys; None: the kernel gets the whole cache.
     slots: Tensor | None
 
 
 class FlexBackend:
     """One call for the whole ragged batch (FlexAttention, Dong et al. 2024).
 
-    Compiled, the kernel is given the whole cache. Its mask turns the place of a key in the cache
-    into the place in the query's own sequence, and a table of tiles says which parts of the cache a
-    tile of queries has to look at, as in torch's own paged attention. What a tile looks at beyond a
-    sequence's own keys gets a weight of zero, so it must be finite. Not compiled, scores are
-    computed for every pair, so the keys of the batch are gathered first: slow, for tests and for
-    looking at.
+    Compiled, the kernel gets the whole cache. Its mask maps the place of a key in the cache to the
+    place in the query's own sequence, and a table of tiles lists the parts of the cache that a tile
+    of queries reads, as in torch's own paged attention. Keys in a tile that are not of the sequence
+    get a weight of zero, so they must be finite. Not compiled, the backend computes scores for
+    every pair, so it gathers the keys of the batch first: slow, for tests and for inspection.
 
     Args:
         specs: attention of each layer.
@@ -98,8 +96,8 @@ class FlexBackend:
         self.counters = {"launches": 0}
 
     def prepare(self, batch: StepBatch) -> FlexPlan:
-        """Where the keys lie, and for each window which tiles of them each tile of queries looks
-        at."""
+        """The place of the keys, and for each window the tiles of keys that each tile of queries
+        reads."""
         device, requests = batch.block_table.device, len(batch.seq_lens_host)
         rows, index, slots = sequence_slots(batch, self.kv.layout.block_size)
         if self.compiled:
@@ -124,7 +122,7 @@ class FlexBackend:
                 BLOCK_SIZE=(QUERIES, min(page, self.keys)),
                 mask_mod=_visible(owner, positions, logical, page, window),
                 seq_lengths=(count, pages * page),
-                compute_q_blocks=False,  # of use to a backward pass alone
+                compute_q_blocks=False,  # for a backward pass alone
             )
         return FlexPlan(masks, None if self.compiled else slots)
 

@@ -1,5 +1,5 @@
-"""attention=invariant: every query's result is the same to the bit, whatever else is computed in
-the step."""
+"""attention=invariant: the result of a query is the same to the bit, whatever else the step
+computes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TILE = 16
 class InvariantBackend:
     """Attention in float32 by tiles of queries that begin at multiples of 16 in the sequence.
 
-    A sum in floating point depends on the order of its terms, and a kernel chooses that by the
-    shapes it gets. Here a query's shapes follow from its position alone: its tile is padded to 16
-    queries and to the keys up to the tile's end, whether the other queries of the tile are in this
-    step or not. So chunks, prefix cache and neighbours change nothing (the problem and the idea of
-    fixed splits: He et al. 2025, "Defeating Nondeterminism in LLM Inference"). Takes every shape,
-    dtype, window and soft cap.
+    A sum in floating point depends on the order of its terms, and a kernel chooses the order by
+    shapes. Here a query's shapes follow from its position alone: its tile is padded to 16 queries
+    and to the keys up to the tile's end, whether the step computes the other queries of the tile or
+    not. So chunks, prefix cache and other requests change nothing (the problem and the idea of
+    fixed splits: He et al. 2025, "Defeating Nondeterminism in LLM Inference"). Supports every
+    shape, dtype, window and soft cap.
 
     Raises:
         BadInput: eviction goes by attention, which is not returned.
@@ -40,7 +40,7 @@ class InvariantBackend:
         self.kv = kv
 
     def prepare(self, batch: StepBatch) -> dict[tuple[int, int | None], Tensor]:
-        """Which keys the queries of each tile may see, by the tile's end and the window."""
+        """The keys that the queries of each tile see, by the tile's end and the window."""
         masks = {}
         for query_len, seq_len in zip(batch.query_lens_host, batch.seq_lens_host, strict=True):
             for end in _tile_ends(query_len, seq_len):
@@ -95,6 +95,6 @@ class InvariantBackend:
 
 
 def _tile_ends(query_len: int, seq_len: int) -> range:
-    """Where the tiles end that hold the last `query_len` of `seq_len` positions."""
+    """The ends of the tiles that hold the last `query_len` of `seq_len` positions."""
     first = (seq_len - query_len) // TILE
     return range((first + 1) * TILE, seq_len + TILE, TILE)

@@ -1,5 +1,5 @@
-"""What backends on flash-attention's kernels share: a step as ragged sequences, and what those
-kernels cannot do."""
+"""What backends on flash-attention's kernels share: a step as ragged sequences, and the constraints
+of those kernels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 
-# FlashAttention-2 reads pages of a multiple of this, flash-attn's and torch's own; torch's gives
-# wrong values for others, without an error.
+# FlashAttention-2, flash-attn's and torch's, reads pages of a multiple of so many tokens. torch's
+# returns wrong values for other sizes, without an error.
 PAGE = 256
 
 
@@ -25,14 +25,14 @@ PAGE = 256
 class Ragged:
     """Lengths of a step as flash-attention's kernels take them."""
 
-    # int32 [R + 1], first key of each request where all keys lie one after another
+    # int32 [R + 1], first key of each request among the keys of all requests in a row
     key_starts: Tensor
     max_query_len: int
     max_seq_len: int
 
 
 def ragged(batch: StepBatch) -> Ragged:
-    """The keys' side of a batch; that of the queries is its `query_start_loc`."""
+    """The lengths of a batch's keys; `query_start_loc` has those of the queries."""
     starts = F.pad(batch.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     return Ragged(starts, max(batch.query_lens_host), max(batch.seq_lens_host))
 
@@ -62,7 +62,7 @@ def window_size(spec: AttentionSpec) -> tuple[int, int]:
 
 
 def check_kernel(name: str, specs: Sequence[AttentionSpec], kv: KVCache) -> tuple[int, int]:
-    """What all versions of flash-attention need.
+    """Check what all versions of flash-attention need.
 
     Returns:
         The GPU's compute capability.

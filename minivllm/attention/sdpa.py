@@ -20,13 +20,13 @@ from minivllm.errors import BadInput
 
 @dataclass(frozen=True)
 class Extend:
-    """One request that computes several tokens: a prompt, or a piece of one."""
+    """One request that computes several tokens: a prompt, or a chunk of one."""
 
     row: int
-    tokens: slice  # of the batch's token axis
+    tokens: slice  # along the batch's token axis
     query_len: int
     seq_len: int
-    masks: dict[int | None, Tensor]  # by window; none is needed when nothing is cached before
+    masks: dict[int | None, Tensor]  # by window; empty when no token is cached before
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class SDPAPlan:
     decode_blocks: Tensor | None  # int32 [D * B], block tables one after another
     decode_rows: int  # D
     decode_len: int  # longest sequence among them
-    decode_stale: Tensor | None  # int64, gathered tokens that belong to nobody in this batch
-    # by window: bool [D, 1, 1, decode_len]; none where all is seen
+    decode_stale: Tensor | None  # int64, gathered tokens of no request in this batch
+    # By window: bool [D, 1, 1, decode_len]; none where all tokens are seen.
     decode_masks: dict[int | None, Tensor]
     extends: tuple[Extend, ...]
 
@@ -47,8 +47,8 @@ class SDPAPlan:
 class SDPABackend:
     """All decoding requests in one padded call, every other request in a call of its own.
 
-    In a decoding request the heads that share a key-value head lie along SDPA's query axis, so that
-    grouped queries need no copies of keys and values.
+    In a decoding request the heads that share a key-value head are adjacent along SDPA's query
+    axis, so that grouped queries need no copies of keys and values.
 
     Raises:
         BadInput: a layer has a soft cap, which SDPA cannot apply; eviction goes by attention, which
@@ -102,12 +102,12 @@ class SDPABackend:
         masks = {}
         for window in self.windows:
             if len(decode_rows) == 1 and (window is None or window >= longest):
-                continue  # one sequence, all of which is seen
+                continue  # one sequence, whose tokens are all seen
             mask = positions < lengths[:, None]
             if window is not None:
                 mask &= positions >= lengths[:, None] - window
             masks[window] = mask[:, None, None, :]
-        # The end of a last block may hold anything, and a weight of zero times infinity is not
+        # The end of a last block may hold infinity, and a weight of zero times infinity is not
         # zero.
         width = longest if blocks == 1 else blocks * size
         stale = [
@@ -160,7 +160,7 @@ class SDPABackend:
     def _extend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, part: Extend, batch: StepBatch
     ) -> Tensor:
-        """Several tokens of one request: [query_len, num_heads, head_dim]."""
+        """Attention of several tokens of one request: [query_len, num_heads, head_dim]."""
         spec = self.specs[layer]
         # Nothing cached before: the new keys are all there are. But what is compressed is seen as
         # it is stored, also by the step that stores it: tokens would depend on how a prompt is cut

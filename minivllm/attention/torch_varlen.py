@@ -31,16 +31,16 @@ class VarlenPlan:
     """What the layers of one step share."""
 
     lengths: Ragged
-    # int64 [keys], whose keys are gathered; None: they are read in place, or are all new.
+    # int64 [keys], slots of the gathered keys; None: keys are read in place, or are all new.
     slots: Tensor | None
 
 
 class TorchVarlenBackend:
     """One call for the whole ragged batch.
 
-    Keys are read where they lie if torch takes block tables (2.12 and later), pages are a multiple
-    of 256 tokens and the cache is not compressed; else they are copied one sequence after another,
-    for each head of the queries where torch has no grouped queries (2.11).
+    Keys are read in place if torch takes block tables (2.12 and later), pages are a multiple of 256
+    tokens and the cache is not compressed. Otherwise they are copied one sequence after another,
+    for each query head where torch has no grouped queries (2.11).
 
     Raises:
         BadInput: see `check_kernel`; a layer has a soft cap.
@@ -65,7 +65,7 @@ class TorchVarlenBackend:
         self.counters = {"launches": 0, "tokens_gathered": 0}
 
     def prepare(self, batch: StepBatch) -> VarlenPlan:
-        """Lengths, and which keys to copy. Those of prompts without a past are at hand."""
+        """Lengths, and the keys to copy. Prompts without cached tokens need no copy."""
         new = batch.query_lens_host == batch.seq_lens_host and not self.kv.compressed
         if self.paged or new:
             return VarlenPlan(ragged(batch), None)
@@ -79,7 +79,7 @@ class TorchVarlenBackend:
         given: dict[str, Any] = {}
         if self.paged:
             k, v = self.kv.parts[layer]
-            # Splits chosen by the kernel itself give NaN with paged keys now and then.
+            # With paged keys, the kernel's own choice of splits sometimes gives NaN.
             given = {"block_table": batch.block_table, "seqused_k": batch.seq_lens, "num_splits": 1}
         elif plan.slots is not None:
             k, v = self.kv.gather_slots(layer, plan.slots)
@@ -99,5 +99,5 @@ class TorchVarlenBackend:
             window_size=window_size(spec),
             **given,
         )
-        assert isinstance(out, Tensor)  # a tuple where more is asked for
+        assert isinstance(out, Tensor)  # a tuple with further results
         return out

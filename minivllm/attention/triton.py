@@ -1,5 +1,5 @@
-"""attention=triton: kernels of this project's own over the paged cache, for every mix of prompts
-and decoding."""
+"""attention=triton: this project's kernels over the paged cache, for every mix of prompts and
+decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 from minivllm.kernels.transfer import upload
 
-# (query, head) pairs of a tile where requests have few queries; a tensor core's least
+# (query, head) pairs of a tile where requests have few queries: the minimum of a tensor core.
 DECODE_ROWS = 16
 
 
@@ -29,11 +29,12 @@ def _table(pairs: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
 
 
 class TritonBackend:
-    """Reads keys and values where they lie, compressed ones too; writes them in one kernel with
-    norm and rotation.
+    """Reads keys and values in place, compressed ones too; writes them in one kernel with norm and
+    rotation.
 
-    Tokens do not wait for each other's shapes: requests with few queries go in one launch, in
-    narrow tiles and, where they are long, split over their keys; all others in a second launch.
+    Requests with few queries are computed in one launch, in narrow tiles and, where sequences are
+    long, split over their keys. All other requests are computed in a second launch, so that they do
+    not widen the tiles of the first.
 
     Args:
         specs: attention of each layer.
@@ -47,7 +48,7 @@ class TritonBackend:
     """
 
     name = "triton"
-    supports_graphs = True  # the host lays tiles out by the longest request that may come
+    supports_graphs = True  # tiles depend on an upper bound of lengths
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class TritonBackend:
         self.counters = {"launches": 0, "launches_split": 0}
         # Layers of one shape share their tiles.
         self._shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim): spec for spec in specs}
-        # tiles of a batch in which every request has one query
+        # Tiles of batches in which every request has one query, by number of requests.
         self._one_each: dict[int, Tensor] = {}
 
     def prepare(self, batch: StepBatch) -> dict[tuple[int, int, int], tuple[Tiles, ...]]:
@@ -115,8 +116,7 @@ class TritonBackend:
             table = self._one_each[count]
         else:
             pairs = [(row, first) for row in rows for first in range(0, lens[row], queries)]
-            # Those that see the most keys begin first, so that none of them is what a GPU ends
-            # with.
+            # Tiles with the most keys begin first, so that none of them ends last.
             pairs.sort(key=lambda pair: lens[pair[0]] - batch.seq_lens_host[pair[0]] - pair[1])
             table, count = _table(pairs, device), len(pairs)
         longest = max(batch.seq_lens_host[row] for row in rows)
@@ -138,7 +138,8 @@ class TritonBackend:
         norm: tuple[Tensor, float, str] | None,
         batch: StepBatch,
     ) -> Tensor:
-        """The same for queries, keys and values as they come from the projection.
+        """Attention of queries, keys and values as the projection returns them: `forward` after
+        norm and rotation.
 
         Args:
             layer: index of the layer.

@@ -1,1 +1,2 @@
-"""Kernels in C++ for CPUs, and what the Triton kernels, which stay beside their users, share."""
+"""C++ kernels for CPUs, and the common code of Triton kernels, which are stored beside the modules
+that use them."""

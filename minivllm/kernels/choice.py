@@ -1,4 +1,4 @@
-"""Whether Triton's kernels are used: asked before anything imports Triton, which may be missing."""
+"""Whether Triton's kernels are used. Decided before any import of Triton, which may be missing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from minivllm.errors import BadInput
 
 
 def takes_triton(option: str, chosen: str, other: str, device: torch.device) -> bool:
-    """What a knob with the values auto, triton and `other` means on a device; auto is triton on
-    GPUs that it runs on.
+    """Whether a knob with the values auto, triton and `other` selects Triton on a device; auto is
+    triton on GPUs that Triton supports.
 
     Raises:
         BadInput: `chosen` is none of these, or triton where it cannot run; `option` is the knob's

@@ -1,4 +1,4 @@
-"""What all Triton kernels share: where they run, and the conversions that the interpreter gets
+"""Common code of all Triton kernels: supported devices, and conversions that the interpreter gets
 wrong."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from minivllm.errors import BadInput
 
-# TRITON_INTERPRET=1: kernels run in numpy, on the CPU
+# TRITON_INTERPRET=1 runs kernels in numpy, on the CPU.
 INTERPRETED: bool = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
@@ -33,9 +33,7 @@ def check_device(option: str, device: torch.device, instead: str) -> None:
 def narrow(x, dtype: tl.constexpr):
     """float32 rounded to the nearest number of `dtype`, to even in the middle.
 
-    The interpreter (3.6) cuts the bits of bfloat16 off instead, so there the rounding is done by
-    hand.
-    """
+    The interpreter (3.6) truncates to bfloat16, so there the code below rounds."""
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
@@ -46,8 +44,8 @@ def narrow(x, dtype: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a b in float32. The interpreter (3.6) multiplies the bits of bfloat16, so there both
-    are widened."""
+    """acc + a b in float32. The interpreter (3.6) multiplies the bits of bfloat16, so there the
+    code widens a and b first."""
     if _INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
@@ -56,5 +54,5 @@ def dot(a, b, acc):
 
 @triton.jit
 def tanh(x):
-    """Of float32; good to about 1e-7 absolutely."""
+    """tanh of float32, with an absolute error of about 1e-7."""
     return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))

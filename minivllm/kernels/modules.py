@@ -1,5 +1,4 @@
-"""What modules of a model say of themselves: how they multiply, and whether CUDA graphs can hold
-them."""
+"""Attributes of a model's modules: how they multiply, and whether CUDA graphs can hold them."""
 
 from __future__ import annotations
 
@@ -11,22 +10,20 @@ from torch import nn
 class LinearKernel(nn.Module):
     """A linear layer on stored weights, and the kernel that multiplies them.
 
-    A user's own layer need not derive from it: then its class is its kernel's name, and its
-    products are taken to be in the dtype of the activations.
-    """
+    A user's own layer need not be a subclass: then its class is the name of its kernel, and its
+    products have the dtype of the activations."""
 
     kernel_name: str
-    # of the products, where it is another than that of the activations
+    # Dtype of the products, where it is not that of the activations.
     matrix_dtype: str | None = None
 
 
 class GraphLimited:
-    """A module that CUDA graphs cannot hold, or hold only where they are asked for; beside
-    nn.Module as a base."""
+    """A base class, beside nn.Module, of modules that CUDA graphs cannot hold, or hold only if
+    asked to."""
 
-    in_graphs: Literal[
-        "waits", "untried"
-    ]  # it waits for the device within a step; no GPU has replayed it yet
+    # "waits": it waits for the device within a step; "untried": no GPU has replayed it yet.
+    in_graphs: Literal["waits", "untried"]
 
 
 def kernel_name(linear: nn.Module) -> str:
@@ -35,6 +32,6 @@ def kernel_name(linear: nn.Module) -> str:
 
 
 def matrix_dtype(linear: nn.Module) -> str | None:
-    """The dtype of a linear layer's products, where it says that it is another than that of the
-    activations."""
+    """The dtype of a linear layer's products, where it is not that of the activations; otherwise
+    None."""
     return linear.matrix_dtype if isinstance(linear, LinearKernel) else None

@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for."""
+"""Copies between host and device without a wait."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 def upload(
     values: bytearray | NDArray[np.int32], device: torch.device, into: Tensor | None = None
 ) -> Tensor:
-    """The same on `device`, int32 [n], or in a tensor that is there. Nothing waits: a GPU copies
-    from pinned memory, in the order of its stream."""
+    """Copy to `device`, into a new tensor int32 [n] or an existing one, without a wait: a GPU
+    copies from pinned memory, in the order of its stream."""
     host = torch.frombuffer(values, dtype=torch.int32)
     if device.type == "cuda":
         host = host.pin_memory()
@@ -24,7 +24,7 @@ def upload(
 
 
 class Download:
-    """A tensor on its way to the host; nothing waits before `values()`. The tensor may be
+    """A copy of a tensor to the host, without a wait before `values()`. The tensor may be
     overwritten meanwhile."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -38,7 +38,7 @@ class Download:
             self._values = tensor.tolist()
 
     def values(self) -> list[Any]:
-        """What it holds."""
+        """The numbers of the tensor."""
         if self._arrived is not None:
             self._arrived.synchronize()
             self._values = self._host.tolist()

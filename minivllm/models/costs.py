@@ -33,11 +33,12 @@ def model_costs(
         dtype: compute dtype.
         device: where it runs.
         expert_bytes: the bytes that all experts take as stored; None where they are not quantised.
-        kv_bytes_per_token: of one token's keys and values; None if they are stored in `dtype`.
+        kv_bytes_per_token: bytes of one token's keys and values; None if they are stored in
+            `dtype`.
         windows: of the layers (`ModelConfig.windows`).
         trims: the last layer ends with its attention but for tokens whose logits are wanted
             (runtime.trim_last_layer).
-        matrix_dtype: that of layers which multiply in 8 bits; None where none does.
+        matrix_dtype: dtype of layers that multiply in 8 bits; None where no layer does.
     """
     layers, width = model["num_layers"], model["head_dim"]
     windowed = [window for window in windows if window is not None]  # all the same
@@ -81,10 +82,10 @@ STORED_BYTES = {"Int8": 1.0, "Int8Mixed": 1.0, "FP8": 1.0, "NF4": 0.53, "Int4": 
 def architecture_costs(
     config: ModelConfig, quant: dict[str, Any], kv_dtype: str = "auto", trims: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The costs of a model that is not there, counted from its architecture.
+    """The costs of a model without its weights, counted from its architecture.
 
-    Linear layers take what the method stores, embedding and head its dtype, keys and values what
-    `kv_dtype` says.
+    Linear layers take what the method stores, embedding and head its dtype, keys and values the
+    bytes of `kv_dtype`.
 
     Returns:
         As `EngineInfo.model`, with the number of `experts` over all layers; and the bytes of all

@@ -26,18 +26,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def weight(*shape: int) -> nn.Parameter:
-    """An unfilled weight; inference only, so it never takes a gradient."""
+    """A weight without values; it takes no gradient, as there is only inference."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
 class Linear(nn.Module):
-    """Stands where a linear layer will be until the loader puts the quantisation's module in its
-    place.
+    """The placeholder of a linear layer, which the loader replaces by the quantisation's module.
 
     Args:
         in_features: width of the input.
-        parts: output rows of each checkpoint tensor, in order, by the name it has beside this
-            module; more than one are fused into one matrix.
+        parts: output rows of each checkpoint tensor, in order, by the last part of its name;
+            several are fused into one matrix.
         bias: whether each part has a bias too.
         exact: never quantised.
     """
@@ -49,7 +48,7 @@ class Linear(nn.Module):
         self.in_features, self.parts, self.has_bias, self.exact = in_features, parts, bias, exact
 
     def forward(self, x: Tensor) -> Tensor:
-        """Replaced by the loader; a call means that it was not."""
+        """Raises RuntimeError: the loader has not replaced the layer."""
         raise RuntimeError(f"linear layer {'+'.join(self.parts)} was never loaded")
 
 
@@ -69,9 +68,8 @@ class Embedding(nn.Module):
 class RMSNorm(nn.Module):
     """Root mean square norm (Zhang and Sennrich 2019) over the last dimension.
 
-    The weight is applied after rounding to the compute dtype, as transformers does, so that 16-bit
-    results are the same to the bit.
-    """
+    The weight is applied after rounding to the compute dtype, as transformers does: 16-bit results
+    are equal to the bit."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -120,13 +118,13 @@ class Attention(nn.Module):
         self.o_proj = Linear(heads * dim, {"o_proj": config.hidden_size}, config.attention_bias)
         self.qk_norm = qk_norm
         self.rotary_dims = [rope.rotary_dim(dim) for rope in config.ropes]
-        self.trims = False  # whether the output is that of tokens alone whose logits are wanted
+        self.trims = False  # whether the output has only rows with logits
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
-        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the
-        backend's cache."""
+        """[tokens, hidden] to the same, or to fewer rows if the layer trims. Keys and values go to
+        the backend's cache."""
         tokens = x.shape[0]
         qk, v = self.qkv_proj(x).split((self.qk_width, self.v_width), -1)
         qk = self.rotated(qk.view(tokens, self.heads + self.kv_heads, self.dim), cos, sin)
@@ -145,7 +143,7 @@ class MLP(nn.Module):
 
     Args:
         hidden: width of input and output.
-        inner: width between.
+        inner: width between the projections.
         activation: of the gate, a key of ACTIVATIONS.
         bias: whether the projections have biases.
     """

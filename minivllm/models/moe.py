@@ -13,32 +13,32 @@ from minivllm.models.layers import MLP, Linear
 
 
 class MoE(nn.Module, GraphLimited):
-    """Each token goes through the experts that its router scores highest, and takes their weighted
+    """Each token is computed by the experts with the highest router scores, and gets their weighted
     sum.
 
-    The (token, expert) pairs are sorted by expert, so that each expert which got tokens multiplies
-    all of them at once and no other expert is touched. The sum is formed token by token, in float32
-    and in the order of the scores, so that it does not depend on which tokens share the batch.
+    The (token, expert) pairs are sorted by expert: each expert that got tokens multiplies all of
+    them at once, and no other expert is read. The sum is formed token by token, in float32 and in
+    the order of the scores, so that it does not depend on the other tokens of the batch.
 
     Args:
         config: sizes, number of experts, experts a token.
         normalize: scale the chosen experts' weights to a sum of one.
     """
 
-    in_graphs = "waits"  # for the device, as it asks how many tokens each expert got
+    in_graphs = "waits"  # for the number of tokens of each expert
 
     def __init__(self, config: ModelConfig, normalize: bool) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.moe_intermediate_size
         self.num_experts, self.top_k = config.num_experts, config.num_experts_per_token
         self.normalize = normalize
-        # Another choice of experts is a greater error than any rounding, for less than a thousandth
-        # of the weights.
+        # The router is never quantised: another choice of experts is a greater error than any
+        # rounding, and the router has less than a thousandth of the weights.
         self.gate = Linear(hidden, {"gate": self.num_experts}, exact=True)
         self.experts = nn.ModuleList(
             MLP(hidden, inner, config.activation) for _ in range(self.num_experts)
         )
-        # By the last call; a tensor where asking would wait for the device.
+        # Experts of the last call; a tensor where reading the number would wait for the device.
         self.experts_run: int | Tensor = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ class MoE(nn.Module, GraphLimited):
         return total.to(x.dtype)
 
     def run_experts(self, x: Tensor, ends: Tensor) -> Tensor:
-        """Each expert on its rows: the first on those before ends[0], the second on those before
-        ends[1], ...
+        """Compute each expert on its rows: the first expert those before ends[0], the second those
+        before ends[1], ...
 
         Args:
             x: [rows, hidden]; ends: int32 [num_experts].
@@ -98,6 +98,6 @@ class MoEForCausalLM(LlamaForCausalLM):
 
     @property
     def mixtures(self) -> list[MoE]:
-        """Of all layers that have one."""
+        """The mixtures of all layers that have one."""
         parts = (part for layer in self.model.layers for part in layer.children())
         return [part for part in parts if isinstance(part, MoE)]

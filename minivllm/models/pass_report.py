@@ -1,4 +1,4 @@
-"""What a pass says that it did to a loaded model; the passes themselves are in passes/."""
+"""The report of a pass on what it changed in a loaded model; the passes are in passes/."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class PassReport:
 
     name: str
     count: int = 0  # modules that it replaced or changed
-    bytes: int = 0  # by which the model's memory grew; negative where it shrank
-    seconds: float = 0.0  # that it took; measured by who applies it, unless the pass says so itself
+    bytes: int = 0  # growth of the model's memory; negative where it shrank
+    seconds: float = 0.0  # duration; `apply_passes` measures it if the pass leaves it 0
     notes: tuple[str, ...] = ()  # warnings for the record
-    # Further counts by name; the pass may go on counting while requests are served.
+    # Further counts by name, which the pass may change while requests are served.
     counters: Mapping[str, int] = field(default_factory=dict)

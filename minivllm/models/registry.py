@@ -1,4 +1,4 @@
-"""Which class builds which architecture. Free of torch until a class is asked for."""
+"""The class of each architecture. Imports no torch until a class is requested."""
 
 from __future__ import annotations
 

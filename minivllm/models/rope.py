@@ -10,24 +10,23 @@ from torch import Tensor, nn
 from minivllm.attention.batch import StepBatch
 from minivllm.models.rope_config import RopeConfig
 
-# of a table, whose float32 steps on the way take six times its own memory
+# Positions of a table computed at a time: its float32 intermediates take six times its memory.
 _POSITIONS_AT_ONCE = 1 << 16
 
 
 class Rotary(nn.Module):
     """Cosines and sines of every position, shared by all layers with the same rope.
 
-    They are computed in float32 and kept as a table in the compute dtype. The sines carry the sign
-    of `rotate_half`, so that a rotation is two products and a roll.
+    They are computed in float32 and kept as a table in the compute dtype. The sines include the
+    sign of `rotate_half`, so that a rotation is two products and a roll.
 
-    Two scalings ask for the length of the whole sequence, not only for the position, and have no
-    table: "dynamic" and "longrope". A token's length is that of its prompt (transformers: what one
-    prefill sees), and for "dynamic" at least its own position + 1 (transformers: what each further
-    step sees). A longrope sequence that grows out of the original context is computed anew, with
-    the long factors (so in transformers' Phi-3; vLLM takes the long factors for all sequences if
-    the longest may need them). So tokens equal those of transformers' generate, and neither chunks,
-    batches nor preemption change them.
-    """
+    Two scalings need the length of the whole sequence beside the position, and have no table:
+    "dynamic" and "longrope". A token's length is that of its prompt (transformers: that of one
+    prefill), and for "dynamic" at least its own position + 1 (transformers: that of each further
+    step). A longrope sequence that grows out of the original context is computed again, with the
+    long factors (as in transformers' Phi-3; vLLM uses the long factors for all sequences if the
+    longest may need them). So tokens equal those of transformers' generate, and chunks, batches and
+    preemption do not change them."""
 
     def __init__(
         self,
@@ -122,8 +121,8 @@ def inverse_frequencies(rope: RopeConfig, dim: int, lengths: Tensor | None = Non
 
 
 def _yarn_ramp(rope: RopeConfig, dim: int) -> Tensor:
-    """How far each pair is interpolated: 0 for fast ones, 1 for those that never turn in the
-    original context."""
+    """How far each pair is interpolated: 0 for fast pairs, 1 for pairs that make no full turn in
+    the original context."""
     original = rope.scaling["original_max_position_embeddings"]
 
     def pair(rotations: float) -> float:
@@ -141,8 +140,7 @@ def _yarn_ramp(rope: RopeConfig, dim: int) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by, so that scores keep their spread in a longer
-    context."""
+    """The factor of cosines and sines that keeps the spread of scores in a longer context."""
     if rope.kind not in ("yarn", "longrope"):
         return 1.0
     given, factor = rope.scaling.get("attention_factor"), rope.scaling["factor"]

@@ -10,10 +10,10 @@ from minivllm.errors import BadInput
 from minivllm.models.schema import Values
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
-MOST_POSITIONS = 1 << 26  # several times the longest context that a published model claims
+MOST_POSITIONS = 1 << 26  # several times the longest published context
 _MOST_THETA, _MOST_FACTOR = 1e12, 1e6
 _ORIGINAL = "original_max_position_embeddings"
-_LISTS = ("short_factor", "long_factor")  # longrope's, one number for each pair of dimensions
+_LISTS = ("short_factor", "long_factor")  # of longrope: one number for each pair of dimensions
 _OF_LAYERS = ("full_attention", "sliding_attention")
 _KEYS = (
     *("rope_type", "rope_theta", "partial_rotary_factor", "factor", _ORIGINAL, "attention_factor"),
@@ -28,11 +28,11 @@ class RopeConfig:
 
     theta: float = 10000.0
     kind: str = "default"  # "default" | "linear" | "dynamic" | "yarn" | "llama3" | "longrope"
-    scaling: Mapping[str, Any] = field(default_factory=dict)  # what `kind` needs beside theta
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # parameters of `kind` beside theta
     partial_rotary_factor: float = 1.0  # share of a head's dimensions that are rotated
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many of a head's first dimensions are rotated."""
+        """Number of a head's first dimensions that are rotated."""
         return int(head_dim * self.partial_rotary_factor)
 
     @property
@@ -51,12 +51,11 @@ class RopeConfig:
 
     @property
     def rotates_anew_at(self) -> int | None:
-        """The length from which on all tokens of a sequence, those before it too, are rotated in
-        another way."""
+        """The length at which all tokens of a sequence change their rotation."""
         return int(self.scaling[_ORIGINAL]) + 1 if self.kind == "longrope" else None
 
     def table_bytes(self, positions: int, head_dim: int, itemsize: int) -> int:
-        """Bytes of the cosines and sines of so many positions, which are computed once."""
+        """Bytes of the precomputed cosines and sines of so many positions."""
         return 0 if self.depends_on_length else positions * 2 * self.rotary_dim(head_dim) * itemsize
 
     @property
@@ -101,8 +100,7 @@ def read_rope(
     for rope in (full, local):
         if rope is not None:
             _check_dimensions(rope, head_dim, values.where)
-    # A file's limit is often that before scaling. Where layers differ (Gemma 3) it is that after
-    # it.
+    # The limit in a file is often that before scaling; in Gemma 3 it is that after scaling.
     if local is None and full.kind in ("linear", "dynamic", "yarn"):
         limit = max(limit, int(full.scaling["factor"] * full.scaling.get(_ORIGINAL, limit)))
         if limit > MOST_POSITIONS:
@@ -184,7 +182,7 @@ def _read(given: Values, theta: float, config: Values, architecture: str, limit:
 
 
 def _yarn(given: Values) -> dict[str, float | None]:
-    """What only yarn has, None where the file does not say it."""
+    """The parameters that only yarn has; None where the file lacks one."""
     fast, slow = (given.number(key, None, high=1e6) for key in ("beta_fast", "beta_slow"))
     if (fast or 32.0) < (slow or 1.0):
         given.fail("beta_fast", f"must not be below beta_slow={slow or 1.0:g}")

@@ -1,4 +1,4 @@
-"""What a pass is, and how passes are applied."""
+"""The protocol of a pass, and how passes are applied."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ __all__ = ["ModelPass", "PassContext", "PassReport", "RuntimePass", "apply_passe
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass may need to know besides the model; the C++ kernels in use are the model's
-    (`kernels`)."""
+    """What a pass may need beside the model. The model holds the C++ kernels in use (`kernels`)."""
 
     device: torch.device
-    runtime: Mapping[str, Any]  # the knobs of that group
-    engine: Engine | None = None  # for passes that run once it is there
+    runtime: Mapping[str, Any]  # the knobs of `runtime`
+    engine: Engine | None = None  # for passes that run after it is built
 
 
 @runtime_checkable
 class ModelPass(Protocol):
     """Changes a loaded model before it serves requests."""
 
-    name: str  # of its report
+    name: str  # in the report
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """Change the model in place, and say what was changed."""
+        """Change the model in place, and report the changes."""
 
 
 class RuntimePass(ModelPass, Protocol):
-    """A pass that knobs of `runtime` turn on."""
+    """A pass that knobs of `runtime` enable."""
 
     def is_wanted(self, context: PassContext) -> bool:
-        """Whether the knobs ask for it; asked before weights are loaded.
+        """Whether the knobs enable the pass; called before weights are loaded.
 
         Raises:
             BadInput: they do, and it cannot be done on this machine.
@@ -49,7 +48,7 @@ class RuntimePass(ModelPass, Protocol):
 
 
 def apply_passes(passes: Sequence[ModelPass], loaded: LoadedModel, context: PassContext) -> None:
-    """Apply passes in order; the model keeps their reports, and warns of their notes.
+    """Apply passes in order. The model keeps their reports, and their notes as warnings.
 
     Raises:
         BadInput: a pass cannot be applied to this model, or returns no report.

@@ -1,10 +1,8 @@
-"""runtime.compile: layers as torch.compile makes them, with attention as one opaque operation
-inside.
+"""runtime.compile: layers compiled by torch.compile, with attention as one opaque operation.
 
-All layers of a kind run the same compiled code, their weights being its inputs. Attention, with the
-write of keys and values, and linear layers that are more than torch's operations stay what they
-are: the compiled code calls them as operations that it does not look into, as vLLM does it.
-"""
+All layers of a kind run the same compiled code, with their weights as inputs. Attention, with the
+write of keys and values, and linear layers with other operations than torch's are not compiled: the
+compiled code calls them as opaque operations, as vLLM does it."""
 
 from __future__ import annotations
 
@@ -31,13 +29,13 @@ from minivllm.quant.fp8 import FP8Linear
 from minivllm.quant.int8 import Int8Linear
 from minivllm.quant.plain import PlainLinear
 
-# Of the steps that compile. One token is apart from several, and for some quantised products few
-# rows from many.
+# Lengths of the steps that compile. One token and several have variants of their own, and so have
+# few and many rows in some quantised products.
 LENGTHS = (256, 64, 8, 1)
 TRANSPARENT = (PlainLinear, Int8Linear, FP8Linear)
-VARIANTS = 64  # of the compiled code: kinds of layers, times ranges of lengths
+VARIANTS = 64  # of compiled code: kinds of layers times ranges of lengths
 
-# Compiled code names what it calls by a ticket, an int64 tensor: a number would be compiled in.
+# Compiled code names a callee by a ticket, an int64 tensor: torch would compile a number in.
 _tickets = count()
 _holders: WeakValueDictionary[int, CompiledPart | OpaqueLinear] = WeakValueDictionary()
 _library = torch.library.Library("minivllm", "FRAGMENT")
@@ -54,7 +52,7 @@ def _ticket(holder: CompiledPart | OpaqueLinear) -> Tensor:
 @torch.library.impl(_library, "attend", "CompositeExplicitAutograd")
 def _attend(q: Tensor, k: Tensor, v: Tensor, ticket: Tensor) -> Tensor:
     out: Tensor = _holders[int(ticket)].call(q, k, v)
-    return out.contiguous()  # as the compiled code expects it
+    return out.contiguous()  # as the compiled code requires
 
 
 @torch.library.register_fake("minivllm::attend", lib=_library)
@@ -74,8 +72,8 @@ def _multiplied(x: Tensor, ticket: Tensor, outputs: int) -> Tensor:
 
 
 class _Ticketed:
-    """What compiled code takes for the backend, and the ticket for the batch. It never looks at the
-    layer's number, which would be compiled in."""
+    """The stand-in of the backend and of the batch in compiled code. It does not read the layer's
+    number, which torch would compile in."""
 
     @staticmethod
     def forward(layer: int, q: Tensor, k: Tensor, v: Tensor, ticket: Tensor) -> Tensor:
@@ -89,12 +87,12 @@ def _run(part: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, ticket: Tensor) -
 
 
 class OpaqueLinear(Wrapper):
-    """A linear layer that the compiler does not look into: another library's product, or a weight
-    in an order of its own.
+    """A linear layer that is opaque to the compiler: another library's product, or a weight in an
+    order of its own.
 
     Args:
         inner: takes [rows, in] to [rows, outputs].
-        outputs: width of what comes out.
+        outputs: width of the result.
     """
 
     def __init__(self, inner: nn.Module, outputs: int) -> None:
@@ -117,7 +115,7 @@ class Compiler:
 
     def __init__(self) -> None:
         self.counters = {"graphs": 0}
-        self.compile_s = 0.0  # of the steps at start that make it compile
+        self.compile_s = 0.0  # of the steps that compile
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
         self.run = torch.compile(_run, backend=self, fullgraph=True)
 
@@ -159,7 +157,7 @@ class CompiledPart(Wrapper):
             self.step = None
 
     def call(self, *inputs: Tensor) -> Tensor:
-        """What the compiled code leaves to the backend: q, k and v as AttentionBackend has them."""
+        """Attention, called by the compiled code: q, k and v as AttentionBackend has them."""
         assert self.step is not None
         q, k, v = inputs
         batch, attention = self.step
@@ -167,13 +165,13 @@ class CompiledPart(Wrapper):
 
 
 def _is_transparent(linear: nn.Module) -> bool:
-    """Whether a linear layer is torch's operations alone, on a weight in torch's order."""
+    """Whether a linear layer consists of torch's operations alone, on a weight in torch's order."""
     has_kernel = isinstance(linear, Int8Linear) and linear.products is not None
     return type(linear) in TRANSPARENT and not has_kernel
 
 
 class CompileLayers:
-    """Compiles the layers, which then do without some other knobs."""
+    """Compiles the layers. Some other knobs have no effect then."""
 
     name = "compile"
 
@@ -195,8 +193,8 @@ class CompileLayers:
 
 
 def compile_layers(engine: Engine) -> Compiler:
-    """Let every layer run compiled, of one with experts only the attention module, and compile for
-    every length.
+    """Let every layer run compiled (of a layer with experts only the attention module), and compile
+    for every length.
 
     Returns:
         What has compiled them, and counts.
@@ -211,7 +209,7 @@ def compile_layers(engine: Engine) -> Compiler:
     layers = model.model.layers
     with torch.inference_mode():
         for name, width in engine.loaded.linear_inputs.items():
-            # Experts are not compiled, and grouped ones are no layers any more.
+            # Experts are not compiled, and grouped experts are no linear layers.
             linear = None if ".experts." in name else model.get_submodule(name)
             if linear is not None and not _is_transparent(linear):
                 out = linear(torch.zeros(1, width, dtype=model.dtype, device=engine.runner.device))
@@ -219,7 +217,7 @@ def compile_layers(engine: Engine) -> Compiler:
     for number, layer in enumerate(layers):
         for module in layer.modules():
             if isinstance(module, Attention):
-                module.layer = 0  # torch 2.11 compiles it in; `CompiledPart.call` goes by its own
+                module.layer = 0  # torch 2.11 compiles it in; `CompiledPart` has the number
         if any(isinstance(module, MoE) for module in layer.modules()):
             layer.self_attn = CompiledPart(layer.get_submodule("self_attn"), number, compiler)
         else:

@@ -23,20 +23,20 @@ from minivllm.models.load.loading import LoadedModel
 from minivllm.passes.base import PassContext, PassReport
 from minivllm.passes.linear_layers import Wrapper
 
-ROWS = 16  # of every matrix product at the level "batch"
-# models of engines that want deterministic kernels
+ROWS = 16  # rows of every matrix product at the level "batch"
+# Models of engines with deterministic kernels.
 _ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def deterministic_kernels(only: bool) -> None:
-    """The level "run": torch raises where it has no deterministic kernel. Holds for the whole
-    process, as long as an engine is there that asked for it (`keep_deterministic`)."""
+    """The level "run": torch raises where it has no deterministic kernel. The setting holds for the
+    whole process, as long as it has an engine with this level (`keep_deterministic`)."""
     if only:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     elif _ASKED:
-        gc.collect()  # those of engines that are gone
+        gc.collect()  # models of engines that no longer exist
     is_deterministic = only or bool(_ASKED)
-    # To set it, even to what it is, imports torch's compiler: a second or more.
+    # Setting the mode, even to the same value, imports torch's compiler: a second or more.
     if torch.get_deterministic_debug_mode() != (2 if is_deterministic else 0):
         torch.use_deterministic_algorithms(is_deterministic)
     # Everything here is written before it is read. (The stubs do not know the attribute.)
@@ -44,17 +44,15 @@ def deterministic_kernels(only: bool) -> None:
 
 
 def keep_deterministic(model: nn.Module) -> None:
-    """No engine that is built beside this model's switches back."""
+    """Keep kernels deterministic for the whole process, as long as this model exists."""
     _ASKED.add(model)
 
 
 class FixShapes:
-    """The level "batch": every linear layer multiplies fixed shapes, and activations on a CPU go
-    row by row.
+    """The level "batch": every linear layer multiplies fixed shapes, and activations on a CPU are
+    computed row by row.
 
-    At the level "run" it keeps the engines that are built beside this one from switching kernels
-    back.
-    """
+    At the level "run" the pass keeps other engines of the process from switching kernels back."""
 
     name = "determinism"
 
@@ -72,7 +70,7 @@ class FixShapes:
 
 
 class BatchInvariantLinear(Wrapper):
-    """A linear layer that always multiplies the same number of rows, so that a row meets the same
+    """A linear layer that always multiplies the same number of rows, so that a row gets the same
     kernel in any batch.
 
     Args:
@@ -94,14 +92,15 @@ class BatchInvariantLinear(Wrapper):
 
 
 def by_rows(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """An elementwise function, row by row: torch splits all numbers over its threads, and the last
-    of a thread's share, which fill no vector, are computed in another way."""
+    """An elementwise function, applied row by row. torch splits all numbers over its threads, and
+    computes the last numbers of a thread's share, which fill no vector, in another way."""
     return lambda x: torch.stack([function(row) for row in x])
 
 
 @torch.inference_mode()
 def make_batch_invariant(loaded: LoadedModel, device: torch.device) -> None:
-    """Put every linear layer of the model behind fixed shapes, and every activation on a CPU.
+    """Give every linear layer of the model fixed shapes, and on a CPU apply every activation row by
+    row.
 
     Raises:
         BadInput: a row of a layer depends on its place or on the other rows even so (LLM.int8 looks
@@ -124,7 +123,7 @@ def make_batch_invariant(loaded: LoadedModel, device: torch.device) -> None:
 
 
 def _are_rows_independent(linear: nn.Module, x: Tensor) -> bool:
-    """Whether rows give the same bits at other places, and beside others that are a hundred times
+    """Whether rows give the same bits at other places, and with other rows that are a hundred times
     as large."""
     out = linear(x)
     moved = linear(x.roll(5, 0)).roll(-5, 0)

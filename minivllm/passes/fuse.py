@@ -1,4 +1,4 @@
-"""runtime.fused_kernels: small operations as one Triton kernel each, in modules of
+"""runtime.fused_kernels: several small operations as one Triton kernel, in modules of
 passes/fused.py."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from minivllm.passes.base import PassContext, PassReport
 
 
 class FuseLayers:
-    """Puts modules with fused kernels in the place of norms, MLPs, attention and decoder."""
+    """Replaces norms, MLPs, attention and decoder by modules with fused kernels."""
 
     name = "fuse"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass. The compiler makes the same fusions by itself, and cannot look into
-        these."""
+        """See RuntimePass. The compiler makes the same fusions, and these kernels are opaque to
+        it."""
         chosen = "off" if context.runtime["compile"] else context.runtime["fused_kernels"]
         return takes_triton("runtime.fused_kernels", chosen, "off", context.device)
 

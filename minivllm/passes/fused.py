@@ -1,9 +1,6 @@
-"""Put modules with fused kernels in the place of the layers of models/; weights and names stay what
-they are.
+"""Modules with fused kernels in place of the layers of models/. Weights and names stay the same.
 
-Only the classes that are known here are replaced, each exactly: a layer of a user's own stays as it
-is.
-"""
+Only the exact classes listed here are replaced: a user's own layer stays as it is."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from minivllm.passes.kernels import small
 
 
 class FusedNorm(nn.Module):
-    """RMSNorm or GemmaNorm, with or without the sum before it."""
+    """RMSNorm or GemmaNorm, alone or with the sum before it."""
 
     def __init__(self, inner: RMSNorm) -> None:
         super().__init__()
@@ -42,12 +39,12 @@ class FusedNorm(nn.Module):
         return small.norm(x, self.weight, self.eps, self.gemma)
 
     def add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum and its norm."""
+        """The sum of both, and the norm of the sum."""
         return small.add_norm(x, delta, self.weight, self.eps, self.gemma)
 
 
 class FusedMLP(nn.Module):
-    """MLP with activation and product in one."""
+    """MLP with activation and product in one kernel."""
 
     def __init__(self, inner: MLP) -> None:
         super().__init__()
@@ -67,7 +64,7 @@ class FusedMLP(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Attention with norm and rotation in one; attention=triton writes the cache in the same
+    """Attention with norm and rotation in one kernel; attention=triton writes the cache in the same
     kernel."""
 
     def __init__(self, inner: Attention) -> None:
@@ -89,8 +86,8 @@ class FusedAttention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
-        """[tokens, hidden] to the same, or less of them if it trims; keys and values go to the
-        backend's cache."""
+        """[tokens, hidden] to the same, or to fewer rows if the layer trims. Keys and values go to
+        the backend's cache."""
         qk, v = (
             part.unflatten(1, (-1, self.dim)) for part in self.qkv_proj(x).split(self.widths, -1)
         )
@@ -106,8 +103,8 @@ class FusedAttention(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """DecoderLayer whose norms include the sum before them: the first norm that of the layer
-    before."""
+    """DecoderLayer whose norms include the sum before them. The first norm includes the last sum of
+    the layer before."""
 
     input_layernorm: nn.Module
     self_attn: nn.Module
@@ -133,7 +130,7 @@ class FusedLayer(nn.Module):
         batch: StepBatch,
         attention: AttentionBackend,
     ) -> tuple[Tensor, Tensor]:
-        """Two terms of hidden states [tokens, hidden] to the same, or less of them if the layer
+        """Two terms of hidden states [tokens, hidden] to the same, or to fewer rows if the layer
         trims."""
         x, normed = _add(self.input_layernorm, x, delta)
         attended = self.after_attention(self.self_attn(normed, cos, sin, batch, attention))
@@ -172,19 +169,19 @@ class FusedSandwich(FusedLayer):
 
 
 def _add(norm: nn.Module, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Hidden states from their two terms, and their norm; those before the first layer have one
+    """Hidden states from their two terms, and their norm. Before the first layer there is one
     term."""
     assert isinstance(norm, FusedNorm)
     return (x, norm(x)) if delta is None else norm.add(x, delta)
 
 
 class FusedDecoder(nn.Module):
-    """Decoder whose layers hand on the last sum as its two terms (vLLM does so, too): the next norm
-    adds them.
+    """Decoder whose layers return the last sum as its two terms, which the next norm adds (as in
+    vLLM).
 
     Args:
-        inner: all norms between its layers' parts, and the last one, are fused.
-        layers: that stand for the layers of `inner`.
+        inner: its last norm and all norms of its layers are fused.
+        layers: replace the layers of `inner`.
     """
 
     def __init__(self, inner: Decoder, layers: list[FusedLayer]) -> None:
@@ -207,17 +204,16 @@ class FusedDecoder(nn.Module):
 
 
 def fuse(model: nn.Module) -> int:
-    """Replace what can be replaced; how many modules that were.
+    """Replace the modules that have a fused class. Returns the number of replaced modules.
 
-    Norms of queries and keys go into the attention that holds them.
-    """
+    Norms of queries and keys become part of the attention module."""
     replaced = 0
     with torch.inference_mode():
         for name, module in list(model.named_modules()):
             if (fused := _fused(module)) is not None:
                 model.set_submodule(name, fused)
                 replaced += 1
-        # The decoder last: what is made above is what it asks for.
+        # The decoder is last, as it needs fused layers and norms.
         for name, module in list(model.named_modules()):
             if type(module) is Decoder and (layers := _summing(module)) is not None:
                 model.set_submodule(name, FusedDecoder(module, layers))
@@ -226,8 +222,8 @@ def fuse(model: nn.Module) -> int:
 
 
 def _summing(decoder: Decoder) -> list[FusedLayer] | None:
-    """Layers that leave their last sum to the next norm; None where a norm or a layer is none that
-    is known here."""
+    """Layers that leave their last sum to the next norm; None where a norm or a layer has no fused
+    class."""
     layers: list[FusedLayer] = []
     norms = [decoder.norm]
     for layer in decoder.layers:
@@ -244,7 +240,7 @@ def _summing(decoder: Decoder) -> list[FusedLayer] | None:
 
 
 def _fused(module: nn.Module) -> nn.Module | None:
-    """The module that stands for this one, if there is one."""
+    """The module that replaces this one, or None."""
     plain = plain_class(module)
     if isinstance(module, RMSNorm) and plain in (RMSNorm, GemmaNorm):
         return FusedNorm(module)

@@ -1,10 +1,9 @@
 """All experts of a mixture in two grouped matrix products, torch's `grouped_mm`, in place of a loop
 over experts.
 
-The loop has to know on the host how many tokens each expert got. Here that stays on the device, as
-the ends of the groups: nothing waits, and a CUDA graph can hold it. Only mixtures whose experts are
-plain are replaced.
-"""
+The loop needs the number of tokens of each expert on the host. Grouped products keep it on the
+device, as the ends of the groups: nothing waits, and a CUDA graph can hold the step. Only mixtures
+with plain experts are replaced."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from minivllm.passes.base import PassContext, PassReport
 from minivllm.quant.base import frozen
 from minivllm.quant.plain import PlainLinear
 
-_ALIGNED = 16  # bytes: the rows of a matrix of grouped_mm begin at multiples
+_ALIGNED = 16  # bytes: alignment of the rows of a matrix of grouped_mm
 
 
 class GroupedMoE(MoE):
-    """MoE whose experts' weights lie in two tensors, which it takes out of the experts of
+    """MoE whose experts' weights are two tensors, which the constructor takes from the experts of
     `inner`."""
 
-    in_graphs = "untried"  # by any GPU so far
+    in_graphs = "untried"  # on any GPU so far
 
     def __init__(self, inner: MoE) -> None:
         nn.Module.__init__(self)
@@ -43,14 +42,14 @@ class GroupedMoE(MoE):
         self.gate_up, self.down = (
             _stacked(inner.experts, name) for name in ("gate_up_proj", "down_proj")
         )
-        # A bound method of an expert that is without weights now.
+        # A bound method of the first expert, which has no weights any more.
         self.gated: Callable[[Tensor], Tensor] = inner.experts[0].gated  # type: ignore[assignment]
-        # Always the same memory, as a captured graph writes to the address that it has seen.
+        # Always the same memory, as a captured graph writes to a fixed address.
         self.experts_run = nn.Buffer(self.down.new_zeros((), dtype=torch.int64), persistent=False)
 
     @property
     def experts(self) -> nn.ParameterList:  # type: ignore[override]
-        """What the experts hold."""
+        """The two weights of all experts."""
         return nn.ParameterList([self.gate_up, self.down])
 
     def run_experts(self, x: Tensor, ends: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ class GroupedMoE(MoE):
 
 
 class GroupExperts:
-    """Groups the experts of the mixtures that can be."""
+    """Groups the experts of mixtures with plain weights."""
 
     name = "grouped"
 
@@ -85,7 +84,8 @@ def _weight(linear: nn.Module) -> Tensor | None:
 
 
 def _stacked(experts: nn.ModuleList, name: str) -> nn.Parameter:
-    """One weight of all experts, [experts, out, in]. Each expert loses its own as it is copied."""
+    """One weight of all experts, [experts, out, in]. Each expert loses its own weight when it is
+    copied."""
     whole: Tensor | None = None
     for i, expert in enumerate(experts):
         weight = _weight(getattr(expert, name))
@@ -99,7 +99,7 @@ def _stacked(experts: nn.ModuleList, name: str) -> nn.Parameter:
 
 
 def _why_not(moe: MoE) -> str | None:
-    """What keeps a mixture in its loop."""
+    """The reason why a mixture cannot be grouped, or None."""
     layers = [
         getattr(expert, name) for expert in moe.experts for name in ("gate_up_proj", "down_proj")
     ]
@@ -113,13 +113,13 @@ def _why_not(moe: MoE) -> str | None:
 
 
 def group_experts(model: nn.Module, choice: str, device: torch.device) -> int:
-    """Replace the mixtures that can be replaced; how many those were.
+    """Group the experts of the mixtures that allow it. Returns the number of replaced mixtures.
 
     Args:
         model: loaded.
-        choice: "loop"; "grouped" insists; "auto" is grouped where torch computes it without asking
-            the host, which is in bfloat16 on GPUs of compute capability 9.0. Elsewhere torch runs a
-            loop of its own.
+        choice: "loop" changes nothing; "grouped" requires that all mixtures can be grouped; "auto"
+            groups where torch computes the products without waiting for the host, which is in
+            bfloat16 on GPUs of compute capability 9.0. Elsewhere torch runs a loop of its own.
         device: where the model is.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The linear layers of a model, also where a pass has put something around them."""
+"""The linear layers of a model, with or without a wrapper of a pass."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Wrapper(nn.Module):
 
 
 def linear_layers(loaded: LoadedModel) -> Iterator[nn.Module]:
-    """What multiplies in place of each linear layer of the loaded model; without those that are
-    grouped."""
+    """The module that multiplies in place of each linear layer of the loaded model; grouped experts
+    are left out."""
     for name, module in _unwrapped(loaded.model):
         if name in loaded.linear_inputs:
             yield module
 
 
 def _unwrapped(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """A module and all below it, under the names that they have without wrappers."""
+    """A module and all modules below it, under the names that they have without wrappers."""
     while isinstance(module, Wrapper):
         module = module.inner
     yield name, module

@@ -1,8 +1,7 @@
 """runtime.native_layers: decoder layers that are one call of C++ each (kernels/cpu/layer.cpp).
 
-Only layers whose every part is known here are replaced, and each exactly: one of a user's own stays
-as it is.
-"""
+Only layers whose parts all have an exact class listed here are replaced: a user's own layer stays
+as it is."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from minivllm.passes.base import PassContext, PassReport
 
 
 class NativeLayer(DecoderLayer):
-    """DecoderLayer in one call, whose operations are the same in the same order: so are the bits
-    that come out.
+    """DecoderLayer in one call of the same operations in the same order: the results are equal to
+    the bit.
 
-    Python would take as long to call eleven small operations as these need for one token.
+    For one token, eleven small operations take as long as their calls from Python.
 
     Args:
-        inner: that `is_native` accepts; its parts are this module's, too.
+        inner: a layer that `is_native` accepts; this module has the same parts.
         kernels: in use.
     """
 
@@ -53,7 +52,7 @@ class NativeLayer(DecoderLayer):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
-        """[tokens, hidden] to the same, or less of them if the layer trims."""
+        """[tokens, hidden] to the same, or to fewer rows if the layer trims."""
         if self.trims and len(batch.logit_rows) != len(x):
             return super().forward(x, cos, sin, batch, attention)
         out: Tensor = self.run(
@@ -67,7 +66,7 @@ def _state(linear: nn.Module) -> tuple[Tensor | int | None, ...]:
 
 
 def is_native(layer: nn.Module) -> bool:
-    """Whether every part of a layer is one that layer.cpp has."""
+    """Whether layer.cpp has every part of a layer."""
     if type(layer) is not DecoderLayer:
         return False
     attention, mlp = layer.self_attn, layer.mlp
@@ -83,8 +82,8 @@ def is_native(layer: nn.Module) -> bool:
 
 
 def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Kernels | None) -> int:
-    """Replace the layers that can be, where the C++ kernels are in use for attention, too; how many
-    those were."""
+    """Replace layers where attention uses the C++ kernels, too. Returns the number of replaced
+    layers."""
     replaced = 0
     if kernels is None or type(attention) is not CPUBackend:
         return replaced
@@ -96,7 +95,7 @@ def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Ker
 
 
 class NativeLayers:
-    """Makes the decoder layers native that can be."""
+    """Replaces decoder layers by native ones."""
 
     name = "native"
 

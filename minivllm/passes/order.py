@@ -11,28 +11,28 @@ from minivllm.passes.native import NativeLayers
 from minivllm.passes.streamed import StreamLinears
 from minivllm.passes.trim import TrimLastLayer
 
-# Before the engine is built: the cache is sized by the memory that these leave.
+# Applied before the engine is built: the cache takes memory that these passes leave.
 BEFORE_ENGINE: tuple[RuntimePass, ...] = (
-    # Looks for plain linear layers, so it comes before anything is put around them.
+    # Looks for plain linear layers, so it comes before passes that wrap them.
     StreamLinears(),
-    # Tries and wraps the linear layers that will multiply, and finds activations in MLPs that are
-    # not fused yet.
+    # Wraps linear layers in their final class, and changes activations in MLPs that are not fused
+    # yet.
     FixShapes(),
-    # Marks the last attention module; the fused and the native one take the mark over.
+    # Marks the last attention module; a fused and a native module copy the mark.
     TrimLastLayer(),
-    # Takes over linear layers, wrapped or not, as they are by now.
+    # Keeps linear layers, wrapped or not, in their present class.
     FuseLayers(),
-    # Takes the activation, fused or not, from the experts that it replaces.
+    # Keeps the activation, fused or not, of the experts that it replaces.
     GroupExperts(),
     # A user's own passes (`runtime.passes`) follow here.
 )
-# Once the engine is there.
+# Applied after the engine is built.
 AFTER_ENGINE: tuple[RuntimePass, ...] = (
-    # Asks which attention backend the engine has, and takes decoder layers over whole.
+    # Needs the attention backend of the engine, and replaces whole decoder layers.
     NativeLayers(),
-    # Runs the engine to compile, so no module may change afterwards.
+    # Runs the engine to compile it, so no module may change afterwards.
     CompileLayers(),
     # CUDA graphs (`extras/capture.py`) follow here. They are no pass: they change no module, record
-    # what all passes have left, and go on recording while requests are served.
+    # the modules that all passes leave, and record further steps while requests are served.
 )
 OWN_NAMES = frozenset(one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE))

@@ -1,5 +1,5 @@
-"""runtime.linear_kernel=triton: products of few rows with weights in 16 bits go through Triton's
-kernel."""
+"""runtime.linear_kernel=triton: Triton's kernel computes products of few rows with 16-bit
+weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minivllm.passes.base import PassContext, PassReport
 
 
 class StreamLinears:
-    """Puts a StreamedLinear in the place of every plain linear layer in 16 bits."""
+    """Replaces every plain linear layer in 16 bits by a StreamedLinear."""
 
     name = "streamed"
 

@@ -1,5 +1,5 @@
-"""runtime.trim_last_layer: after its attention the last layer computes only tokens whose logits are
-wanted."""
+"""runtime.trim_last_layer: after its attention the last layer computes only tokens that need
+logits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from minivllm.passes.base import PassContext, PassReport
 
 
 def trim(model: LlamaForCausalLM) -> None:
-    """Let the last layer compute what comes after its attention for those tokens alone whose logits
-    are wanted: no other token of the step depends on it. Called before passes replace the attention
+    """Let the last layer compute what follows its attention only for tokens that need logits: no
+    other token of the step depends on it. To be called before passes replace the attention
     modules."""
     last = model.model.layers[-1].get_submodule("self_attn")
     assert isinstance(last, Attention)

@@ -1,4 +1,4 @@
-"""What a quantisation method offers the loader."""
+"""The protocol of quantisation methods, and what the methods share."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class QuantMethod(Protocol):
     """How the linear layers of a model are stored and multiplied.
 
-    The embedding is left alone. The parameters and buffers of a packed module are all its memory.
-    """
+    The embedding is not quantised. The parameters and buffers of a packed module are all its
+    memory."""
 
     @property
     def name(self) -> str:
-        """What records and messages call the method."""
+        """The method's name in records and messages."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations, and of every weight that is not quantised."""
+        """The dtype of activations, and of every weight that is not quantised."""
 
     @property
     def skip(self) -> tuple[str, ...]:
-        """Parts of the names of layers that are left alone."""
+        """Parts of the names of layers that are not quantised."""
 
-    # in C++, which layers may compute with; set before the first one is packed
+    # C++ kernels for the layers; set before the first layer is packed.
     kernels: Kernels | None
 
     def quantizes(self, layer_name: str) -> bool:
-        """Whether the weight of this layer, or of "lm_head", goes through pack(); others become
-        plain ones."""
+        """Whether pack() gets the weight of this layer, or of "lm_head"; other layers become plain
+        ones."""
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """Take over one linear layer's weight.
+        """Make a linear layer from its weight.
 
         Args:
             weight: [out, in] in the compute dtype on its final device. The caller keeps no copy,
@@ -69,8 +69,8 @@ class Quantizer(Method, QuantizerOptions):  # type: ignore[misc]  # see Method.d
     name = "none"
 
     def quantizes(self, layer_name: str) -> bool:
-        """Whether no entry of `skip` occurs in the name, and it is not the head or `lm_head` is
-        set."""
+        """Whether no entry of `skip` is part of the name, and the layer is not the head or
+        `lm_head` is set."""
         is_eligible = self.lm_head or layer_name != "lm_head"
         return is_eligible and not any(part in layer_name for part in self.skip)
 

@@ -32,7 +32,7 @@ class Plain(Method):
 
 
 class PlainLinear(LinearKernel):
-    """A linear layer on the weight as it lies; also the head that shares the embedding's weight."""
+    """A linear layer on an unchanged weight; also the head that shares the embedding's weight."""
 
     kernel_name = "PlainLinear"
 
@@ -40,8 +40,8 @@ class PlainLinear(LinearKernel):
         super().__init__()
         self.weight = weight if isinstance(weight, nn.Parameter) else frozen(weight)
         self.bias = None if bias is None else frozen(bias)
-        # For one row of a bfloat16 weight that is not reordered, torch's matrix-vector product took
-        # 0.7 of the time of F.linear (the head of Qwen3-0.6B, two threads).
+        # With one row and a bfloat16 weight that is not reordered, torch's matrix-vector product
+        # took 0.7 of the time of F.linear (the head of Qwen3-0.6B, two threads).
         self.is_vector_product_faster = (
             weight.device.type == "cpu" and weight.dtype is torch.bfloat16
         )
@@ -55,7 +55,8 @@ class PlainLinear(LinearKernel):
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None = None) -> nn.Module:
-    """The fastest plain linear layer for the weight's device, whose memory it may take over."""
+    """The fastest plain linear layer for the weight's device. The layer may use the memory of
+    `weight`."""
     if kernels := panels_for(kernels, weight.device, weight.dtype, weight.shape[1]):
         packed = kernels.pack(weight.contiguous(), Format.BFLOAT16)
         return PanelLinear(kernels, Format.BFLOAT16, [packed], weight.shape, bias)
@@ -65,8 +66,8 @@ def plain_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None = 
 
 
 def tied_linear(weight: nn.Parameter, kernels: Kernels | None = None) -> nn.Module:
-    """A head on the embedding's weight. A PanelLinear has taken its memory over, and the embedding
-    is to share it."""
+    """A head on the embedding's weight. A PanelLinear packs the weight in place, and the embedding
+    has to share it."""
     if panels_for(kernels, weight.device, weight.dtype, weight.shape[1]):
         return plain_linear(weight.data, None, kernels)
     return PlainLinear(weight, None)

@@ -1,5 +1,5 @@
-"""attention=cpu: one C++ kernel reads the paged cache in place, for prompts, pieces of them and
-decoding alike."""
+"""attention=cpu: one C++ kernel reads the paged cache in place, for prompts, chunks and
+decoding."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CPUBackend:
     """Online softmax in float32 over tiles of keys, in parallel over requests, key heads and tiles
     of queries.
 
-    A tile begins at a fixed place of the sequence, so a query's result does not depend on its
-    neighbours. Takes every dtype, window and soft cap. The order of numbers within a block of the
+    A tile begins at a fixed place of the sequence, so a query's result does not depend on other
+    requests. Supports every dtype, window and soft cap. The order of numbers within a block of the
     cache is the kernel's own (docs/internals/cpu.md).
 
     Raises:
@@ -29,7 +29,7 @@ class CPUBackend:
     """
 
     name = "cpu"
-    supports_graphs = True  # there are none on a CPU; but the host's lengths are not used
+    supports_graphs = True  # the kernel uses no lengths of the host
 
     def __init__(
         self, specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None
@@ -50,7 +50,7 @@ class CPUBackend:
         self.constants = [(spec.scale, spec.window or 0, spec.soft_cap or 0.0) for spec in specs]
 
     def prepare(self, batch: StepBatch) -> None:
-        """Nothing is shared between layers."""
+        """The layers share nothing."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         """See AttentionBackend."""
@@ -58,7 +58,7 @@ class CPUBackend:
         return out
 
     def arguments(self, layer: int, batch: StepBatch) -> tuple[Tensor | float, ...]:
-        """What the kernel takes after q, k and v."""
+        """The kernel's arguments after q, k and v."""
         return (
             *self.kv.parts[layer],
             *(batch.slot_mapping, batch.query_start_loc, batch.seq_lens, batch.block_table),

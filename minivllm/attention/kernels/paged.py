@@ -1,10 +1,9 @@
 """Attention over the paged cache: one kernel for prompts, chunks, decoding and verification.
 
-The online softmax of FlashAttention-2 (Dao 2023) over keys and values that are found through a
-block table (PagedAttention, Kwon et al. 2023). Long sequences with few queries are cut into pieces
-of a fixed number of keys, whose results a second kernel puts together (Flash-Decoding, Dao et al.
-2023).
-"""
+The online softmax of FlashAttention-2 (Dao 2023) over keys and values that a block table locates
+(PagedAttention, Kwon et al. 2023). Long sequences with few queries are cut into pieces of a fixed
+number of keys, and a second kernel combines the results of the pieces (Flash-Decoding, Dao et al.
+2023)."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from minivllm.kernels.common import dot, narrow, tanh
 
 @triton.jit
 def _tile(tiles, query_starts, seq_lens):
-    """This program's tile: its request, the first of its queries, where those of the request begin
-    in the step, how many they are, and how many tokens the request holds before them. Programs are
-    (key-value head, tile, ...): those that run together read the heads of a token, which lie
-    together."""
+    """This program's tile: its request, the first of its queries, the first token of the request in
+    the step, the request's queries, and the tokens that the request holds before them. Programs are
+    (key-value head, tile, ...): programs that run together read the heads of one token, which are
+    adjacent."""
     tile = tl.program_id(1)
     request, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     begin = tl.load(query_starts + request)
@@ -38,8 +37,8 @@ def _tile(tiles, query_starts, seq_lens):
 
 @triton.jit
 def _rows(m, GROUP: tl.constexpr):
-    """Rows of a tile: the query, from the tile's first, and the head. The heads that share keys lie
-    together."""
+    """Rows of a tile: the query, counted from the tile's first, and the head. Heads that share keys
+    are adjacent."""
     return m // GROUP, tl.program_id(0) * GROUP + m % GROUP
 
 
@@ -62,10 +61,10 @@ def _key_range(
 
 @triton.jit
 def _weigh(scores, maximum, total):
-    """The step of the online softmax: the new keys' weights, the factor of what was summed before,
+    """One step of the online softmax: the new keys' weights, the factor of the previous sums,
     maximum and total."""
     highest = tl.maximum(maximum, tl.max(scores, 1))
-    pivot = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
+    pivot = tl.where(highest == float("-inf"), 0.0, highest)  # a row without keys so far
     weights = tl.exp2(scores - pivot[:, None])
     decay = tl.exp2(maximum - pivot)
     return weights, decay, highest, total * decay + tl.sum(weights, 1)
@@ -77,13 +76,12 @@ def _blocks(table_row, n, high, BLOCK_SIZE: tl.constexpr):
     return tl.load(table_row + n // BLOCK_SIZE, mask=n < high, other=0)
 
 
-PIECES = 16  # of one query and head that are put together at a time
+PIECES = 16  # pieces of one query and head that are combined at a time
 _LOG2_E = 1.4426950408889634  # weights are powers of two, as a GPU computes them
-# Views of the step's one buffer, which begin anywhere: a kernel compiled for each alignment would
-# gain nothing.
+# Views of the step's one buffer with any alignment: a kernel for each alignment gains nothing.
 _UNALIGNED = ["tiles", "block_table", "query_starts", "seq_lens"]
-# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be
-# compiled while serving.
+# Numbers that change with the step. Triton would compile a kernel for values that are 1 or a
+# multiple of 16 while requests are served.
 _VARYING = ["table_stride", "partial_rows", "splits"]
 
 
@@ -120,12 +118,11 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One key-value head, one tile of queries, one piece of the keys (all of them if SPLIT_SIZE is
-    0) a program.
+    """A program computes one key-value head, one tile of queries and one piece of the keys (all
+    keys if SPLIT_SIZE is 0).
 
-    A step's blocks are looked up in the step before: keys and values are then fetched ahead, since
-    what they wait for is there.
-    """
+    A step's blocks are looked up in the step before: then the addresses of keys and values are
+    known early enough to prefetch them."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     request, first, begin, query_len, context = _tile(tiles, query_starts, seq_lens)
     low, high = _key_range(first, query_len, context, BLOCK_M // GROUP, WINDOW, BLOCK_N)
@@ -133,7 +130,7 @@ def _attend(
         split = tl.program_id(2)
         low, high = tl.maximum(low, split * SPLIT_SIZE), tl.minimum(high, (split + 1) * SPLIT_SIZE)
         if low >= high:
-            # there are pieces for the longest sequence, or the longest that a recorded step is for
+            # The grid has pieces for the longest sequence, or the longest of a recorded step.
             return
     kv_head = tl.program_id(0)
     m = tl.arange(0, BLOCK_M)
@@ -172,7 +169,7 @@ def _attend(
             scores *= tl.load(key_scales + at, mask=exists, other=0.0)[None, :]
         if CAPPED:
             scores = soft_cap * tanh(scores)
-        seen = n[None, :] <= position[:, None]  # none of them beyond `high`
+        seen = n[None, :] <= position[:, None]  # no key beyond `high`
         if WINDOW:
             seen = seen & (n[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
@@ -184,7 +181,7 @@ def _attend(
         )
         if FORMAT:
             factor = tl.load(value_scales + at, mask=exists, other=0.0)
-            if dtype == tl.float16:  # too few exponents for a weight times a scale
+            if dtype == tl.float16:  # float16 has too few exponents for a weight times a scale
                 value = narrow(widen(value, tl.float32, FORMAT) * factor[:, None], dtype)
             else:
                 value = widen(value, dtype, FORMAT)
@@ -227,8 +224,8 @@ def _combine(
     BLOCK_N: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """Put the pieces of one query and head together, from the first to the last that has keys,
-    PIECES at a time."""
+    """Combine the pieces of one query and head, from the first to the last that has keys, PIECES at
+    a time."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     _, first, begin, query_len, context = _tile(tiles, query_starts, seq_lens)
     m = tl.program_id(2)
@@ -255,7 +252,7 @@ def _combine(
             other=0.0,
         )
         highest = tl.maximum(maximum, tl.max(piece_maxima, 0))
-        # the query sees no key of these pieces
+        # The query sees no key of these pieces.
         pivot = tl.where(highest == float("-inf"), 0.0, highest)
         share, decay = tl.exp2(piece_maxima - pivot), tl.exp2(maximum - pivot)
         total = total * decay + tl.sum(piece_sums * share, 0)
@@ -270,7 +267,7 @@ def _combine(
 
 
 class _Pieces(NamedTuple):
-    """Results of the pieces of each tile's keys, before `_combine` puts them together."""
+    """Results of the pieces of each tile's keys, before `_combine` adds them up."""
 
     partial: Tensor  # float32 [tiles, KV_HEADS, splits, rows, HEAD_DIM]
     maxima: Tensor  # float32 [tiles, KV_HEADS, splits, BLOCK_M]
@@ -298,9 +295,9 @@ def attend(
 
     Args:
         q: [T, num_heads, head_dim], the last dimension dense.
-        kv: the cache; layer: of it; spec: of the layer.
-        tiles: which queries.
-        out: [T, num_heads, head_dim], dense; rows of other queries are left alone.
+        kv: the cache; layer: its index; spec: of the layer.
+        tiles: the queries to compute.
+        out: [T, num_heads, head_dim], dense; rows of other queries stay unchanged.
         batch: the step.
     """
     keys, values, *scales = kv.parts[layer]

@@ -1,8 +1,6 @@
-"""How keys and values lie in the cache, inside a kernel: 16 or 32 bits, int8 or fp8 bits with a
-scale.
+"""How a kernel reads and writes numbers of the cache: 16 or 32 bits, int8 or fp8 bits with a scale.
 
-The same numbers as minivllm/cache/compression/eight_bits.py, bit for bit.
-"""
+The results equal those of minivllm/cache/compression/eight_bits.py, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,18 +11,17 @@ FORMATS = {"auto": 0, "int8": 1, "fp8": 2}  # by KVCache.kv_dtype
 _INT8 = tl.constexpr(FORMATS["int8"])
 _FP8 = tl.constexpr(FORMATS["fp8"])
 _TINY = tl.constexpr(2.0**-126)  # the smallest normal float32
-# adding it leaves no room for a fraction: rounds to the nearest, even
+# Adding it rounds to the nearest integer, even in the middle.
 _ROUND = tl.constexpr(1.5 * 2.0**23)
 
 
 @triton.jit
 def widen(bits, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """What is stored, without its scale, in `dtype`: exact, as both formats have fewer bits than
-    any of them.
+    """Stored numbers, without their scale, in `dtype`: exact, as both formats have fewer bits than
+    any dtype.
 
-    e4m3's sign, exponent and mantissa go to their places in a float32, and a factor makes up for
-    the exponents' biases. No GPU needs to know the format so.
-    """
+    e4m3's sign, exponent and mantissa move to their places in a float32, and a factor corrects the
+    difference of the exponents' biases. So no GPU needs to support the format."""
     if FORMAT == _FP8:
         moved = (bits.to(tl.int32) << 20) & -0x78100000  # sign-extended, so that bit 11 is the sign
         return (moved.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0).to(

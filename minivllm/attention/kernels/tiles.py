@@ -20,7 +20,7 @@ class Tiles:
 
     table: Tensor  # int32 [n, 2]: request, first of its queries
     count: int
-    block_m: int  # rows that a tile has room for
+    block_m: int  # rows of a tile
     queries: int  # most queries that any tile holds
     splits: int = 1
     split_size: int = 0  # keys a piece; 0: all in one
@@ -49,11 +49,11 @@ def piece_size(most: int | None, longest: int, programs: int, processors: int) -
     """Keys of a piece; 0: all of a request in one.
 
     Args:
-        most: keys of a piece, or a quarter of it where there would be fewer than two for a
+        most: keys of a piece, or a quarter of it where there would be fewer than two pieces for a
             processor; None: never cut.
         longest: keys of any request.
         programs: tiles times key-value heads.
-        processors: of the GPU.
+        processors: multiprocessors of the GPU.
     """
     if most is None or programs > MOST_SPLIT_PROGRAMS:
         return 0
@@ -62,24 +62,24 @@ def piece_size(most: int | None, longest: int, programs: int, processors: int) -
 
 
 def prompt_rows(head_dim: int, dtype: torch.dtype, compressed: bool) -> int:
-    """Rows of the widest tile that fits the registers, as compiled for 8.0, 8.9 and 9.0;
-    `compressed`: the cache."""
+    """Rows of the widest tile that fits the registers, as compiled for compute capabilities 8.0,
+    8.9 and 9.0. `compressed`: whether the cache is."""
     if dtype is torch.float32:
         return 16
     return 64 if head_dim > 128 or compressed else 128
 
 
 def keys_per_step(head_dim: int, dtype: torch.dtype) -> int:
-    """Keys that a program takes at a time."""
+    """Keys that a program loads at a time."""
     if dtype is torch.float32:
         return 16
     return max(16, min(64, 8192 // power_of_two(head_dim)))
 
 
 def launch_options(block_m: int, head_dim: int, compressed: bool) -> dict[str, int]:
-    """Warps, and how far a program of `_attend` fetches ahead: of three stages one is the look-up
-    of blocks."""
+    """Number of warps, and stages of prefetching of `_attend`: one stage of three is the look-up of
+    blocks."""
     wide = block_m >= 64
-    # A third would be beyond the shared memory of compute capability 8.9, or the registers.
+    # A third stage exceeds the shared memory of compute capability 8.9, or the registers.
     few = wide and (head_dim > 128 or compressed)
     return {"num_warps": 8 if wide else 4, "num_stages": 2 if few else 3}

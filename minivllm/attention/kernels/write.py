@@ -1,5 +1,5 @@
-"""New keys and values into the cache: norm of queries and keys, rotation, compression and the write
-as one kernel."""
+"""One kernel that writes new keys and values into the cache: norm of queries and keys, rotation,
+compression and the write."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _GEMMA = tl.constexpr(NORMS["gemma"])
 
 @triton.jit
 def _normed(x, weight, eps, NORM: tl.constexpr, dtype: tl.constexpr, mean_square):
-    """One rounding after the norm and one after the weight, as RMSNorm and GemmaNorm of models/
-    have it."""
+    """Norm of a head: one rounding after the norm and one after the weight, as RMSNorm and
+    GemmaNorm of models/ round."""
     x = narrow(x * tl.rsqrt(mean_square + eps), dtype).to(tl.float32)
     if NORM == _GEMMA:
         return narrow(x + x * weight, dtype).to(tl.float32)
@@ -54,7 +54,7 @@ def _write(
     CACHED: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """One head of one token a program: queries first, then keys, then values."""
+    """A program computes one head of one token: queries first, then keys, then values."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, DIM)[None, :]
     inside = d < HEAD_DIM
@@ -127,11 +127,11 @@ def rotate_and_write(
     Args:
         qk: [T, num_heads + num_kv_heads, head_dim]; v: [T, num_kv_heads, head_dim]; both as
             projected.
-        num_heads: of the queries.
+        num_heads: number of query heads.
         cos, sin: [T, 1, rotated dimensions], as Rotary gives them.
-        norm: weight [num_heads + num_kv_heads, head_dim], epsilon and "plain" or "gemma"; None:
-            there is none.
-        kv: the cache; layer: of it; slots: int64 [T].
+        norm: weight [num_heads + num_kv_heads, head_dim], epsilon and "plain" or "gemma"; None: no
+            norm.
+        kv: the cache; layer: its index; slots: int64 [T].
 
     Returns:
         The queries [T, num_heads, head_dim].
@@ -160,7 +160,8 @@ def _launch(
     parts: tuple[Tensor, ...],
     storage: int,
 ) -> None:
-    """Every tensor that an option leaves out is a pointer that the kernel does not follow."""
+    """Launch the kernel. For a tensor that is None some other pointer is passed, which the kernel
+    does not read."""
     tokens, heads, dim = qk.shape
     qk = qk if qk.stride()[1:] == (dim, 1) else qk.contiguous()
     if v is not None and v.stride()[1:] != (dim, 1):

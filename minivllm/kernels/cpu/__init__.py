@@ -1,1 +1,1 @@
-"""The C++ kernels for CPUs, and the loader that compiles them."""
+"""C++ kernels for CPUs, and the loader that compiles them."""

@@ -1,8 +1,6 @@
-"""The C++ kernels for CPUs: compiled once for a machine by torch's extension loader, kept, and
-loaded.
+"""The C++ kernels for CPUs: torch's extension loader compiles them once for a machine.
 
-They need a C++ compiler and ninja once. Without these every layer keeps to torch's own operations.
-"""
+This needs a C++ compiler and ninja once. Without them every layer uses torch's operations."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from minivllm.errors import BadInput, first_line
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
-# Hidden: functions that another library might replace are called through a table, and not in line.
+# Hidden visibility allows inlining: visible functions are called through a table.
 _FLAGS = [
     "-O3",
     "-march=native",
@@ -38,10 +36,11 @@ _FLAGS = [
 
 @dataclass(frozen=True)
 class Kernels:
-    """The operators of bindings.cpp, which says what they take, and what is built of them."""
+    """The operators of bindings.cpp, where their arguments are documented, and what is compiled of
+    them."""
 
     has_linear: bool
-    compile_s: float  # 0 where they had been compiled before
+    compile_s: float  # 0 where they were compiled before
     pack: Callable[..., Any]
     use_huge_pages_: Callable[..., Any]
     linear: Callable[..., Any]
@@ -55,11 +54,10 @@ class Kernels:
 
 
 def choose(option: str, device: torch.device) -> tuple[Kernels | None, str | None]:
-    """The kernels for what is built for a device, and why there are none although they were asked
-    for.
+    """The kernels for a device, and the reason why there are none although the option enables them.
 
     Args:
-        option: "off"; "auto" uses them where they can be had; "on" insists.
+        option: "off"; "auto" uses the kernels where they compile; "on" requires them.
         device: where the model runs.
 
     Raises:
@@ -82,7 +80,7 @@ def choose(option: str, device: torch.device) -> tuple[Kernels | None, str | Non
 
 @functools.cache
 def load() -> Kernels:
-    """Load the library, compiling it first if that was not done on this machine.
+    """Load the library; on the first call on this machine compile it.
 
     Raises:
         RuntimeError, OSError, ImportError: it cannot be compiled or loaded; the first line says
@@ -108,7 +106,7 @@ def load() -> Kernels:
 
 
 def _cached_path() -> Path:
-    """Where the library for these sources, this torch and this processor lies, or will."""
+    """The path of the library for these sources, this torch and this processor."""
     digest = hashlib.sha256()
     for source in sorted([*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")]):
         digest.update(source.read_bytes())
@@ -118,7 +116,7 @@ def _cached_path() -> Path:
 
 
 def _processor() -> str:
-    """The instruction sets that -march=native goes by."""
+    """The instruction sets that -march=native uses."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -128,11 +126,12 @@ def _processor() -> str:
 
 
 def _compile(path: Path) -> None:
-    """Compile and load. Several processes may do so at the same time: the last one's file stays."""
-    from torch.utils import cpp_extension  # takes long to import, and is needed once
+    """Compile and load the library. Several processes may do so at the same time: the file of the
+    last one stays."""
+    from torch.utils import cpp_extension  # slow to import, and needed once
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # ninja may lie beside an interpreter that was started by its path.
+    # ninja may be in the folder of an interpreter that was started by its path.
     os.environ["PATH"] = os.pathsep.join(
         (os.environ.get("PATH", ""), str(Path(sys.executable).parent))
     )
@@ -150,7 +149,7 @@ def _compile(path: Path) -> None:
 
 
 def _openmp() -> list[str]:
-    """The OpenMP library that torch has loaded: a second one would bring threads of its own."""
+    """The OpenMP library that torch has loaded: a second one would start threads of its own."""
     try:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Linear layers on packed panels (linear.h), and which weights can be so."""
+"""Linear layers on packed weights (linear.h), and which weights can be packed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.modules import LinearKernel
 
-PANEL = 64  # outputs
-MOST_IN_GROUP = 256  # inputs of a group that are converted at a time
+PANEL = 64  # outputs of one piece of a packed weight
+MOST_IN_GROUP = 256  # inputs of a group that are converted at once
 
 
 class Format(IntEnum):
@@ -33,10 +33,9 @@ def panels_for(
     group: int = 2,
     kernel: str = "auto",
 ) -> Kernels | None:
-    """The kernels, if there are any and they take such a weight, whose scales go by `group` inputs.
+    """The kernels, if there are any and they support a weight with scales of `group` inputs.
 
-    `kernel` is the knob quant.kernel: a value that names another one is obeyed.
-    """
+    `kernel` is the knob quant.kernel: the result is None if it names another kernel."""
     fits = (
         dtype is torch.bfloat16 and device.type == "cpu" and inputs % group == 0 and inputs % 2 == 0
     )
@@ -48,7 +47,7 @@ def panels_for(
 
 
 class PanelLinear(LinearKernel):
-    """A linear layer for any number of rows on one copy of its weight.
+    """A linear layer on one packed copy of its weight, for any number of rows.
 
     Args:
         kernels: that `panels_for` gave.
@@ -87,7 +86,7 @@ class PanelLinear(LinearKernel):
             )
             panels = padded.unflatten(1, (-1, PANEL)).transpose(
                 0, 1
-            )  # those of a panel are read from end to end
+            )  # the values of a panel are read in a row
             return nn.Parameter(panels.contiguous(), requires_grad=False)
 
         whole = torch.cat(list(packed)) if len(packed) > 1 else packed[0]
@@ -100,7 +99,7 @@ class PanelLinear(LinearKernel):
 
     @property
     def state(self) -> tuple[Tensor | int | None, ...]:
-        """What `kernels.linear` takes after x."""
+        """The arguments of `kernels.linear` after x."""
         return self.weight, self.scales, self.zeros, self.bias, self.form, self.outputs, self.group
 
     def forward(self, x: Tensor) -> Tensor:

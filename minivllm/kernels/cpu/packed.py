@@ -11,9 +11,9 @@ from minivllm.kernels.modules import LinearKernel
 class PackedLinear(LinearKernel):
     """A linear layer on the CPU whose weight oneDNN has reordered once, for its own tiles.
 
-    F.linear reorders, or multiplies without, at every call: a single thread took 1.25 to 1.5 times
-    as long on the shapes of Qwen3-0.6B in bfloat16, at 1 to 256 rows. The result is the same.
-    """
+    F.linear reorders the weight, or multiplies without reordering, at every call: a single thread
+    took 1.25 to 1.5 times as long on the shapes of Qwen3-0.6B in bfloat16, at 1 to 256 rows. The
+    result is the same."""
 
     kernel_name = "PackedLinear"
 

@@ -14,7 +14,7 @@ from minivllm.models.layers import Embedding, RMSNorm
 
 
 class GemmaNorm(RMSNorm):
-    """RMSNorm that scales by 1 + weight: the sum is never rounded to the weight's 16 bits, where it
+    """RMSNorm that scales by 1 + weight. The sum is never rounded to the weight's 16 bits, which
     would lose most of a small weight."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ class GemmaNorm(RMSNorm):
 
 
 class GemmaHeadNorm(HeadNorm):
-    """GemmaNorm of every query and key head at once."""
+    """GemmaNorm of all query and key heads at once."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, heads, head_dim] to the same."""
@@ -33,7 +33,7 @@ class GemmaHeadNorm(HeadNorm):
 
 
 class ScaledEmbedding(Embedding):
-    """Embedding times the square root of its width, which is rounded to the compute dtype as in
+    """Embedding times the square root of its width. The root is rounded to the compute dtype, as in
     training."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:

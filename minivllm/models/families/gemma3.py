@@ -1,5 +1,5 @@
 """Gemma 3 text models (Kamath et al. 2025): Gemma 2 with a norm of queries and keys in place of the
-soft caps, and five windowed layers, with a rope of their own, to each one that sees everything."""
+soft caps, and five windowed layers with a rope of their own for each layer with full attention."""
 
 from __future__ import annotations
 

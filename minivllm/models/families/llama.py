@@ -1,4 +1,4 @@
-"""The Llama family (Touvron et al. 2023), and the plan that the families beside it vary."""
+"""The Llama family (Touvron et al. 2023), which the other families vary."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Decoder(nn.Module):
         self.embed_tokens, self.layers, self.norm = embed_tokens, nn.ModuleList(layers), norm
         local = config.local_rope is not None
         self.rope_of_layer = [int(local and kind == SLIDING) for kind in config.layer_types]
-        # filled by the loader, which knows device and longest sequence
+        # The loader adds them, as it knows device and longest sequence.
         self.rotaries = nn.ModuleList()
 
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """Token ids [tokens] to hidden states after the final norm, [tokens, hidden], or less of
-        them (`trim`)."""
+        """Token ids [tokens] to hidden states after the final norm, [tokens, hidden], or fewer rows
+        if the model trims."""
         x = self.embed_tokens(batch.token_ids)
         rotations = [rotary(batch) for rotary in self.rotaries]
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
@@ -37,11 +37,10 @@ class Decoder(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """Llama 1 to 3.2 text models, and others saved in their format.
+    """Llama 1 to 3.2 text models, and other models in their format.
 
-    A family is a subclass that overrides the `make_` methods it differs in; what differs by a
-    number is in ModelConfig. Module names follow the checkpoint's.
-    """
+    A family is a subclass that overrides some of the `make_` methods; ModelConfig holds the
+    differences that are numbers. Module names are those of the checkpoint."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -52,11 +51,11 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head: nn.Module = Linear(config.hidden_size, {"lm_head": config.vocab_size})
 
     def make_embedding(self) -> Embedding:
-        """Of the tokens."""
+        """The embedding of token ids."""
         return Embedding(self.config.vocab_size, self.config.hidden_size)
 
     def make_norm(self) -> nn.Module:
-        """Any norm of hidden states."""
+        """A norm of hidden states."""
         return RMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
 
     def make_attention(self, layer: int) -> Attention:
@@ -69,20 +68,20 @@ class LlamaForCausalLM(nn.Module):
         return MLP(c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias)
 
     def make_layer(self, layer: int) -> nn.Module:
-        """How norms, attention and MLP stand together."""
+        """One layer of norms, attention and MLP."""
         return DecoderLayer(
             self.make_norm(), self.make_attention(layer), self.make_norm(), self.make_mlp(layer)
         )
 
     def make_rotary(self, max_positions: int, device: torch.device) -> None:
-        """Set up the rotary embeddings; called once the weights are in place."""
+        """Set up the rotary embeddings, once the weights are loaded."""
         for rope in self.config.ropes:
             rotary = Rotary(rope, self.config.head_dim, max_positions, self.dtype, device)
             self.model.rotaries.append(rotary)
 
     @property
     def attention_specs(self) -> list[AttentionSpec]:
-        """One for each layer."""
+        """The attention of each layer."""
         c = self.config
         return [
             AttentionSpec(
@@ -98,13 +97,13 @@ class LlamaForCausalLM(nn.Module):
 
     @property
     def experts_run(self) -> int | Tensor:
-        """Experts that the last step computed, over all layers; a dense model has none. A tensor
-        (int64 []) where asking would wait for the device."""
+        """Experts that the last step computed, over all layers; 0 in a dense model. A tensor (int64
+        []) where reading the number would wait for the device."""
         return 0
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of all experts as they are stored."""
+        """Bytes of all experts as stored."""
         return 0
 
     @torch.inference_mode()

@@ -1,5 +1,5 @@
-"""Mistral (Jiang et al. 2023): Llama whose layers see a sliding window, which later versions gave
-up."""
+"""Mistral (Jiang et al. 2023): Llama with a sliding window in every layer, which later versions
+dropped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama whose checkpoint holds the fused matrices as they are
-used."""
+"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama whose checkpoint holds fused matrices."""
 
 from __future__ import annotations
 
@@ -27,5 +26,5 @@ class Phi3ForCausalLM(LlamaForCausalLM):
 
 
 def _as_one(name: str, linear: Linear) -> Linear:
-    """The same layer, filled from one tensor of the checkpoint."""
+    """The same layer, as one tensor of the checkpoint."""
     return Linear(linear.in_features, {name: sum(linear.parts.values())})

@@ -1,1 +1,1 @@
-"""Triton kernels that passes put in."""
+"""Triton kernels of the modules that passes put in place of others."""

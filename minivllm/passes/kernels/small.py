@@ -1,9 +1,8 @@
 """Small steps between the matrix products, each as one kernel: residual and norm, and the gated
 activation.
 
-They do little and read much, so on a GPU a launch and a pass over memory less is what they save.
-Results are rounded where the layers of models/ round them.
-"""
+They compute little and read much, so on a GPU one kernel saves a launch and a pass over memory.
+Results are rounded where the layers of models/ round them."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def _norm(
     GEMMA: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One token a program."""
+    """A program computes one token."""
     row = tl.program_id(0).to(tl.int64) * size
     i = tl.arange(0, BLOCK)
     inside = i < size
@@ -53,7 +52,7 @@ def _norm(
 
 @triton.jit
 def _gated(gate_up, out, inner, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """One token and BLOCK of its inner dimensions a program."""
+    """A program computes BLOCK inner dimensions of one token."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < inner
@@ -80,7 +79,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, gemma: bool) -> Tensor:
 def add_norm(
     x: Tensor, delta: Tensor, weight: Tensor, eps: float, gemma: bool
 ) -> tuple[Tensor, Tensor]:
-    """x + delta, and the norm of that; all [tokens, size]."""
+    """x + delta, and the norm of the sum; all [tokens, size]."""
     return _launch_norm(x, delta, weight, eps, gemma)
 
 
