@@ -26,7 +26,6 @@ class StepBatch(NamedTuple):
     rotated_lens_host: tuple[int, ...]  # the length of each request that some rotary scalings need
     # float32 [R, B], to which backends add the attention that each block gets; None: not needed
     attention_scores: Tensor | None = None
-    observed_host: tuple[
-        int, ...
-    ] = ()  # of each request, the number of last queries in `attention_scores`
+    # With `attention_scores`: of each request, how many of its last queries count.
+    observed_host: tuple[int, ...] = ()
     attention: Any = None  # result of the attention backend's prepare()

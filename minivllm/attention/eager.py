@@ -46,9 +46,8 @@ class EagerBackend:
         groups = spec.num_heads // spec.num_kv_heads
         out = torch.empty_like(q)
         start = 0
-        for row, (query_len, seq_len) in enumerate(
-            zip(batch.query_lens_host, batch.seq_lens_host, strict=True)
-        ):
+        lens = zip(batch.query_lens_host, batch.seq_lens_host, strict=True)
+        for row, (query_len, seq_len) in enumerate(lens):
             part = slice(start, start + query_len)
             start += query_len
             blocks = -(-seq_len // self.kv.layout.block_size)

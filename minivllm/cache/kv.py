@@ -124,9 +124,8 @@ class KVCache:
         if len(blocks) == num_rows:
             rows = [part[:, :num_tokens].index_select(0, blocks) for part in parts]
         else:
-            rows = [
-                part.index_select(0, blocks).view(num_rows, -1, *part.shape[2:]) for part in parts
-            ]
+            gathered = [part.index_select(0, blocks) for part in parts]
+            rows = [part.view(num_rows, -1, *part.shape[2:]) for part in gathered]
         return self.restored(rows)
 
     def gather_slots(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:

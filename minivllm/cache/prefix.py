@@ -55,9 +55,8 @@ class PrefixIndex:
     def known(self, token_ids: TokenSequence) -> Iterator[PrefixNode]:
         """The nodes that a request with these tokens may begin with. They never cover all tokens,
         as the request must compute the last one."""
-        return self.match(
-            token_ids, min((len(token_ids) - 1) // self.block_size, self.most_reusable)
-        )
+        most = min((len(token_ids) - 1) // self.block_size, self.most_reusable)
+        return self.match(token_ids, most)
 
     def match(self, token_ids: TokenSequence, most: int) -> Iterator[PrefixNode]:
         """The nodes that hold the first tokens, at most `most`, in order."""

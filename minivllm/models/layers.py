@@ -7,7 +7,7 @@ a layer runs few operations: fused projections, and norm and rotation of queries
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -110,11 +110,8 @@ class Attention(nn.Module):
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.layer, self.heads, self.kv_heads, self.dim = layer, heads, kv_heads, dim
         self.qk_width, self.v_width = (heads + kv_heads) * dim, kv_heads * dim
-        self.qkv_proj = Linear(
-            config.hidden_size,
-            {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim},
-            config.attention_bias,
-        )
+        rows = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+        self.qkv_proj = Linear(config.hidden_size, rows, config.attention_bias)
         self.o_proj = Linear(heads * dim, {"o_proj": config.hidden_size}, config.attention_bias)
         self.qk_norm = qk_norm
         self.rotary_dims = [rope.rotary_dim(dim) for rope in config.ropes]
@@ -167,18 +164,10 @@ class MLP(nn.Module):
 class DecoderLayer(nn.Module):
     """Pre-norm transformer layer. Attribute names are those of the checkpoint."""
 
-    def __init__(
-        self,
-        input_layernorm: nn.Module,
-        self_attn: nn.Module,
-        post_attention_layernorm: nn.Module,
-        mlp: nn.Module,
-    ) -> None:
+    def __init__(self, self_attn: nn.Module, mlp: nn.Module, norms: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.input_layernorm = input_layernorm
-        self.self_attn = self_attn
-        self.post_attention_layernorm = post_attention_layernorm
-        self.mlp = mlp
+        self.input_layernorm, self.self_attn = norms[0], self_attn
+        self.post_attention_layernorm, self.mlp = norms[1], mlp
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend

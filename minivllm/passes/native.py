@@ -38,7 +38,7 @@ class NativeLayer(DecoderLayer):
             cast(CPUNorm, inner.input_layernorm),
             cast(CPUNorm, inner.post_attention_layernorm),
         )
-        super().__init__(first, attention, second, mlp)
+        super().__init__(attention, mlp, (first, second))
         self.layer, self.trims = attention.layer, attention.trims
         norm = cast(HeadNorm | None, attention.qk_norm)
         self.run = kernels.decoder_layer(

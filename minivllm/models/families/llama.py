@@ -69,9 +69,8 @@ class LlamaForCausalLM(nn.Module):
 
     def make_layer(self, layer: int) -> nn.Module:
         """One layer of norms, attention and MLP."""
-        return DecoderLayer(
-            self.make_norm(), self.make_attention(layer), self.make_norm(), self.make_mlp(layer)
-        )
+        norms = [self.make_norm() for _ in range(2)]
+        return DecoderLayer(self.make_attention(layer), self.make_mlp(layer), norms)
 
     def make_rotary(self, max_positions: int, device: torch.device) -> None:
         """Set up the rotary embeddings, once the weights are loaded."""
@@ -83,17 +82,8 @@ class LlamaForCausalLM(nn.Module):
     def attention_specs(self) -> list[AttentionSpec]:
         """The attention of each layer."""
         c = self.config
-        return [
-            AttentionSpec(
-                c.num_heads,
-                c.num_kv_heads,
-                c.head_dim,
-                c.attention_scale,
-                window,
-                c.attention_soft_cap,
-            )
-            for window in c.windows
-        ]
+        shape = c.num_heads, c.num_kv_heads, c.head_dim, c.attention_scale
+        return [AttentionSpec(*shape, window, c.attention_soft_cap) for window in c.windows]
 
     @property
     def experts_run(self) -> int | Tensor:
