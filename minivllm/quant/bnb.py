@@ -1,4 +1,5 @@
-"""The way to bitsandbytes: imported only when a method that needs it is made (it takes seconds)."""
+"""The late import of bitsandbytes, which takes seconds: only when a method that needs it is
+built."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from minivllm.errors import BadInput
 
 
 def import_bitsandbytes(method: str) -> ModuleType:
-    """The package, without its notices, and without the kernels it would fetch from the network.
+    """The package, with its notices off, and without the kernels that it would download.
 
     Raises:
         BadInput: it is not installed, or does not load here.
     """
-    # A notice at each import and each layer, on conversions that the methods here intend.
+    # Notices at each import and each layer, on conversions that the methods here intend.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     fetcher = sys.modules.get("kernels")
     try:

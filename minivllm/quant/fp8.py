@@ -1,8 +1,7 @@
 """8-bit floats: e4m3 weights with a scale for each output channel (Micikevicius et al. 2022).
 
-Where the GPU multiplies 8-bit floats, activations become 8-bit too, each token with its own scale;
-elsewhere the weight alone is stored so, and converted to be multiplied.
-"""
+On a GPU that multiplies 8-bit floats, activations become 8-bit too, each token with its own scale.
+Elsewhere only the weight is stored in 8 bits, and it is converted for the product."""
 
 from __future__ import annotations
 
@@ -67,8 +66,8 @@ class FP8Linear(LinearKernel):
 
 
 class FP8BlockLinear(LinearKernel):
-    """The same with a scale for each output and block of inputs, float32 [out, blocks]: converted
-    to be multiplied."""
+    """FP8Linear with a scale for each output and block of inputs, float32 [out, blocks]. The weight
+    is converted for the product."""
 
     kernel_name = "FP8BlockLinear"
 
@@ -88,11 +87,10 @@ class FP8BlockLinear(LinearKernel):
 
 
 def _widened(stored: Tensor) -> Tensor:
-    """The same values, on a CPU in bfloat16, as torch's own conversion is not vectorised there.
+    """The same values; on a CPU in bfloat16, where torch's conversion is not vectorised.
 
-    Sign, exponent and mantissa go to their places in a bfloat16, and a factor makes up for the
-    exponents' biases.
-    """
+    Sign, exponent and mantissa move to their places in a bfloat16, and a factor corrects the
+    difference of the exponents' biases."""
     bits = stored.view(torch.int8)
     return (
         stored

@@ -1,10 +1,9 @@
-"""Weight-only int4: affine, group-wise. Not NF4: its 16 levels are evenly spaced.
+"""Weight-only int4: affine, group-wise. Unlike in NF4, the 16 levels are evenly spaced.
 
 Each group of consecutive inputs of an output channel has a scale and a zero point: w = (q - 8) *
-scale + zero, q in 0..15, round-to-nearest between the group's smallest and largest weight. This is
-the form that torch's packed kernels compute with (tinygemm on CUDA), and that AWQ (Lin et al. 2023)
-and GPTQ (Frantar et al. 2022) checkpoints are read into.
-"""
+scale + zero, q in 0..15, round-to-nearest between the group's smallest and largest weight. torch's
+packed kernels compute this form (tinygemm on CUDA), and AWQ (Lin et al. 2023) and GPTQ (Frantar et
+al. 2022) checkpoints are converted to it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from minivllm.quant.kernels.int4 import ROWS, Int4Linear
 from minivllm.quant.options import Int4Options
 
 GROUP_SIZES: tuple[int, ...] = get_args(type_hints(Int4Options)["group_size"])
-_CHUNK = 256 * 1024  # weights quantised at a time on a CPU: its cache holds the float32 temporaries
+_CHUNK = 256 * 1024  # weights quantised at once on a CPU, whose cache holds the float32 temporaries
 
 
 class Int4(Quantizer, Int4Options):  # type: ignore[misc]  # see Method.dtype
@@ -50,8 +49,8 @@ def int4_linear(
     kernel: str = "auto",
     kernels: Kernels | None = None,
 ) -> nn.Module:
-    """The layer for what Int4Linear takes: on panels where the C++ kernels take it and it needs no
-    filling up."""
+    """The layer for the arguments of Int4Linear: a PanelLinear where the C++ kernels support the
+    weight and it needs no padding."""
     pieces = iter(pieces)
     first = next(pieces)
     device, dtype = first[0].device, first[1].dtype
@@ -91,7 +90,7 @@ def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
         weight = torch.cat((weight, weight[:, -1:].expand(-1, missing)), 1)
     groups = weight.unflatten(1, (-1, group_size)).float()
     low, high = groups.aminmax(dim=-1, keepdim=True)
-    # Rounded to the compute dtype first, so that their rounding is no error of its own.
+    # Rounded to the compute dtype first, so that codes account for the rounding of scales.
     scale = ((high - low) / 15).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
     zero = (low + 8 * scale.float()).to(weight.dtype)
     codes = (groups - zero.float()).div_(scale.float()).add_(8).round_().clamp_(0, 15)

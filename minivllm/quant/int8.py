@@ -1,8 +1,7 @@
-"""Weight-only int8: one symmetric scale for each output channel, activations as they are.
+"""Weight-only int8: one symmetric scale for each output channel. Activations are not quantised.
 
-The plain round-to-nearest scheme that LLM.int8 (Dettmers et al. 2022) starts from; without its
-outlier columns, because activations are not quantised.
-"""
+This is the round-to-nearest scheme of LLM.int8 (Dettmers et al. 2022) without its outlier columns,
+which only quantised activations need."""
 
 from __future__ import annotations
 
@@ -40,7 +39,8 @@ def int8_linear(
     kernel: str = "auto",
     kernels: Kernels | None = None,
 ) -> nn.Module:
-    """The layer for what Int8Linear takes: on panels where the C++ kernels take it."""
+    """The layer for the arguments of Int8Linear: a PanelLinear where the C++ kernels support the
+    weight."""
     if kernels := panels_for(kernels, weight.device, scale.dtype, weight.shape[1], kernel=kernel):
         packed = kernels.pack(weight, Format.INT8)
         return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
@@ -52,7 +52,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round [out, in] to int8 [out, in] and a scale for each output, [out] in the weight's
     dtype."""
     largest = weight.abs().amax(1, keepdim=True).float()
-    # Rounded to the compute dtype first, so that the rounding of the scale is no error of its own.
+    # Rounded to the compute dtype first, so that integers account for the rounding of scales.
     scale = (largest / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
     quantized = torch.empty_like(weight, dtype=torch.int8)
     for part, rows, factor in by_rows(quantized, weight, scale):

@@ -1,10 +1,9 @@
 """LLM.int8: 8-bit products with the outlier columns of the activations in 16 bits.
 
 Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale". Rows of
-the activations and of the weight are scaled to int8 by their largest value; input columns in which
-any activation reaches the threshold are multiplied in the compute dtype instead. Computed by
-bitsandbytes.
-"""
+the activations and of the weight are scaled to int8 by their largest value. Input columns in which
+any activation reaches the threshold are multiplied in the compute dtype instead. bitsandbytes
+computes the products."""
 
 from __future__ import annotations
 
@@ -42,8 +41,8 @@ class Int8Mixed(Quantizer, Int8MixedOptions):  # type: ignore[misc]  # see Metho
         return self.linear(quantized, maxima, bias)
 
     def linear(self, weight: Tensor, maxima: Tensor, bias: Tensor | None) -> nn.Module:
-        """The layer of a quantised weight: int8 [out, in], and float32 [out], its rows' largest
-        values."""
+        """The layer of a quantised weight: int8 [out, in], and the largest value of each row,
+        float32 [out]."""
         return Int8MixedLinear(self.library, weight, maxima, bias, self.threshold)
 
 
@@ -52,7 +51,7 @@ class Int8MixedLinear(LinearKernel, GraphLimited):
     [out]."""
 
     kernel_name, matrix_dtype = "Int8MixedLinear", "int8"
-    # bitsandbytes looks for columns with outliers in all rows, so those of padding would count.
+    # bitsandbytes looks for outlier columns in all rows, rows of padding included.
     in_graphs = "waits"
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Build a model on the meta device and fill it, one tensor at a time, on its device in its
-dtype."""
+"""Loading: a model is built on the meta device and filled, one tensor at a time, on its device in
+its dtype."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from minivllm.quant.stored.format import Shapes
 
 @dataclass
 class LoadedModel:
-    """A model ready to run, and what its loading showed."""
+    """A model ready to run, and the facts that its loading showed."""
 
     model: LlamaForCausalLM
     config: ModelConfig
     max_model_len: int
-    tokenizer: Tokenizer | None  # None where the folder has none, or there is no folder
+    tokenizer: Tokenizer | None  # None if the folder has none, or there is no folder
     weights: str  # "checkpoint" | "random"
     fingerprint: str
     weight_bytes: int  # as stored now, tied weights once
-    # of these, an embedding that is no head too: a step reads only a row a token of it
+    # Of these, an embedding that is not the head, too: a step reads one row of it for each token.
     lookup_bytes: int
     weight_bytes_16bit: int  # the same tensors at 2 bytes a value
-    linear_bytes: int  # the layers' linear layers alone, which quantisation shrinks
+    linear_bytes: int  # of the linear layers without the head
     linear_bytes_16bit: int
-    quantized_layers: int  # and the head, if it is quantised
-    # width of each linear layer's input, by name
+    quantized_layers: int  # the head included, if it is quantised
+    # Width of each linear layer's input, by name.
     linear_inputs: dict[str, int] = field(default_factory=dict)
-    kernels: Kernels | None = None  # those for CPUs that it was built on
-    # what generation_config.json says
+    kernels: Kernels | None = None  # C++ kernels of its layers
+    # Fields of SamplingParams from generation_config.json.
     decoding_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    passes: list[PassReport] = field(default_factory=list)  # that have changed it, in order
+    passes: list[PassReport] = field(default_factory=list)  # reports of passes, in order
 
 
 def load_model(
@@ -80,14 +80,14 @@ def load_model(
         path: local folder, hub id, or "embedded".
         weights: "auto", "hub", "random", or a folder.
         max_model_len: longest sequence in tokens; None takes the model's own limit.
-        seed: of random weights.
-        rope_scaling: in place of the checkpoint's own, as `rope_parameters` of transformers 5.
+        seed: seed of random weights.
+        rope_scaling: replaces the checkpoint's own, as `rope_parameters` of transformers 5.
         architecture: the published config.json, used for random weights.
         quant: how linear layers are stored; also sets the compute dtype.
         device: where the model runs.
-        progress: told how far the weights are, as (done, total).
-        moe: how experts are to be multiplied; "grouped" insists that there are some.
-        kernels: in C++, to build the layers on.
+        progress: called with the progress of the weights, as (done, total).
+        moe: how experts are multiplied; "grouped" requires experts.
+        kernels: C++ kernels for the layers.
 
     Raises:
         BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the
@@ -118,8 +118,7 @@ def _load(
     seed: int,
     progress: Progress | None,
 ) -> LoadedModel:
-    """A model with its weights; see `load_model`. What only reading them needs is freed at the
-    end."""
+    """A model with its weights; see `load_model`. The memory of the reader is free afterwards."""
     # Before the weights, so that a mistake in these files is reported at once.
     tokenizer, decoding = Tokenizer.load(source.folder), decoding_defaults(source.folder)
     with torch.device("meta"):
@@ -154,8 +153,8 @@ def _load(
 
 
 def _return_freed_memory() -> None:
-    """Let glibc hand the loading's temporaries back, or they count as the process's memory (100 to
-    170 MB)."""
+    """Let glibc return the memory of loading to the system (100 to 170 MB, which would count as the
+    process's)."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -163,8 +162,8 @@ def _return_freed_memory() -> None:
 
 
 def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Checkpoint name, shape and rows (of the module's first dimension) of each tensor a module
-    takes."""
+    """Checkpoint name, shape and rows (of the module's first dimension) of each tensor of a
+    module."""
     beside = path.rpartition(".")[0]
     prefix = f"{beside}." if beside else ""
     if isinstance(module, Linear):
@@ -180,7 +179,8 @@ def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...
 
 
 def _expected_shapes(model: LlamaForCausalLM, before: Prequantized | None = None) -> Shapes:
-    """What is read as floats; of layers that are quantised in the checkpoint the biases alone."""
+    """The tensors that are read as floats: of layers that the checkpoint quantises only the
+    biases."""
     held = before.layers if before is not None else {}
     shapes: Shapes = {
         name: shape
@@ -214,16 +214,15 @@ def _fill(
     device: torch.device,
     before: Prequantized | None,
 ) -> dict[str, int]:
-    """Give every module its weights; returns the byte counts of LoadedModel."""
+    """Load the weights of every module. Returns the byte counts of LoadedModel."""
     sizes: Counter[str] = Counter()
     held = before.layers if before is not None else {}
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):
             is_head = path == "lm_head"
-            # What a quantised checkpoint left in 16 bits was left so on purpose; the head is a knob
-            # of its own.
-            selected = not module.exact and (is_head or before is None) and quant.quantizes(path)
-            quantized = path in held or selected
+            # A layer that a quantised checkpoint has in 16 bits stays so. The head has a knob.
+            is_open = not module.exact and (is_head or before is None)
+            quantized = path in held or (is_open and quant.quantizes(path))
             shared = (
                 model.model.embed_tokens.weight
                 if is_head and model.config.tie_word_embeddings
@@ -247,7 +246,7 @@ def _fill(
             full = 2 * sum(
                 rows * (module.in_features + module.has_bias) for rows in module.parts.values()
             )
-            full *= shared is None  # in 16 bits there would be no copy
+            full *= shared is None  # in 16 bits the head is no copy
             sizes["quantized_layers"] += quantized
             sizes["linear_bytes"] += stored * (not is_head)
             sizes["linear_bytes_16bit"] += full * (not is_head)
@@ -274,8 +273,8 @@ def _load_linear(
     device: torch.device,
     before: Prequantized | None,
 ) -> nn.Module:
-    """Assemble one (fused) linear layer in the compute dtype, or as it is stored, and hand it
-    over."""
+    """Read one (fused) linear layer in the compute dtype, or as it is stored, and make its
+    module."""
 
     def assemble(kind: str, *width: int) -> Tensor:
         whole = torch.empty(sum(module.parts.values()), *width, dtype=quant.dtype, device=device)
@@ -293,7 +292,7 @@ def _load_linear(
 
 
 def _fill_rows(path: str, module: nn.Module, reader: WeightSource, out: Tensor) -> None:
-    """Fill an embedding or a norm; a norm shared by several heads is repeated for each."""
+    """Load an embedding or a norm. A norm of several heads is repeated for each."""
     start = 0
     for name, shape, rows in _sources(path, module):
         if isinstance(module, HeadNorm):

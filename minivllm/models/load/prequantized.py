@@ -1,4 +1,4 @@
-"""The layers of a checkpoint that were quantised before, read as they are."""
+"""Layers that the checkpoint has quantised, read as they are stored."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from minivllm.quant.stored.format import Shapes
 
 
 class Prequantized:
-    """Finds them among a model's linear layers, says what they are made of, and reads them.
+    """The quantised layers of a checkpoint, found among a model's linear layers.
 
     Args:
         settings: `quantization_config` of the checkpoint's config.json.
-        quant: the method asked for.
+        quant: the chosen method.
         reader: the checkpoint.
-        model: whose linear layers may be held.
+        model: its linear layers may be quantised in the checkpoint.
 
     Attributes:
-        layers: those that the checkpoint quantises; the others are read as ever.
-        shapes: of their tensors by name, biases of the model aside.
+        layers: quantised layers by name; other layers are read as floats.
+        shapes: shapes of their tensors by name, without the model's biases.
 
     Raises:
         BadInput: the layout is not read, `quant` is not the method that computes with it or wants a
@@ -63,7 +63,7 @@ class Prequantized:
             if not any(held):
                 continue
             self.layers[path] = module
-            own = {"bias"} if module.has_bias else set()  # the model's, read as ever
+            own = {"bias"} if module.has_bias else set()  # read with the model's other floats
             for part, rows in zip(parts, module.parts.values(), strict=True):
                 required = self.format.shapes(rows, module.in_features)
                 names = {name for name in self.format.names if f"{part}.{name}" in tensors} - own
@@ -81,7 +81,7 @@ class Prequantized:
         )
 
     def load(self, path: str, bias: Tensor | None, device: torch.device) -> nn.Module:
-        """One of `layers`, on its device; `bias` is that of the whole layer, in the compute
+        """One of `layers`, on its device. `bias` is that of the whole layer, in the compute
         dtype."""
         module = self.layers[path]
         names = [
@@ -103,6 +103,6 @@ class Prequantized:
 
 
 def part_names(path: str, module: Linear) -> list[str]:
-    """The checkpoint's names of the layers that are fused into one."""
+    """The checkpoint's names of the parts of a fused layer."""
     beside = path.rpartition(".")[0]
     return [f"{beside}.{part}" if beside else part for part in module.parts]

@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files, or a seed."""
+"""Sources of weights: safetensors files, or a seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import INDEX, Checkpoint, sample
 from minivllm.quant.stored.format import Shapes
 
-# Told how far loading is: (done, total), in bytes of a checkpoint or values of random weights.
+# Called with (done, total), in bytes of a checkpoint or values of random weights.
 Progress = Callable[[int, int], None]
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -31,31 +31,31 @@ _KNOWN_BUFFERS = (
     "rotary_emb.inv_freq",
     "masked_bias",
     "attn.bias",
-)  # old checkpoints carry them; not weights
-_CHUNK = 8 * 1024 * 1024  # bytes read at a time: all that is held of a tensor on its way elsewhere
+)  # in old checkpoints; not weights
+_CHUNK = 8 * 1024 * 1024  # bytes read at once, and most memory of a tensor on its way to a device
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _MISMATCH = "config.json and weights do not belong together"
-# values of the random block; a prime, so that no two rows start at the same place
+# Values of the random block; a prime number, so that no two rows start at the same place.
 _PERIOD = 4_194_301
 
 
 class WeightSource(Protocol):
-    """Gives a model its weights, by the names that the model has for them."""
+    """The weights of a model, by the model's names."""
 
-    warnings: list[str]  # what `check` found that is no error
+    warnings: list[str]  # from `check`
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
-        """Raises BadInput unless exactly these tensors are there, in these shapes (None: in any).
+        """Raises BadInput unless the source has exactly these tensors, in these shapes (None: any
+        shape).
 
-        All are of floating point but for `as_stored`, which are read in the dtype they have.
-        """
+        All must be floating point except `as_stored`, which are read in their stored dtype."""
 
     def fill(self, name: str, out: Tensor) -> None:
-        """Write the tensor into `out`, converting to its dtype."""
+        """Write the tensor into `out`, converted to its dtype."""
 
 
 class _Reporting:
-    """Counts what has been filled, and says so."""
+    """Counts and reports the progress."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._done, self._total = progress, 0, 0
@@ -71,8 +71,8 @@ class CheckpointWeights(_Reporting):
     """Weights from safetensors files.
 
     Args:
-        checkpoint: where they lie.
-        progress: told the bytes read so far, and those that the checked tensors have in all.
+        checkpoint: has the files.
+        progress: called with the bytes read so far, and those of all checked tensors.
     """
 
     def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
@@ -83,7 +83,7 @@ class CheckpointWeights(_Reporting):
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """See WeightSource."""
         tensors = self.checkpoint.tensors
-        # A tied head is often saved a second time; it is the embedding, so it is not read.
+        # A tied head is often saved a second time. It equals the embedding, so it is not read.
         ignored = (_HEAD,) if tied_head else ()
         extra = [
             name
@@ -144,7 +144,7 @@ class CheckpointWeights(_Reporting):
         return f"{what}{instead}: {_MISMATCH}, or a file is missing"
 
     def _same(self, name: str, other: str) -> bool:
-        """Whether two tensors are the same, as far as a sample of their bytes tells."""
+        """Whether two tensors are equal in dtype, shape and a sample of their bytes."""
         one, two = (self.checkpoint.tensors[key] for key in (name, other))
         return (one.dtype, one.shape) == (two.dtype, two.shape) and sample(one) == sample(two)
 
@@ -154,7 +154,7 @@ class CheckpointWeights(_Reporting):
         dtype = _STORED[stored.dtype]
         direct = out.device.type == "cpu" and out.dtype == dtype
         try:
-            # a regular file when its header was read
+            # It was a regular file when its header was read.
             with stored.file.open("rb", buffering=0) as stream:
                 stream.seek(stored.begin)
                 for part in out.view(-1).split(_CHUNK // dtype.itemsize):
@@ -171,7 +171,7 @@ class CheckpointWeights(_Reporting):
             ) from None
 
     def _staged(self, size: int, device: torch.device) -> Tensor:
-        """Host memory for bytes on their way, of a kind that the device copies from fast."""
+        """Host memory for bytes on their way to a device; pinned for a GPU."""
         if self._staging is None:
             self._staging = torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
         return self._staging[:size]
@@ -193,13 +193,13 @@ class CheckpointWeights(_Reporting):
 class RandomWeights(_Reporting):
     """Seeded weights from normal(0, 0.02); norms are ones.
 
-    All tensors are cut, each from its own offset, out of one block of normal values drawn on the
-    CPU: that is as fast as copying, and the same model on every device and in every dtype, up to
+    All tensors are cut, each at its own offset, from one block of normal values drawn on the CPU:
+    that is as fast as copying, and gives the same model on every device and in every dtype, up to
     rounding.
 
     Args:
-        seed: of the block.
-        progress: told the values made so far, and those of all tensors.
+        seed: seed of the block.
+        progress: called with the values filled so far, and those of all tensors.
     """
 
     def __init__(self, seed: int, progress: Progress | None = None) -> None:
@@ -208,7 +208,7 @@ class RandomWeights(_Reporting):
         self.block = torch.empty(_PERIOD).normal_(0.0, 0.02, generator=generator)
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
-        """Nothing can be wrong."""
+        """Count the values. Random weights have any shape."""
         self._total = sum(math.prod(shape or ()) for shape in shapes.values())
 
     def fill(self, name: str, out: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SLICE = 8 * 1024 * 1024  # weights converted at a time, so that no layer exists whole in 16 bits
+SLICE = 8 * 1024 * 1024  # weights converted at once, so that no whole layer exists in 16 bits
 
 
 def triton_products() -> ModuleType:
@@ -21,7 +21,7 @@ def triton_products() -> ModuleType:
 
 
 def by_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Some rows of each at a time: about SLICE numbers of the first, [rows, columns]."""
+    """Some rows of each tensor at a time: about SLICE numbers of the first one, [rows, columns]."""
     step = max(1, SLICE // tensors[0].shape[1])
     return zip(*(tensor.split(step) for tensor in tensors), strict=True)
 
@@ -32,10 +32,9 @@ def converted_product(
     scale: Tensor,
     convert: Callable[[Tensor], Tensor] = lambda part: part,
 ) -> Tensor:
-    """(x W^T) * scale, with W brought to the dtype of x some rows at a time.
+    """(x W^T) * scale, with W converted to the dtype of x some rows at a time.
 
-    In float16 the scale, [out], meets the weight: sums without it may be more than 65,504.
-    """
+    In float16 the scale, [out], multiplies the weight: sums without it may exceed 65,504."""
     narrow, parts = x.dtype is torch.float16, []
     for stored, factor in by_rows(weight, scale):
         part = convert(stored).to(x.dtype)

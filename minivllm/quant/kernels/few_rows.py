@@ -1,4 +1,4 @@
-"""The kernels of products of few rows (products.py says how they are cut)."""
+"""The kernels of products with few rows; products.py describes how a product is cut."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import triton.language as tl
 from minivllm.kernels.common import dot, narrow
 from minivllm.quant.kernels.lookup import count, look_up
 
-# Parts that are fetched at once: one after the other would cost the time to fetch for each.
+# Parts that are fetched at once, so that their latencies overlap.
 _TOGETHER = tl.constexpr(16)
-# Numbers that change with the step: one compiled for each that is 1 or a multiple of 16 would be
-# compiled while serving.
+# Numbers that change with the step. Triton would compile a kernel for values that are 1 or a
+# multiple of 16 while requests are served.
 _VARYING = ["rows", "steps"]
 
 
@@ -29,7 +29,7 @@ def _finish(
     BIASED: tl.constexpr,
     FACTOR: tl.constexpr,
 ):
-    """Scale and bias of each output, in float32, to their place in out [rows, outputs]."""
+    """Store each output in out [rows, outputs], after its scale and bias in float32."""
     total *= FACTOR
     if SCALED:
         total *= tl.load(scale + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
@@ -55,7 +55,7 @@ def _add_parts(
     BIASED: tl.constexpr,
     FACTOR: tl.constexpr,
 ):
-    """Add the parts one after the other, whatever the layout of the tile; then finish it."""
+    """Add the parts in their order, whatever the layout of the tile, and finish the tile."""
     total = tl.zeros([m.shape[0], n.shape[0]], tl.float32)
     at = partial + m[:, None].to(tl.int64) * outputs + n[None, :]
     left = tl.where((m < rows)[:, None] & (n < outputs)[None, :], parts, 0)
@@ -63,7 +63,7 @@ def _add_parts(
     for first in tl.range(0, parts, _TOGETHER, num_stages=1):
         fetched = ()
         for i in tl.static_range(_TOGETHER):
-            # Past the first cache, which other processors' stores do not reach.
+            # Not from the first-level cache, as other multiprocessors' stores do not reach it.
             value = tl.load(at, mask=left > first + i, other=0.0, cache_modifier=".cg")
             fetched += (value,)  # type: ignore[assignment]
             at += size
@@ -90,15 +90,15 @@ def _end(
     PARTED: tl.constexpr,
     ADDING: tl.constexpr,
 ):
-    """What a program does with its sums [BLOCK_M, BLOCK_N]: they are the product, or a part of it.
+    """Store a program's sums [BLOCK_M, BLOCK_N], which are the product or a part of it.
 
     Each part has its own place in partial, float32 [parts, rows, outputs]. Where ADDING is not 0,
-    the program of a tile that comes last adds them, so many rows at a time. Its threads see what
-    all the others stored: each program's stores come before its barrier, that before its step of
-    the counter, which one thread makes and which releases and acquires at the scope of the GPU, and
-    the last program's step before its next barrier, after which threads load. No loop goes over the
-    rows: within one, the compiler takes registers away from the loop over the inputs.
-    """
+    the last program of a tile adds the parts, ADDING rows at a time. Its threads see the stores of
+    all other programs: each program's stores come before its barrier; the barrier comes before its
+    step of the counter, which one thread makes and which releases and acquires at the scope of the
+    GPU; and the last program's step comes before its next barrier, after which threads load. No
+    loop goes over the rows: within one, the compiler takes registers away from the loop over the
+    inputs."""
     if not PARTED:
         _finish(acc, scale, bias, out, rows, outputs, m, n, SCALED, BIASED, FACTOR)
     else:
@@ -110,7 +110,7 @@ def _end(
             before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
             tl.debug_barrier()
             if before == parts - 1:
-                tl.store(counter, 0)  # for the next product, which begins when this one has ended
+                tl.store(counter, 0)  # for the next product, which begins after this one
                 for first in tl.static_range(0, m.shape[0], ADDING):
                     if first < rows:
                         few = first + tl.arange(0, ADDING)
@@ -152,7 +152,7 @@ def whole(
     PARTED: tl.constexpr,
     ADDING: tl.constexpr,
 ):
-    """One tile of outputs, `steps` steps of inputs a program."""
+    """A program computes one tile of outputs over `steps` steps of inputs."""
     m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     dtype: tl.constexpr = x.dtype.element_ty
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -221,12 +221,11 @@ def four_bits(
     PARTED: tl.constexpr,
     ADDING: tl.constexpr,
 ):
-    """NF4 in bitsandbytes' layout, and AFFINE int4 in the same.
+    """NF4 in bitsandbytes' layout, and AFFINE int4 in the same layout.
 
-    Even and odd inputs are two products, so that half bytes need not be interleaved; a step lies
+    Even and odd inputs are two products, so that half bytes need not be interleaved. A step lies
     within one block of the weight, so its scales multiply sums. The weight is the left factor: the
-    tensor cores take that one from registers, and 8 rows at a time of the right.
-    """
+    tensor cores take the left factor from registers, and 8 rows at a time of the right one."""
     m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     BITS: tl.constexpr = dtype.primitive_bitwidth
     word: tl.constexpr = tl.uint16 if BITS == 16 else tl.uint32
@@ -295,7 +294,7 @@ def add(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The parts of all tiles, BLOCK_M rows a program."""
+    """A program adds the parts of BLOCK_M rows of all tiles."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     _add_parts(partial, scale, bias, out, rows, outputs, parts, m, n, SCALED, BIASED, FACTOR)

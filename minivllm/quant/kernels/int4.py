@@ -1,8 +1,7 @@
-"""Kernels of packed int4, torch's and Triton's: how each wants its weights, what it is good for,
-and the layer on them.
+"""Kernels of packed int4, torch's and Triton's: the layout of each kernel's weights, its range of
+rows, and the layer on them.
 
-All compute w = (q - 8) * scale + zero, with scales and zeros as one tensor [groups, rows, 2].
-"""
+All compute w = (q - 8) * scale + zero, with scales and zeros as one tensor [groups, rows, 2]."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import frozen
 from minivllm.quant.kernels.common import SLICE, triton_products
 
-ROWS = 64  # of weights come in multiples of this, the kernels' largest tile
+ROWS = 64  # weights have a multiple of so many rows, the kernels' largest tile
 # Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of
 # converting and multiplying at one row, 0.3 at 16, 1.1 at 64, 3 at 256. In float16 and float32 it
 # is not vectorised, and slower at every number of rows.
@@ -29,11 +28,10 @@ _CUDA_KERNEL_ROWS = 128
 
 
 class Interleaved:
-    """The layout of torch's CPU kernel; without a kernel, on any device, the same.
+    """The layout of torch's CPU kernel, and of any device without a kernel.
 
-    `2 * half` output rows together; for each input `half` bytes, of which byte r holds row r in its
-    low half and row r + half in its high half: uint8 [rows / 2 half, inputs, half].
-    """
+    `2 * half` output rows are stored together; for each input `half` bytes, of which byte r holds
+    row r in its low half and row r + half in its high half: uint8 [rows / 2 half, inputs, half]."""
 
     products = None
 
@@ -92,8 +90,7 @@ class TensorCore:
     """The layout of torch's CUDA kernel: int32 [rows / 8, inputs / n, 32, n / 32], tiles of 8 rows
     and n inputs.
 
-    In which order a tile holds its values is asked of torch's own conversion, once.
-    """
+    torch's own conversion of one tile shows the order of a tile's values."""
 
     kernel_rows = _CUDA_KERNEL_ROWS
     products = None
@@ -103,7 +100,7 @@ class TensorCore:
 
     def pack(self, codes: Tensor) -> Tensor:
         """Codes [rows, inputs]; rows a multiple of 64, inputs of 32."""
-        # the more, the wider its loads
+        # more inputs make wider loads
         inner = next(n for n in (8, 4, 2) if codes.shape[1] % (16 * n) == 0)
         out: Tensor = torch.ops.aten._convert_weight_to_int4pack(_pairs(codes), inner)
         return out
@@ -116,7 +113,7 @@ class TensorCore:
         return tiles.permute(1, 3, 0, 2).flatten(2).flatten(0, 1)
 
     def _order(self, width: int, device: torch.device) -> Tensor:
-        """Where in a tile's memory each of its values lies, row by row: int64 [8 * width]."""
+        """The place in a tile's memory of each of its values, row by row: int64 [8 * width]."""
         key = (width, device)
         if key not in self._orders:
             index = torch.arange(8 * width, device=device).view(8, width)
@@ -150,7 +147,7 @@ def nibbles(words: Tensor) -> Tensor:
 def layout_for(
     device: torch.device, dtype: torch.dtype, kernel: str = "auto"
 ) -> Interleaved | Paired | TensorCore:
-    """The layout of the kernel that this device has for this dtype; see Int4 for `kernel`.
+    """The layout for this device's kernel and this dtype; see Int4 for `kernel`.
 
     Raises:
         BadInput: Triton's is asked for and cannot run here.
@@ -176,7 +173,8 @@ def layout_for(
 
 
 class Int4Linear(LinearKernel):
-    """A linear layer on a packed int4 weight, converted back where rows are many or no kernel fits.
+    """A linear layer on a packed int4 weight. The weight is converted back where rows are many or
+    no kernel fits.
 
     Args:
         pieces: of the weight, top to bottom, all but the last with a multiple of 64 rows: codes

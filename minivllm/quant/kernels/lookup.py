@@ -1,13 +1,12 @@
 """Codes of four bits to 16-bit numbers, in registers: NF4's sixteen levels, and integers.
 
-A table in memory costs a load a weight, and a kernel that loads faster than it computes has no
-loads to spare. NVIDIA's byte permutation, `prmt`, picks each of four bytes out of eight by three
-bits of its own. By a code's upper three bits it finds the even and the odd level of a pair, four
-half bytes at once, and the code's last bit chooses; once for the lower bytes of 16-bit levels and
-once for the upper. An integer needs one: 0x43 before a code's byte is 128 + code in bfloat16, and
-0x64 1024 + code in float16 (Kim et al. 2022, "Who Says Elephants Can't Run",
-https://arxiv.org/abs/2211.10017).
-"""
+A table in memory costs a load for each weight, and a kernel bound by loads cannot afford it.
+NVIDIA's byte permutation, `prmt`, selects each of four bytes from eight by three bits. By a code's
+upper three bits it selects the even and the odd level of a pair, four half bytes at once, and the
+code's last bit chooses; once for the lower bytes of 16-bit levels and once for the upper. An
+integer needs one permutation: 0x43 before a code's byte is 128 + code in bfloat16, and 0x64 1024 +
+code in float16 (Kim et al. 2022, "Who Says Elephants Can't Run",
+https://arxiv.org/abs/2211.10017)."""
 
 from __future__ import annotations
 

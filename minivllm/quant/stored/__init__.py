@@ -1,1 +1,1 @@
-"""Checkpoints that were quantised before: one stored format a file."""
+"""Quantised checkpoints: one stored format a file."""

@@ -1,9 +1,7 @@
-"""Checkpoints that were quantised before: which layouts are read, and by which method.
+"""Quantised checkpoints: which layouts are supported, and by which method.
 
 Reading is lossless where a method computes with the integers and scales of the checkpoint: nothing
-is rounded to another grid. What no method computes with is converted to 16 or 32 bits while it is
-read.
-"""
+is rounded to another grid. Other layouts are converted to 16 or 32 bits while they are read."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ PLAIN = (
     "bf16",
     "fp16",
     "fp32",
-)  # what a checkpoint can be converted to, if no method computes with it as it is
+)  # methods for checkpoints that have to be converted
 
 
 def stored_kind(settings: Mapping[str, Any]) -> str:
-    """What a checkpoint's `quantization_config` says it is, in a few words."""
+    """The layout that a checkpoint's `quantization_config` names, in a few words."""
     method = str(settings.get("quant_method", "bitsandbytes")).lower()
     if method == "gptq" and settings.get("bits") == 8:
         by_channel = group_size_of(settings) == -1 and settings.get("sym") is True
@@ -92,11 +90,12 @@ def stored_format(settings: Mapping[str, Any], quant: QuantMethod) -> StoredForm
 
 
 class Converted:
-    """Layers that are stored in another way than they are computed in; see StoredFormat.
+    """Layers that are computed in another layout than they are stored in; see StoredFormat.
 
     Args:
-        stored: says how, with `weight`: the float32 [rows, columns] of one part's tensors.
-        quant: how they are computed.
+        stored: the stored layout, with a method `weight`: float32 [rows, columns] from the tensors
+            of one part.
+        quant: the method that computes the layers.
     """
 
     def __init__(self, stored: Any, quant: QuantMethod) -> None:
@@ -126,7 +125,7 @@ class Converted:
 
 
 class StoredFP4:
-    """FP4 as bitsandbytes saves it; see StoredFormat. It has no kernel here."""
+    """FP4 as bitsandbytes saves it; see StoredFormat. There is no kernel for it here."""
 
     marker = "weight.absmax"
     required = (
@@ -158,9 +157,8 @@ class StoredFP4:
 class StoredNF4:
     """NF4 as bitsandbytes saves it: `QuantState.as_dict(packed=True)` beside the codes.
 
-    Where several parts become one layer, double quantisation is undone, because each part has
-    blocks of scales of its own; the values stay the same.
-    """
+    Where several parts become one layer, double quantisation is removed, because each part has its
+    own blocks of scales. The values stay the same."""
 
     marker = "weight.absmax"
     required = (
@@ -237,8 +235,8 @@ class StoredInt8:
         return self.quant.linear(weight, maxima.float(), bias)
 
 
-# Kind -> the option that computes with it as it is stored, or None where it is converted; and its
-# reader.
+# The option that computes with a layout as stored (None: the layout is converted), and the reader,
+# by `stored_kind`.
 _FORMATS: dict[str, tuple[str | None, Callable[[Mapping[str, Any], Any], Any]]] = {
     "awq": ("int4", StoredInt4),
     "gptq": ("int4", StoredInt4),

@@ -1,4 +1,4 @@
-"""The protocol of a stored format: how a checkpoint keeps the layers that it has quantised."""
+"""The protocol of a stored format: how a checkpoint stores its quantised layers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ Shapes = dict[str, tuple[int, ...] | None]
 
 
 class StoredFormat(Protocol):
-    """How a checkpoint keeps the linear layers that it has quantised.
+    """How a checkpoint stores its quantised layers.
 
-    One that no method computes with as it is stored has `weight` in place of `linear`, see
-    `Converted`.
-    """
+    A format without a kernel has `weight` in place of `linear`, see `Converted`."""
 
-    marker: str  # the tensor by which a quantised layer is recognised
-    names: tuple[str, ...]  # of all tensors that a quantised layer may have
+    marker: str  # the tensor that every quantised layer has
+    names: tuple[str, ...]  # of the tensors that a quantised layer may have
 
     def shapes(self, rows: int, columns: int) -> Shapes:
         """The tensors that a layer [rows, columns] must have."""
@@ -32,12 +30,12 @@ class StoredFormat(Protocol):
         columns: int,
         bias: Tensor | None,
     ) -> nn.Module:
-        """One layer out of the tensors of its parts, which lie one below the other.
+        """One layer from the tensors of its parts, which are stacked along the rows.
 
         Args:
-            parts: by name, on the layer's device.
-            rows: of each part.
-            columns: inputs.
+            parts: tensors by name, on the layer's device.
+            rows: number of rows of each part.
+            columns: number of inputs.
             bias: [sum of rows] or None.
 
         Raises:

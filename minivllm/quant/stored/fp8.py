@@ -1,11 +1,10 @@
-"""Checkpoints whose weights are 8-bit floats already, for quant=fp8: e4m3 with one scale, one a
-channel, or one a block.
+"""Checkpoints with weights in 8-bit floats, for quant=fp8: e4m3 with one scale, one a channel, or
+one a block.
 
-DeepSeek's form has `weight_scale_inv` [out / 128, in / 128], what a block is multiplied by
-(DeepSeek-AI 2024); FBGEMM's and compressed-tensors' have `weight_scale`. Scales of activations,
-where a checkpoint has them, are not used: activations stay as they are, or get a scale for each
-token where the GPU multiplies 8-bit floats.
-"""
+DeepSeek's form has `weight_scale_inv` [out / 128, in / 128], the factor of each block (DeepSeek-AI
+2024); FBGEMM's and compressed-tensors' forms have `weight_scale`. Scales of activations in a
+checkpoint are not used: activations are not quantised, or get a scale for each token where the GPU
+multiplies 8-bit floats."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ class StoredFP8:
         scales = [
             self._scales(part, count, columns) for part, count in zip(parts, rows, strict=True)
         ]
-        # torch joins no 8-bit floats on every device.
+        # torch does not concatenate 8-bit floats on every device.
         weight = torch.cat([part["weight"].view(torch.uint8) for part in parts]).view(
             torch.float8_e4m3fn
         )

@@ -25,7 +25,7 @@ from minivllm.quant.kernels.int4 import nibbles
 from minivllm.quant.stored.format import Shapes
 
 _LAYOUTS = {"awq": ("version", ["gemm"]), "gptq": ("checkpoint_format", ["gptq", "gptq_v2"])}
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its int32 AWQ keeps each of eight neighbours
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each of eight outputs in an int32 of AWQ
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
@@ -35,7 +35,7 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def group_size_of(settings: Mapping[str, Any]) -> int:
-    """Inputs that share a scale; -1 for all. Raises BadInput for what is no number."""
+    """Inputs that share a scale; -1 for all. Raises BadInput for a value that is no number."""
     size = settings.get("group_size", 128)
     if type(size) is not int:
         raise BadInput(f"quantization_config: group_size={size!r} must be a whole number")
@@ -57,8 +57,8 @@ def as_int4(
         codes: uint8 [out, in], inputs in the order of their groups.
         zeros, scales: uint8 and float32 [groups, out].
         bias: [out], or None.
-        quant: says in which dtype, and with which kernel.
-        group: inputs that share a scale; None is as many as there are, evenly.
+        quant: has the dtype and the kernel.
+        group: inputs that share a scale; None: the inputs divided by the number of scales.
         order: of the inputs, int32 [in]; None where they are not sorted.
     """
     columns = codes.shape[1]
@@ -121,7 +121,7 @@ class StoredInt4:
         """Raise BadInput for what no layer of this layout holds."""
         if any(part[name].dtype is not torch.int32 for name in ("qweight", "qzeros")):
             raise BadInput(f"{self.kind} codes are not packed into int32")
-        if "bias" in part and part["bias"].any():  # zeros stand beside layers that have none
+        if "bias" in part and part["bias"].any():  # layers without bias may have one of zeros
             raise BadInput(f"{self.kind} biases are there that config.json does not ask for")
 
     def linear(
@@ -164,10 +164,9 @@ class StoredInt4:
     def zeros(self, qzeros: Tensor) -> Tensor:
         """The zero points, uint8 [groups, out].
 
-        GPTQ's first format keeps them less one, the second as they are, and files are labelled as
-        the one that are the other. Where the file says that it is symmetric, its zero points can
-        only be the middle, and tell which it is.
-        """
+        GPTQ's first format stores them less one, the second as they are, and some files name the
+        wrong format. Where the file says that it is symmetric, its zero points can only be the
+        middle, which shows the format."""
         if self.kind == "awq":
             return nibbles(qzeros).unflatten(-1, (-1, 8))[..., _AWQ_ORDER].flatten(-2)
         stored, middle = unpacked(qzeros, self.bits), 1 << (self.bits - 1)
@@ -185,7 +184,7 @@ class StoredInt4:
     def _order(
         self, parts: Sequence[Mapping[str, Tensor]], columns: int, group: int
     ) -> Tensor | None:
-        """The inputs in the order of their groups, None where they lie so."""
+        """The inputs in the order of their groups; None where they are in this order."""
         owners = [part["g_idx"].long() for part in parts if "g_idx" in part]
         in_place = torch.arange(columns, device=parts[0]["qweight"].device) // group
         if all(torch.equal(groups, in_place) for groups in owners):

@@ -1,11 +1,10 @@
-"""Integer weights of checkpoints that no four-bit kernel holds, or that another library packs: GPTQ
-of eight bits (Frantar et al. 2022) and the formats of compressed-tensors (the vLLM project's,
-written by llm-compressor).
+"""Integer weights of checkpoints that are not AWQ's or GPTQ's of four bits: GPTQ of eight bits
+(Frantar et al. 2022) and the formats of compressed-tensors (of the vLLM project, written by
+llm-compressor).
 
-All mean w = (q - z) * scale. One symmetric scale for each output channel is what quant=int8
-computes with; four bits in groups are what quant=int4 does. Others have no kernel: they are
-converted while they are read.
-"""
+All mean w = (q - z) * scale. quant=int8 computes with one symmetric scale for each output channel,
+quant=int4 with four bits in groups. Other layouts have no kernel: they are converted while they are
+read."""
 
 from __future__ import annotations
 
@@ -150,7 +149,7 @@ class StoredCompressed:
 
 
 def compressed_scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How compressed-tensors keeps the weights: num_bits, type, strategy, group_size,
+    """The layout of compressed-tensors' weights: num_bits, type, strategy, group_size,
     block_structure; and `packed`.
 
     Raises:
