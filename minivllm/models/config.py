@@ -13,8 +13,8 @@ from minivllm.models.schema import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-# Several times the largest published model: beyond them a number is a mistake, or is meant to take
-# all memory.
+# Several times the sizes of the largest published model: a greater number is a mistake, or an
+# attempt to take all memory.
 _MOST = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 18,
@@ -29,7 +29,7 @@ _MOST_HEAD_DIM, _MOST_EXPERTS, _MOST_MODULES = 1 << 12, 1 << 12, 1 << 17
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the model code needs to know of a checkpoint."""
+    """The properties of a checkpoint that the model code needs."""
 
     architecture: str
     vocab_size: int
@@ -39,26 +39,26 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int  # longest sequence, with what the rope scaling adds
+    max_position_embeddings: int  # longest sequence, with rope scaling
     rms_norm_eps: float
     activation: str  # "silu" | "gelu_tanh"
     rope: RopeConfig
-    local_rope: RopeConfig | None  # of windowed layers, where they have one of their own
+    local_rope: RopeConfig | None  # rope of windowed layers, if it is another one
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
     layer_types: tuple[str, ...]  # FULL or SLIDING, one a layer
     sliding_window: int | None  # positions that a SLIDING layer sees, the token's own included
-    attention_scale: float  # of the scores
+    attention_scale: float  # factor of the scores
     attention_soft_cap: float | None
     final_soft_cap: float | None  # of the logits
     num_experts: int  # 0 = dense
     num_experts_per_token: int
     moe_intermediate_size: int
     norm_topk_prob: bool
-    dense_layers: tuple[int, ...]  # layers of a mixture of experts that have a plain MLP
+    dense_layers: tuple[int, ...]  # layers with a plain MLP in a model with experts
     eos_token_ids: tuple[int, ...]
-    dtype: str | None  # the checkpoint's own; the compute dtype is the quantisation's choice
+    dtype: str | None  # of the checkpoint; quant sets the compute dtype
     # `quantization_config`: how the checkpoint's layers are quantised
     quantization: Mapping[str, Any] | None
 
@@ -69,7 +69,7 @@ class ModelConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; None where it sees everything."""
+        """The window of each layer; None for full attention."""
         short = (
             self.sliding_window is not None and self.sliding_window < self.max_position_embeddings
         )
@@ -78,7 +78,7 @@ class ModelConfig:
         )
 
     def context(self, max_model_len: int | None) -> int:
-        """Tokens of the longest sequence, where `max_model_len` asks for fewer than there can be.
+        """Tokens of the longest sequence: `max_model_len`, or the model's limit if it is None.
 
         Raises:
             BadInput: it asks for more.
@@ -97,7 +97,7 @@ class ModelConfig:
 
         Args:
             config: the parsed file.
-            where: what to call it in messages.
+            where: the name of the file in messages.
 
         Raises:
             BadInput: a key is missing, its value has another type or lies out of its range, or asks
@@ -171,8 +171,7 @@ def _head_sizes(values: Values, where: str, hidden: int, heads: int) -> tuple[in
 
 
 def require_experts(moe: str, experts: int) -> None:
-    """Raises BadInput if `moe`, which is `runtime.moe`, insists on grouping experts, and there
-    are none."""
+    """Raises BadInput if `moe` (runtime.moe) requires grouped experts, and there are none."""
     if moe == "grouped" and not experts:
         raise BadInput(
             "runtime.moe=grouped: the model has no experts to group; use runtime.moe=auto, or a "
@@ -181,8 +180,8 @@ def require_experts(moe: str, experts: int) -> None:
 
 
 def read_architecture(config: Mapping[str, Any], where: str = "config.json") -> str:
-    """The architecture that a config.json names, by its model type where that is a base model or
-    none.
+    """The architecture that a config.json names; if the name is that of a base model or missing,
+    that of its model type.
 
     Raises:
         BadInput: it names none, or not in a list of strings.
@@ -199,9 +198,9 @@ def read_architecture(config: Mapping[str, Any], where: str = "config.json") -> 
 
 
 def _family_values(config: Mapping[str, Any], architecture: str, where: str) -> Values:
-    """The keys that the family has, with its defaults.
+    """The keys of the family, with its defaults.
 
-    A model that sees images, too, has its text model's keys in a dictionary of their own.
+    A model with images has the keys of its text model in a dictionary of their own.
 
     Raises:
         BadInput: a key that only other families have holds what means nothing in those, either.
@@ -254,7 +253,7 @@ def _experts(values: Values, layers: int, inner: int) -> dict[str, Any]:
 
 
 def _activation(values: Values, architecture: str) -> str:
-    """Of the MLP. Gemma's first configs say gelu and mean its tanh form."""
+    """The activation of the MLP. In Gemma's first configs gelu means its tanh form."""
     key = "hidden_activation" if values.has("hidden_activation") else "hidden_act"
     name = values.text(key, "silu")
     if name == "gelu" and architecture == "GemmaForCausalLM":
@@ -265,8 +264,8 @@ def _activation(values: Values, architecture: str) -> str:
 
 
 def _windows(values: Values, architecture: str, layers: int) -> tuple[tuple[str, ...], int | None]:
-    """The kind of each layer, as the file says, or by the family's rule; and the window of those
-    that have one."""
+    """The kind of each layer, from the file or by the family's rule; and the window of windowed
+    layers."""
     given = values.texts("layer_types") or ()
     in_use = values.flag("use_sliding_window", True) and (
         bool(given) or architecture not in _NEVER_SLIDE

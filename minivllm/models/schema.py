@@ -26,11 +26,11 @@ class Values:
         self._values, self.where, self._path = values, where, path
 
     def __bool__(self) -> bool:
-        """Whether it has any key."""
+        """Whether the object has any key."""
         return bool(self._values)
 
     def over(self, other: Values, keys: Iterable[str]) -> Values:
-        """The same object, with those keys of another that it lacks."""
+        """The same object, with further keys from another object."""
         lacking = {key: other._values[key] for key in keys if other.has(key) and not self.has(key)}
         return Values({**self._values, **lacking}, self.where, self._path)
 

@@ -1,8 +1,7 @@
 """NF4: four bits a weight, on the quantiles of a normal distribution, scaled by blocks.
 
-Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs"; double quantisation, too, is
-theirs: the blocks' scales are stored in eight bits. Computed by bitsandbytes.
-"""
+Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", which also describes double
+quantisation: the blocks' scales are stored in eight bits. bitsandbytes computes the products."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from minivllm.quant.kernels.nf4 import NF4CPULinear, converted, interleave
 from minivllm.quant.options import NF4Options
 
 _NESTED_BLOCK = 256  # scales per scale, fixed by bitsandbytes' kernels
-_CHUNK = 128 * 1024  # weights encoded at a time on the CPU: its cache holds the float32 temporaries
-# of [-1, 1], in which the codes are looked up: so fine that none holds two of the 15 bounds
+_CHUNK = 128 * 1024  # weights encoded at once on a CPU, whose cache holds the float32 temporaries
+# Bins of [-1, 1] for the look-up of codes: no bin contains two of the 15 bounds.
 _BINS = 64
 
 
@@ -63,7 +62,7 @@ class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Method.dtype
         kernel_fits = (
             codes.device.type == "cpu"
             and not triton
-            and self.dtype is not torch.float32  # the kernel computes in bfloat16
+            and self.dtype is not torch.float32  # as the kernel computes in bfloat16
             and rows % 32 == 0
             and columns % state.blocksize == 0
             and functional.has_avx512bf16()
@@ -75,11 +74,11 @@ class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Method.dtype
 
 
 class NF4Linear(LinearKernel):
-    """A linear layer through bitsandbytes' `matmul_4bit`; on CPUs converted whole, as that does.
+    """A linear layer on bitsandbytes' `matmul_4bit`. On CPUs the whole weight is converted, as
+    bitsandbytes does.
 
-    With `triton`, products with few rows go through a kernel that reads the same layout; rows of
-    the weight must be whole blocks then, and the levels NF4's own, others go the old way.
-    """
+    With `triton`, products with few rows use a kernel that reads the same layout, if rows of the
+    weight are whole blocks and the levels are NF4's own."""
 
     kernel_name = "NF4Linear"
 
@@ -136,8 +135,7 @@ def quantize(
     """bitsandbytes' `quantize_4bit`: packed codes [out * in / 2, 1] and its QuantState.
 
     On the CPU the codes are looked up instead of searched for, which took a fifteenth of the time;
-    the bytes are the same.
-    """
+    the bytes are the same."""
     functional = library.functional
     if weight.device.type != "cpu" or weight.numel() % block_size:
         codes, state = functional.quantize_4bit(
@@ -147,9 +145,9 @@ def quantize(
     levels = functional.get_4bit_type("nf4", device="cpu")
     bounds = (levels[:-1] + levels[1:]) / 2
     bins = _bin(bounds)
-    # code at the lower end of each bin
+    # The code at the lower end of each bin.
     lowest = (torch.arange(_BINS)[:, None] > bins).sum(1).to(torch.uint8)
-    # from which on it is the next one
+    # The value at which the next code begins.
     bound = torch.full((_BINS,), 2.0).index_put_((bins.long(),), bounds)
     blocks = weight.reshape(-1, block_size)
     encoded = [_encode(part, lowest, bound) for part in blocks.split(_CHUNK // block_size)]
@@ -165,7 +163,7 @@ def quantize(
 
 
 def single_scales(functional: Any, state: Any) -> Tensor:
-    """The scale of every block in float32, double quantisation undone."""
+    """The scale of every block in float32, without double quantisation."""
     if not state.nested:
         scales: Tensor = state.absmax.float()
         return scales
@@ -179,7 +177,7 @@ def _nibbles(codes: Tensor) -> Tensor:
 
 
 def _bin(scaled: Tensor) -> Tensor:
-    """Which of the bins each value of [-1, 1] is in: int32."""
+    """The bin of each value of [-1, 1]: int32."""
     return (scaled + 1).mul_((_BINS - 1) / 2).int()
 
 

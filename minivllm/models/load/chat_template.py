@@ -1,11 +1,9 @@
 """Chat templates, rendered as transformers renders them (`apply_chat_template`), in a process of
 their own.
 
-A template is a program of whoever made the checkpoint. Jinja's sandbox keeps it from files and
-attributes, not from taking all memory or never ending, so it runs in a child process that has
-limits of both. The child is started when the first template is rendered and serves all further
-ones.
-"""
+A template is a program of the checkpoint's author. Jinja's sandbox denies it files and attributes,
+but does not limit its memory or time, so it runs in a child process with limits of both. The first
+template starts the child, which serves all further ones."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class _Renderer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: bytes) -> bytes:
-        """One line for another. Raises BadInput where none comes in time."""
+        """Send a line, and return the answer. Raises BadInput if none comes in time."""
         with self.lock:
             if self.process is None:
                 self.process = subprocess.Popen(
@@ -82,7 +80,7 @@ class _Renderer:
         return answer
 
     def stop(self) -> None:
-        """End the child, if there is one; the next question starts another."""
+        """End the child process, if there is one. The next question starts another."""
         if self.process is not None and self.owner == os.getpid():
             process, self.process = self.process, None
             process.kill()
@@ -120,7 +118,7 @@ def render(template: str, messages: list[dict[str, Any]], variables: dict[str, A
 
 
 def _environment() -> Any:
-    """What templates are rendered in. jinja2 is imported here: it is the child that needs it."""
+    """The environment that renders templates. Only the child imports jinja2."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import Node
     from jinja2.parser import Parser
@@ -159,7 +157,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
 def _serve() -> None:
     """The child: a line of JSON in, [template, variables]; a line out, {"text": ...} or {"error":
     ...}."""
-    with suppress(ImportError, OSError, ValueError):  # not every system has such a limit
+    with suppress(ImportError, OSError, ValueError):  # some systems have no such limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -169,11 +167,11 @@ def _serve() -> None:
         answer: dict[str, str]
         try:
             template, variables = json.loads(line)
-            signal.alarm(math.ceil(SECONDS) + 5)  # where nobody is left to end it
+            signal.alarm(math.ceil(SECONDS) + 5)  # if the parent is gone
             answer = {"text": compiled(template).render(**variables)}
         except MemoryError:
             answer = {"error": f"it needs more than {size(MEMORY)} of memory"}
-        except Exception as error:  # a template is somebody else's program and may raise anything
+        except Exception as error:  # a template may raise any exception
             answer = {"error": first_line(error)[:500]}
         finally:
             signal.alarm(0)

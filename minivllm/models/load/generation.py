@@ -1,5 +1,5 @@
-"""What a checkpoint says of generation: the tokens that end an answer, and how to decode by
-default. Free of torch."""
+"""The generation settings of a checkpoint: the tokens that end an answer, and the defaults of
+decoding. Free of torch."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def with_ends(config: dict[str, Any], folder: Path | None) -> tuple[dict[str, An
 
 
 def decoding_defaults(folder: Path | None) -> dict[str, Any]:
-    """Fields of SamplingParams that generation_config.json sets, as vLLM reads them. A number so
-    near to 0 that SamplingParams has no such value is the least that there is.
+    """Fields of SamplingParams that generation_config.json sets, as vLLM reads them. A number below
+    the least value that SamplingParams allows becomes that value.
 
     Raises:
         BadInput: a value is of another type, or out of its range.
@@ -86,7 +86,7 @@ def decoding_defaults(folder: Path | None) -> dict[str, Any]:
 
 
 def described(defaults: dict[str, Any]) -> str:
-    """Defaults in words; a value that stands for all smaller ones is said to."""
+    """Defaults in words, with a remark on values that stand for all smaller ones."""
     least = " (the least that is not 0)"
     return ", ".join(f"{k}={v}{least if LEAST.get(k) == v else ''}" for k, v in defaults.items())
 
@@ -94,11 +94,11 @@ def described(defaults: dict[str, Any]) -> str:
 def unset_defaults(
     decoding: dict[str, Any], given: list[str] | None, defaults: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a checkpoint's defaults change in a configuration's `decoding`, where the user has left
-    it unset.
+    """The changes of a checkpoint's defaults to a configuration's `decoding`, where the user has
+    left knobs unset.
 
-    A checkpoint that says how to draw says all of it: filters that an option set and the file does
-    not name are off.
+    A checkpoint with settings of sampling defines all of them: filters that an option sets and the
+    file does not name are off.
 
     Args:
         decoding: the resolved group.
@@ -108,7 +108,7 @@ def unset_defaults(
     if given is None or "decoding" in given:
         return {}
     filters = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    if decoding.get("beam_width", 1) > 1:  # which draws nothing
+    if decoding.get("beam_width", 1) > 1:  # which samples nothing
         defaults = {
             name: value for name, value in defaults.items() if name not in ("temperature", *filters)
         }

@@ -1,7 +1,6 @@
-"""OpenAI's chat messages: whatever is legal there, checked, and as plain text. Torch-free.
+"""OpenAI's chat messages: validated, with text contents. Torch-free.
 
-Chat, and files of prompts that are benchmarked, take the same messages.
-"""
+Chat and benchmarks with files of prompts take the same messages."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
 
 
 def says_something(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether anybody does, or calls a tool."""
+    """Whether any message has content or calls a tool."""
     return any(message["content"] or message.get("tool_calls") for message in messages)
 
 
@@ -57,7 +56,7 @@ def as_lines(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def checked(text: str, what: str) -> str:
-    """The text itself. Raises BadInput, starting with `what`, for one that cannot be encoded."""
+    """The text itself. Raises BadInput, starting with `what`, for text that cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -30,7 +30,7 @@ from minivllm.platform.untrusted import (
 PATTERNS = ("*.bin", "*.pt", "*.pth")
 _INDEX = "pytorch_model.bin.index.json"
 _MAIN = "pytorch_model.bin"
-# What training leaves beside the weights.
+# Files of training beside the weights.
 _NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*\.(bin|pt|pth)")
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja")
 _MOST_FILES = 10_000
@@ -187,7 +187,7 @@ def _convert_files(
 
 
 def _ask(task: dict[str, object], timeout_s: float) -> dict[str, int]:
-    """Let a process of its own convert one file."""
+    """Let a child process convert one file."""
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": module_path()}
     try:
         done = subprocess.run(

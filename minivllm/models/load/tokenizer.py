@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer and chat template; no transformers needed."""
+"""A checkpoint's tokenizer and chat template, without transformers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tokenizer:
         return None if folder is None or not has_tokenizer(folder) else cls(folder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids, with whatever special tokens the tokenizer itself adds unless told not to.
+        """Token ids, with the special tokens that the tokenizer adds, unless they are disabled.
 
         Raises:
             BadInput: half of a surrogate pair, which is no character.
@@ -49,15 +49,14 @@ class Tokenizer:
         return guarded(what, self.fast.encode, text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text, without special tokens unless they are asked for; bytes that form no character
-        become U+FFFD."""
+        """Text, by default without special tokens; bytes that form no character become U+FFFD."""
         what = "the tokenizer cannot decode its own tokens"
         return guarded(
             what, self.fast.decode, list(token_ids), skip_special_tokens=skip_special_tokens
         )
 
     def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
-        """Token ids of a conversation, up to where the assistant speaks; see `chat_text`."""
+        """Token ids of a conversation up to the assistant's turn; see `chat_text`."""
         return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
 
     def chat_text(
@@ -82,7 +81,7 @@ class Tokenizer:
             raise BadInput(
                 "this checkpoint has no chat template: it is a base model; use preset=generate"
             )
-        from minivllm.models.load.chat_template import render  # not needed without one
+        from minivllm.models.load.chat_template import render  # only models with a template need it
 
         known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}
         return render(self.chat_template, messages, known)
@@ -92,7 +91,7 @@ class Tokenizer:
         return self.fast.token_to_id(self.special_tokens.get(name, ""))
 
     def token_id(self, text: str) -> int | None:
-        """The id of the special token that reads so; None where it is none."""
+        """The id of the special token with this text; None if there is none."""
         token_id = self.fast.token_to_id(text)
         added = self.fast.get_added_tokens_decoder().get(token_id) if token_id is not None else None
         return token_id if added is not None and added.special else None

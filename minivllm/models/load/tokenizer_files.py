@@ -1,5 +1,5 @@
-"""The tokenizer files of a checkpoint: read, checked, and made a tokenizer. Free of torch and of
-transformers."""
+"""The tokenizer files of a checkpoint: read, checked, and made into a tokenizer. Free of torch and
+of transformers."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _ADVICE = "repair it, or download the checkpoint again"
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a checkpoint's tokenizer files say.
+    """The contents of a checkpoint's tokenizer files.
 
     Args:
-        fast: cuts text into token ids.
+        fast: encodes text.
         special_tokens: name, such as "bos_token", to text, of those that the checkpoint names.
         chat_template: Jinja source; None for a base model.
     """
@@ -65,7 +65,7 @@ class TokenizerFiles:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer that can be read: tokenizer.json, or vocab.json and
+    """Whether a folder has a tokenizer in a supported form: tokenizer.json, or vocab.json and
     merges.txt."""
     return named(folder / TOKENIZER) or all(named(folder / name) for name in (VOCAB, MERGES))
 
@@ -129,8 +129,8 @@ def _named_token_id(folder: Path, name: str, _: tuple[object, ...]) -> int | Non
 
 
 def guarded(what: str, call: Any, *arguments: Any, **options: Any) -> Any:
-    """Call the tokenizers library. Its errors are bare exceptions, and of its Rust code panics,
-    which are not even that.
+    """Call the tokenizers library. It raises bare exceptions, and its Rust code panics, which are
+    no exceptions.
 
     Raises:
         BadInput: beginning with `what`.
@@ -195,7 +195,7 @@ def _text(path: Path, name: str, value: Any) -> str | None:
 
 
 def _default_template(path: Path, templates: Any) -> str | None:
-    """The template to chat with, where a checkpoint names several."""
+    """The default chat template, where a checkpoint has several."""
     if templates is None or isinstance(templates, str):
         return templates
     default = None

@@ -29,12 +29,12 @@ from minivllm.platform.untrusted import MIB, open_file, size
 _MOST_PICKLE = 64 * MIB  # of the program inside a file; that of 100,000 tensors has some 10 MiB
 # where training loops keep the weights
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"  # how their names end
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"  # ends of their names
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be converted.
+    """One file to convert, and the limits of the conversion.
 
     Attributes:
         source: a file that torch.save wrote.
@@ -167,7 +167,7 @@ def _validate_stored_size(tensors: Mapping[str, Tensor], source: Path) -> None:
 
 
 def _limit(task: Task) -> None:
-    """Hold the process to its memory and time, where the system has such limits."""
+    """Limit the memory and time of the process, where the system supports it."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -195,7 +195,7 @@ def main() -> None:
         answer = {"error": str(error)}
     except (MemoryError, RecursionError) as error:
         answer = {"error": f"{task.source} is refused: {_out_of(task, error)}"}
-    except Exception as error:  # the file is somebody else's and may break torch anywhere
+    except Exception as error:  # an untrusted file may raise any exception in torch
         text = first_line(error)
         out = "allocate" in text or "mmap" in text
         answer = {

@@ -1,9 +1,8 @@
 """The layout of bitsandbytes' NF4 kernel for CPUs with AVX512-BF16, and the layer on it.
 
-32 output rows together, for each pair of inputs 32 bytes; byte 2 r + p holds input p of the pair,
-for row r in its low half and for row r + 16 in its high half. bitsandbytes' own conversion holds
-every code in 32 bits meanwhile.
-"""
+32 output rows are stored together, with 32 bytes for each pair of inputs; byte 2 r + p holds input
+p of the pair, for row r in its low half and for row r + 16 in its high half. bitsandbytes' own
+conversion takes 32 bits for each code meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def interleave(codes: Tensor) -> Tensor:
 
 
 def deinterleave(packed: Tensor) -> Tensor:
-    """The way back."""
+    """The inverse of `interleave`."""
     groups, pairs = packed.shape[0] // 32, packed.shape[1]
     words = packed.view(torch.int16).view(groups, pairs, 16).transpose(1, 2).contiguous()
     codes = torch.empty(groups, 2, 16, pairs, dtype=torch.uint8)
@@ -42,10 +41,10 @@ def deinterleave(packed: Tensor) -> Tensor:
 
 
 class NF4CPULinear(LinearKernel):
-    """A linear layer on bitsandbytes' layout for AVX512-BF16, converted back where rows are many.
+    """A linear layer on bitsandbytes' layout for AVX512-BF16. The weight is converted back where
+    rows are many.
 
-    The layout is that of `interleave`; scales are bfloat16 [in / block, out].
-    """
+    The layout is that of `interleave`; scales are bfloat16 [in / block, out]."""
 
     kernel_name = "NF4CPULinear"
 
@@ -86,12 +85,11 @@ class NF4CPULinear(LinearKernel):
 def converted(
     codes: Tensor, scales: Tensor, block_size: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
-    """The weight of this shape, by bitsandbytes' conversion for CPUs, which wants care (0.50.2).
+    """The weight of this shape, by bitsandbytes' conversion for CPUs (0.50.2).
 
-    It takes the scales of blocks that begin within a row from the wrong place, and compiles itself
-    anew for blocks above 1024: so each block is a row of its own, and larger ones are several with
-    the same scale.
-    """
+    The conversion takes the scales of blocks that begin within a row from the wrong place, and
+    compiles itself again for blocks above 1024. So each block becomes a row of its own, and larger
+    blocks become several with the same scale."""
     size, count = min(block_size, 1024), math.prod(shape)
     rows = (count // size, size) if count % size == 0 else (1, count)
     scales = scales.repeat_interleave(block_size // size)

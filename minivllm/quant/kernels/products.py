@@ -1,13 +1,11 @@
-"""Products of few rows with weights that are read as they are stored: in 16 bits, int8, NF4 and
-int4.
+"""Products of few rows with weights in their stored form: 16 bits, int8, NF4 and int4.
 
-At few rows a product costs the time to read its weight. So a program reads a tile of the weight
-once, widens it in registers and multiplies it with all rows at once. Inputs are cut into so many
-parts that programs fill the GPU, as a weight has few rows of output; how many depends on the weight
-alone, so a row's result does not depend on the number of rows beside it (but for the width of the
-tile, 8 to 64 rows). The parts are added in their order: of few rows by the program of a tile that
-ends last, which saves a launch, of more by a kernel, which has more programs to do it.
-"""
+With few rows a product takes the time to read its weight. So a program reads a tile of the weight
+once, widens it in registers and multiplies it with all rows at once. Inputs are cut into parts, so
+that programs fill the GPU although a weight has few rows of output. The number of parts depends on
+the weight alone, so a row's result does not depend on the number of other rows (except for the
+width of the tile, 8 to 64 rows). The parts are added in their order: with few rows by the last
+program of a tile, which saves a launch, with more rows by a kernel with more programs."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ from minivllm.kernels.common import INTERPRETED
 from minivllm.quant.kernels import few_rows
 from minivllm.quant.kernels.lookup import LEVELS, STRETCH
 
-MOST_ROWS = 64  # beyond, converting the weight once and multiplying in 16 bits costs less
+MOST_ROWS = 64  # with more rows, converting the weight once and multiplying in 16 bits costs less
 _WARPS = 2048  # about 16 for each processor of a large GPU
 _BLOCK_N = 64  # outputs of a program
 _BLOCK_K = 128  # inputs of a step
-# NF4's smallest block of weights with a scale of its own; int4's may have half of it
+# The smallest block of NF4 weights with one scale; a group of int4 may have half as many.
 _FOUR_BIT_BLOCK_K = 64
-# the most that are cut into parts: programs of two warps, two of them for a tile
+# The most tiles that are cut into parts: programs of two warps, two programs for a tile.
 _TILES = _WARPS // 2 // 2
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -40,27 +38,27 @@ def _kept_counters(device: torch.device) -> Tensor:
 
 
 def _counters(device: torch.device) -> Tensor:
-    """How many programs of each tile have stored their part: int32, all zero before and after a
-    product.
+    """The number of programs of each tile that have stored their part: int32, all zero before and
+    after a product.
 
-    A device has one for all products, since they follow each other: engines of a device run in one
-    thread, and what records graphs in a stream of its own waits for the other. It is never freed,
-    as captured graphs have its address, and comes with the first product, which is never a captured
-    one. A product that fails midway on a GPU takes everything on it with it; the interpreter can be
-    stopped, so there it is made anew.
-    """
+    A device has one tensor for all products, since they follow each other: engines of a device run
+    in one thread, and a stream that records graphs waits for the other stream. The tensor is never
+    freed, as captured graphs have its address, and is created by the first product, which is never
+    a captured one. A product that fails midway on a GPU ends all work on that GPU; the interpreter
+    can be stopped midway, so there the tensor is created anew."""
     return torch.zeros(_TILES, dtype=torch.int32) if INTERPRETED else _kept_counters(device)
 
 
 class _Cut:
-    """How one product is cut: rows a tile, parts of the inputs; and where the results go.
+    """How one product is cut: rows of a tile and parts of the inputs; and the memory of the
+    results.
 
     Args:
         x: [rows, inputs].
         outputs: rows of the weight.
         scale, bias: [outputs] or None.
-        factor: of all sums.
-        warps: of a program with `least_rows` rows, the fewest that it computes.
+        factor: factor of all sums.
+        warps: warps of a program with `least_rows` rows, the fewest that it computes.
     """
 
     def __init__(
@@ -76,18 +74,18 @@ class _Cut:
     ) -> None:
         rows, inputs = x.shape
         self.block_m = max(least_rows, triton.next_power_of_2(rows))
-        # rows whose parts are added at once: two numbers a thread; with more, fewer are fetched at
-        # once
+        # Rows whose parts are added at once: two numbers a thread. With more rows, fewer parts
+        # would be fetched at once.
         self.few = warps
         tiles, steps = triton.cdiv(outputs, _BLOCK_N), triton.cdiv(inputs, block_k)
         most_parts = max(1, _WARPS // warps // tiles)
         if INTERPRETED:
-            most_parts = min(most_parts, 3)  # a program costs time, and none run beside it
+            most_parts = min(most_parts, 3)  # programs run one after another
         each = triton.cdiv(steps, min(most_parts, steps))  # steps of a part
         self.grid = (tiles, triton.cdiv(steps, each))
         parts = self.grid[1]
         out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-        # What is not looked at has some tensor in its place.
+        # Any tensor stands for an argument that the kernel does not read.
         self.partial = self.counters = out
         if parts > 1:
             self.partial = torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
@@ -99,7 +97,7 @@ class _Cut:
         )
         self.rows, self.outputs, self.inputs, self.each = rows, outputs, inputs, each
         self.form = {"SCALED": scale is not None, "BIASED": bias is not None, "FACTOR": factor}
-        # A program has time for few rows only: many are added sooner by many programs.
+        # Many rows are added faster by a kernel with many programs.
         self.later = parts > 1 and self.block_m > least_rows
 
     def run(self, kernel: Any, *arguments: Tensor, **options: Any) -> Tensor:
@@ -134,7 +132,7 @@ class _Cut:
 
 
 def whole_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """(x W^T) * scale + bias for a weight of a number each.
+    """(x W^T) * scale + bias for a weight with one number an element.
 
     Args:
         x: [rows, inputs], at most 64 rows; weight: int8, or of the dtype of x: [outputs, inputs].
@@ -148,8 +146,8 @@ def whole_product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor 
 
 
 def takes_nf4(state: Any) -> bool:
-    """Whether a weight's rows are whole blocks, its blocks whole steps, and its levels those that
-    registers hold.
+    """Whether a weight's rows are whole blocks, its blocks whole steps, and its levels those of the
+    lookup in registers.
 
     Args:
         state: bitsandbytes' QuantState of the weight.
@@ -202,7 +200,7 @@ def int4_product(x: Tensor, codes: Tensor, group: int, scales_and_zeros: Tensor)
     Returns:
         [rows, outputs] in the dtype of x.
     """
-    tables = (scales_and_zeros,) * 5  # NF4's are not looked at
+    tables = (scales_and_zeros,) * 5  # the kernel does not read NF4's tables
     return _four_bit_product(
         x, codes, codes.shape[0], tables, None, AFFINE=True, GROUP=group, NESTED=0
     )
@@ -226,7 +224,7 @@ def _four_bit_product(
         *tables,
         dtype=_DTYPES[x.dtype],
         BLOCK_K=block_k,
-        # Two warps are too few for Hopper's wider products, which would gain nothing here; 64 rows
+        # Two warps are too few for Hopper's wider products, which gain nothing here; 64 rows
         # need more registers.
         num_warps=2 if cut.block_m <= 32 else 4,
         num_stages=4,

@@ -1,4 +1,4 @@
-"""Linear layers in 16 bits whose products with few rows go through Triton's kernel:
+"""Linear layers in 16 bits whose products with few rows use Triton's kernel:
 runtime.linear_kernel=triton."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from minivllm.quant.plain import PlainLinear
 
 
 class StreamedLinear(PlainLinear):
-    """PlainLinear, whose weight is read once and multiplied with up to 64 rows as it arrives; more
-    go to torch."""
+    """PlainLinear whose kernel reads the weight once for up to 64 rows; torch multiplies more
+    rows."""
 
     kernel_name = "StreamedLinear"
 
@@ -23,11 +23,10 @@ class StreamedLinear(PlainLinear):
 
 
 def stream(model: nn.Module) -> int:
-    """Put StreamedLinear in the place of every PlainLinear in 16 bits below `model`; how many those
-    were.
+    """Replace every PlainLinear in 16 bits below `model` by a StreamedLinear. Returns the number of
+    replaced layers.
 
-    Weights stay where they are.
-    """
+    The layers keep their weights."""
     replaced = 0
     for name, module in list(model.named_modules()):
         if type(module) is PlainLinear and module.weight.itemsize == 2:
