@@ -108,7 +108,7 @@ TORCH_FREE = (
 # Lines of code, counted as scripts/structure.py says. What every request goes through is to be read
 # in one sitting; what only a knob brings in lies in extras/, a policy, a pass, a further backend or
 # family.
-MOST_CORE_LINES = 2384
+MOST_CORE_LINES = 2380
 MOST_FILE_LINES = 450
 
 
