@@ -22,21 +22,21 @@ from minivllm.kernels.transfer import upload
 
 _MOST = np.iinfo(np.int32).max
 INT_BYTES = 4  # of an int32
-# a block table grows by so many tokens; the tensors of a step that decodes are cut anew as rarely
+# Block tables grow by this many tokens, so that decoding steps rarely need new tensors.
 ROOM = 128
 
 
 class StepShape(NamedTuple):
-    """What the tensors of a StepBatch are cut by."""
+    """The sizes of the tensors of a StepBatch."""
 
     tokens: int
-    seq_lens: tuple[int, ...]  # of each request, those of the padding too
-    blocks: int  # that each request has room for
+    seq_lens: tuple[int, ...]  # of each request, padding included
+    blocks: int  # width of the block table
     logit_rows: int
 
     @property
     def cut(self) -> tuple[int, int, int, int]:
-        """How long each tensor is; steps of the same cut differ in values only."""
+        """The length of each tensor; steps of the same cut differ in values only."""
         return self.tokens, len(self.seq_lens), self.blocks, self.logit_rows
 
     def unpack(self, ints: Tensor) -> dict[str, Any]:
@@ -75,8 +75,8 @@ class Draw(NamedTuple):
     """Rows that are drawn in one call."""
 
     columns: NDArray[np.int32]  # see `pack_columns`
-    # The largest top-k, as many tokens as the draw has to look at: infinitely many where a filter
-    # names no number; None where no row has a filter.
+    # The largest top-k, which bounds the tokens to sort; sys.maxsize where a filter has no top-k,
+    # None where no row has a filter.
     top_k_bound: int | None
 
     @property
@@ -88,7 +88,7 @@ class Draw(NamedTuple):
 class Sampling(NamedTuple):
     """How S tokens are chosen from the logits of a step."""
 
-    rows: tuple[int, ...] | None = None  # of the logits, one for each token; None: all, in order
+    rows: tuple[int, ...] | None = None  # of the logits, one per token; None: all, in order
     draws: tuple[Draw, ...] = ()  # all other rows are greedy
     adjustment: LogitsAdjustment | None = None
 
@@ -108,7 +108,7 @@ class PackedStep(NamedTuple):
     sampling: Sampling | None = None  # None: no token is chosen
     # Whether placeholders among the token ids stand for tokens of the step before.
     has_placeholders: bool = False
-    needs_logits: bool = True  # somebody reads the logits, not the tokens alone
+    needs_logits: bool = True  # the logits are read, not only the tokens
 
 
 def pack(
@@ -137,7 +137,7 @@ def pack(
     for row, part in enumerate(scheduled):
         request = part.request
         blocks = request.cache.block_table.blocks
-        if part.num_tokens == 1:  # decoding: by far the most frequent case
+        if part.num_tokens == 1:  # decoding, the most frequent case
             position = part.start
             token_ids.append(request.token_ids[position])
             positions.append(position)
@@ -170,8 +170,8 @@ def pack(
 class StepInputs:
     """The tensors of one step after another on `device`.
 
-    They are written again where two steps are cut alike, as while the same requests decode: to make
-    them anew takes longer than all else there is to prepare.
+    Steps of the same cut, as while the same requests decode, write into the same tensors: making
+    new ones takes longer than the rest of the preparation.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -181,21 +181,21 @@ class StepInputs:
         self._tensors: dict[str, Any] = {}
 
     def put(self, ints: bytes, shape: StepShape) -> dict[str, Any]:
-        """The tensors of a StepBatch, by name. Those of the step before hold nothing any more."""
+        """The tensors of a StepBatch, by name. Those of the previous step are overwritten."""
         if shape.cut != self._cut:
-            host = bytearray(ints)  # on a CPU the memory of the tensors
+            host = bytearray(ints)  # the memory of the tensors on a CPU
             self._host, self._ints = memoryview(host), upload(host, self.device)
             self._cut, self._tensors = shape.cut, shape.unpack(self._ints)
         elif self._on_host:
             self._host[:] = ints
         else:
-            with torch.inference_mode():  # which they may have been made in, whoever calls now
+            with torch.inference_mode():  # the tensors may have been made in it
                 upload(bytearray(ints), self.device, into=self._ints)
         return self._tensors
 
 
 class SamplingColumns(NamedTuple):
-    """What drawing needs of R requests, on the device."""
+    """The sampling parameters of R requests, on the device."""
 
     seeds: Tensor  # int64 [R]
     rows: Tensor  # int32 [R], of the logits

@@ -1,5 +1,5 @@
-"""Batching policies: which waiting requests join the running ones, and how a step's tokens are
-shared out."""
+"""Batching policies: which waiting requests join the running ones, and how a step's token budget
+is divided."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BatchingPolicy(Protocol):
     prefill_first: bool
     fair_prefill: bool
     whole_batch: bool
-    preemption: PreemptionChoice  # what becomes of running requests when the cache is full
+    preemption: PreemptionChoice  # the strategy when the cache is full
     watermark: float
     aging_s: float
     shed: bool
@@ -33,10 +33,10 @@ class BatchingPolicy(Protocol):
         self, waiting: WaitingQueue, num_running: int, now_s: float
     ) -> Iterable[Request]:
         """Waiting requests that may join `num_running` running sequences now, in order. The caller
-        takes each that it can place out of `waiting` and stops at the first that it cannot."""
+        removes each that it can place from `waiting` and stops at the first that it cannot."""
 
     def wake_at(self, waiting: WaitingQueue) -> float | None:
-        """With requests waiting, none running and no candidate: when there will be one."""
+        """When there will be a candidate, if requests wait, none runs and none is a candidate."""
 
 
 class Batching:
@@ -45,7 +45,7 @@ class Batching:
     name: str
     max_num_seqs: int
     prefill_first = fair_prefill = False
-    # whether requests join together even where the step has no tokens left for them
+    # Whether requests join together even where the budget has no tokens for all of them.
     whole_batch = False
 
     @property
@@ -54,7 +54,7 @@ class Batching:
         return self.max_num_seqs
 
     def wake_at(self, waiting: WaitingQueue) -> float | None:
-        """Never: candidates are there as soon as a request waits."""
+        """None: a waiting request is a candidate at once."""
         return None
 
 
@@ -72,7 +72,7 @@ class Continuous(Batching, ContinuousOptions):
 
 
 def requests_that_fit(requests: Iterable[Request], places: int) -> Iterator[Request]:
-    """The first of the requests, as far as they and their further samples find a place."""
+    """The first requests for which there are places, their further samples included."""
     for request in requests:
         places -= 1 + len(request.unstarted)
         if places < 0:

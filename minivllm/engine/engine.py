@@ -39,7 +39,7 @@ class TokenOutput(NamedTuple):
 
 @dataclass
 class Overlap:
-    """Whether steps overlap, and what came of it."""
+    """Whether steps overlap, and counters of it."""
 
     enabled: bool
     steps: int = 0  # launched before the tokens of the step before were read
@@ -88,8 +88,8 @@ class Engine:
             launcher.extensions,
         )
         self.overlap = Overlap(overlap)
-        self._in_flight: InFlightStep | None = None  # launched, and its tokens not read yet
-        # of that step, whose experts are still being counted
+        self._in_flight: InFlightStep | None = None  # launched; its tokens are not read yet
+        # The timing of that step, whose experts are still being counted.
         self._pending_timing: tuple[StepTimed, Download] | None = None
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
@@ -155,7 +155,7 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             for one in (*request.unstarted, request):
-                if one.request_id in self._requests:  # joint members end with the first of them
+                if one.request_id in self._requests:  # Joint members end with the first one.
                     self._finish(one, "abort")
 
     def step(self, patience_s: float = math.inf) -> list[TokenOutput]:
@@ -179,7 +179,7 @@ class Engine:
             return outputs
         planned = mark("prepare" if plan.scheduled else "sample")
         launched = self._launch(plan, previous, timed) if plan.scheduled else None
-        # not sooner: where the launch raises, its tokens are still to be read
+        # Only now: if the launch raises, the tokens of the previous step are still to be read.
         self._in_flight = None
         earlier = [] if previous is None else self.launcher.read(previous)
         deferred = launched is not None and self.overlap.enabled and launched.deferrable
@@ -192,7 +192,7 @@ class Engine:
             mark("")
             return outputs
         self._note_computed(launched)
-        # fullest now, before finished requests leave
+        # The cache is fullest now, before finished requests leave.
         blocks = self._blocks_held() if timed else (0, 0)
         if deferred:
             self._defer(launched)
@@ -205,19 +205,19 @@ class Engine:
             computed = (launched.prepared_s, launched.computed_s)
             self._emit_timing(launched, (ended, begin, planned, *computed, read, end), *blocks)
             if not deferred or not self._requests:
-                self._emit_pending_timing()  # its tokens are here, or nobody waits for them
+                self._emit_pending_timing()  # The tokens are read, or no request is left.
         if self._requests:
             self._last_step_end = end
         return outputs
 
     def _sleep(self, until_s: float, patience_s: float) -> None:
         if self.scheduler.policy.wake_at(self.scheduler.waiting) is not None:
-            self._last_step_end = None  # to wait for a fuller batch is no gap between steps
+            self._last_step_end = None  # Waiting for a fuller batch is no gap between steps.
         time.sleep(min(max(0.0, until_s - self.scheduler.now()), patience_s))
 
     def _launch(self, plan: StepPlan, previous: InFlightStep | None, timed: bool) -> InFlightStep:
-        """Let the device compute a step, whose tokens may follow those of the previous one, which
-        are not read yet."""
+        """Launch a step. Its requests may continue tokens of the previous step that are not read
+        yet."""
         follows = previous is not None and previous.sampled is not None
         launched = self.launcher.launch(plan, follows)
         if timed:
@@ -227,11 +227,11 @@ class Engine:
         return launched
 
     def _note_computed(self, launched: InFlightStep) -> None:
-        """Let the scheduler know what a step has computed, and start members of groups that waited
-        for it."""
+        """Report computed tokens to the scheduler, and start group members that waited for the
+        prompt."""
         for part in launched.plan.scheduled:
             if part.request.state is RequestState.DONE:
-                # its last token came while this was computed
+                # The request's last token arrived while this step was computed.
                 self.overlap.wasted_tokens += part.num_tokens
             else:
                 self.scheduler.computed(part)
@@ -239,13 +239,12 @@ class Engine:
             self.scheduler.fork(request, member)
 
     def _blocks_held(self) -> tuple[int, int]:
-        """Blocks in use, and their slots that hold nothing."""
+        """Blocks in use, and empty slots in them."""
         held = ((request.cache, request.num_computed_tokens) for request in self.scheduler.running)
         return self.cache.pool.num_used, self.cache.waste(held)
 
     def _defer(self, launched: InFlightStep) -> None:
-        """Let a step's tokens be read after the next one is launched; until then placeholders stand
-        for them."""
+        """Read a step's tokens after the next launch; until then placeholders stand for them."""
         self._in_flight = launched
         for row, request in enumerate(launched.sampling):
             if request.state is not RequestState.DONE:
@@ -254,7 +253,7 @@ class Engine:
     def _accept_tokens(
         self, launched: InFlightStep, sampled: list[SampledToken]
     ) -> list[TokenOutput]:
-        """Give requests their tokens; those that have ended meanwhile get none."""
+        """Append sampled tokens to their requests, except those that have ended meanwhile."""
         outputs = []
         for request, token in zip(launched.sampling, sampled, strict=True):
             if request.state is not RequestState.DONE:
@@ -264,7 +263,7 @@ class Engine:
         return outputs
 
     def _advance(self, launched: InFlightStep) -> list[TokenOutput]:
-        """Let the joint groups of a step go on; the outputs of those that are over."""
+        """Advance the joint groups of a step; the outputs of the groups that are finished."""
         outputs: list[TokenOutput] = []
         for request, token_ids, reason in self.launcher.extensions.joint.advance(
             list(launched.joint), launched.choices, self.scheduler
@@ -306,8 +305,8 @@ class Engine:
         return TokenOutput(request, token_id, text, reason, logprobs, stop_reason)
 
     def _fail(self, request: Request) -> TokenOutput:
-        """End a request for its `error`. Keys and values that may be no numbers are not left for
-        others."""
+        """End a request for its `error`. Keys and values that may be NaN are cleared, so that no
+        other request reads them."""
         if isinstance(request.error, NonFiniteLogits):
             for one in request.joint_members:
                 self.kv.clear(self.cache.discard(one.cache))
@@ -319,16 +318,16 @@ class Engine:
         self._forget(request)
 
     def _forget(self, request: Request) -> list[TokenOutput]:
-        """Drop a request that has ended, with samples that will never start; what their owners are
-        told."""
+        """Drop a request that has ended, with samples that will never start; their last
+        outputs."""
         ended = (request,) if request.is_joint else (request, *request.unstarted)
         for one in ended:
             del self._requests[one.request_id]
             if one.token_ids[-1] < 0:
-                one.token_ids.pop()  # nobody will ask for it
+                one.token_ids.pop()  # the placeholder of a token that is not needed
             self._detokenizers.pop(one.request_id, None)
         if not self._requests:
-            self._last_step_end = None  # what follows is idleness, no gap between steps
+            self._last_step_end = None  # Idle time is no gap between steps.
         return [TokenOutput(one, None, "", request.finish_reason) for one in ended]
 
     def _emit_timing(
@@ -364,8 +363,7 @@ class Engine:
             self._pending_timing = timed, launched.experts
 
     def _emit_pending_timing(self) -> None:
-        """Emit the timing of the step whose experts were still being counted: by the time its
-        tokens are here, they are too."""
+        """Emit the timing of the previous step: its tokens are read, so its experts are counted."""
         if self._pending_timing is not None:
             timed, experts = self._pending_timing
             self._pending_timing = None

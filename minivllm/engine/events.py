@@ -1,4 +1,4 @@
-"""What the engine tells of itself: typed events on one synchronous bus.
+"""Typed events of the engine on one synchronous bus.
 
 They are tuples, since every step makes three of them.
 """
@@ -50,7 +50,7 @@ class StepTimed(NamedTuple):
     num_tokens: int
     num_prefill_tokens: int
     context_tokens: int  # cached tokens read by attention, over the requests of the step
-    window_tokens: int  # those of them that layers with a sliding window read
+    window_tokens: int  # of these, those within sliding windows
     experts_run: int  # experts that got tokens, summed over the layers; 0 in a dense model
     waiting: int
     kv_blocks_used: int
@@ -70,10 +70,10 @@ KINDS = (StateChanged, StepPlanned, BlocksChanged, StepTimed)
 
 
 class EventBus:
-    """Calls who listens with every event of the kinds that were asked for, at once and in order.
+    """Calls each listener with the events of the kinds that it subscribed to, at once and in order.
 
-    Who tells asks before: `if bus.has_subscribers(StepTimed): bus.emit(StepTimed(...))` costs one
-    look-up where nobody listens, and builds no event.
+    The engine checks for subscribers before it builds an event: `if bus.has_subscribers(StepTimed):
+    bus.emit(StepTimed(...))` costs one look-up without listeners.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class EventBus:
         }
 
     def has_subscribers(self, kind: type[Event]) -> bool:
-        """Whether anybody listens to such events."""
+        """Whether this event type has listeners."""
         return bool(self._listeners[kind])
 
     def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
@@ -99,6 +99,6 @@ class EventBus:
         return remove
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to who listens to its kind."""
+        """Call the listeners of this kind of event."""
         for listener in self._listeners[type(event)]:
             listener(event)

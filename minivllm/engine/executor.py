@@ -20,12 +20,12 @@ from minivllm.engine.sampler import TORCH, SamplerOps, choose
 class StepResult(NamedTuple):
     """What a step has computed. Tensors are on the device, which need not be done yet."""
 
-    prepared_s: float  # when the inputs were there, on the clock of time.perf_counter
-    computed_s: float  # when the logits were
+    prepared_s: float  # end of the preparation, on the clock of time.perf_counter
+    computed_s: float  # end of the forward pass
     tokens: Tensor | None = None  # int64 [S], see `sampler.choose`
     argmax: Tensor | None = None  # int64 [S], the model's own; None where that is what was chosen
     logits: Tensor | None = None  # [L, vocab]; None where the step does not need them
-    attention_scores: Tensor | None = None  # float32 [R, B], that each block got, if asked for
+    attention_scores: Tensor | None = None  # float32 [R, B], of each block, if asked for
 
 
 class Executor(Protocol):
@@ -47,8 +47,8 @@ class CausalLM(Protocol):
 
 
 def phase_begins(phase: str) -> float:
-    """The time at which a phase of a step begins, "" where the step ends; a profiler puts its own
-    in place of this."""
+    """The time at which a phase of a step begins ("": the step ends). A profiler replaces this
+    function."""
     return time.perf_counter()
 
 
@@ -84,7 +84,7 @@ class ModelRunner:
         self.ops = ops
         self.eviction = eviction if eviction is not None and eviction.scored else None
         self.mark: Callable[[str], float] = phase_begins
-        self.rows_trimmed = 0  # tokens that the model gave no hidden states of
+        self.rows_trimmed = 0  # tokens whose last layer was skipped
         # int64 [S], of the last step, which placeholders in the next one stand for
         self.tokens = torch.empty(0, dtype=torch.int64, device=device)
         self._inputs = StepInputs(device)

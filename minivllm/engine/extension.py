@@ -1,4 +1,5 @@
-"""What is handed to an engine for requests that need more than the core does; see extras/."""
+"""The protocol of what assembly adds to an engine for requests that need more than the core; see
+extras/."""
 
 from __future__ import annotations
 
@@ -19,20 +20,20 @@ from minivllm.models.load.tokenizer import Tokenizer
 class JointDecoding(Protocol):
     """How the members of a joint group choose their tokens together."""
 
-    counters: dict[str, int]  # of its own work
+    counters: dict[str, int]  # liveness
 
     def group(self, members: Sequence[Request]) -> Group:
-        """A joint group of these requests; the first one is the one that was asked for."""
+        """A joint group of these requests; the first one is the one that the user asked for."""
 
     def choose(self, logits: Tensor, members: Sequence[Request]) -> Any:
-        """What a step's logits say: [R, vocab], row i belongs to members[i], of any number of
-        groups."""
+        """The choices of members from the logits [R, vocab] of a step; row i belongs to
+        members[i]. Members may be of several groups."""
 
     def advance(
         self, members: Sequence[Request], choices: Any, scheduler: Scheduler
     ) -> Iterable[tuple[Request, list[int], str]]:
-        """Give members their tokens; of each group that is over its first member, its output and
-        the finish reason.
+        """Append tokens to members; of each finished group its first member, the output and the
+        finish reason.
 
         Args:
             members: as given to `choose`.

@@ -1,5 +1,5 @@
-"""What becomes of a prompt before it is served: checked, and made a request, with all members of
-its group."""
+"""Request validation: a prompt and its parameters become a request with all members of its
+group."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from minivllm.models.load.tokenizer import Tokenizer
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of one of a request's samples: of the first one its own, of the others hashed, so
-    that neighbouring seeds share no draw. (Of three numbers, so that it is no seed that the engine
-    derives for a request without one.)"""
+    """The seed of a request's sample: the first has the request's own, the others have hashes, so
+    that neighbouring seeds share no draw. (A hash of three numbers differs from the seeds that the
+    engine derives for requests without one.)"""
     return hash((seed, index, 0)) & (2**63 - 1) if index else seed
 
 
@@ -46,13 +46,13 @@ class InputProcessor:
     ) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        # Some checkpoints name one that their vocabulary lacks, which no mask could forbid.
+        # Some checkpoints name a token outside of their vocabulary, which no mask could forbid.
         self.eos_token_ids = tuple(token for token in eos_token_ids if token < vocab_size)
         self.tokenizer = tokenizer
         self.seed = seed
         self.now = now
         self.extensions = extensions
-        self._num_made = 0
+        self._num_requests = 0
 
     def request(self, request_id: str, prompt: list[int], params: SamplingParams) -> Request:
         """A request; where `params` ask for several samples or beams it is the first of a group of
@@ -82,9 +82,9 @@ class InputProcessor:
         seed = (
             params.seed
             if params.seed is not None
-            else hash((self.seed, self._num_made)) & (2**63 - 1)
+            else hash((self.seed, self._num_requests)) & (2**63 - 1)
         )
-        self._num_made += 1
+        self._num_requests += 1
         return Request(
             request_id,
             prompt,

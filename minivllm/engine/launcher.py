@@ -1,5 +1,4 @@
-"""The launcher: carries a plan out up to the chosen tokens, which need not have come to the host
-yet."""
+"""The launcher: packs a plan for an executor. The chosen tokens need not be on the host yet."""
 
 from __future__ import annotations
 
@@ -28,29 +27,30 @@ class SampledToken(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class InFlightStep:
-    """A step that the device was given."""
+    """A step that was launched on the device."""
 
     plan: StepPlan
     sampling: list[Request]  # each gets one of the sampled tokens
     prepared_s: float = 0.0  # see StepResult
     computed_s: float = 0.0
-    # parent, and child that starts here
+    # Parents, and children that start with this step.
     forks: list[tuple[Request, Request]] = field(default_factory=list)
-    joint: dict[Request, int] = field(default_factory=dict)  # members of joint groups, their logits
-    choices: Any = None  # of these, see JointDecoding
+    # Joint members, and the row of the logits of each.
+    joint: dict[Request, int] = field(default_factory=dict)
+    choices: Any = None  # of joint members, see JointDecoding
     sampled: SampledTokens | None = None
     logits: Tensor | None = None  # [S, vocab], if a request wants log-probabilities
     # Whether the next step can be launched before the host knows the tokens of this one.
     deferrable: bool = False
     seq_lens: tuple[int, ...] = ()  # of the requests, see ScheduledRequest
-    experts: int | Download = 0  # that it computed, if somebody asks
+    experts: int | Download = 0  # experts that got tokens, if StepTimed has subscribers
 
     def separate(self) -> list[int]:
         """Take members of joint groups from those that sample, and let each member of a group that
         starts now sample from its leader's logits; the row of the logits for each that samples."""
         row, rows = -1, {}
         for part in self.plan.scheduled:
-            asks = part.request.params.prompt_logprobs is not None  # for logits of all its tokens
+            asks = part.request.params.prompt_logprobs is not None  # for the logits of all tokens
             row += part.num_tokens if asks else part.samples
             if part.samples:
                 rows[part.request] = row
@@ -66,7 +66,7 @@ class Launcher:
 
     Args:
         runner: computes steps.
-        cache: is told where attention went, if it asks.
+        cache: gets the attention scores that its evictor asks for.
         extensions: for requests that need more than the core does.
         one_by_one: sample each request by itself.
     """
@@ -143,7 +143,7 @@ class Launcher:
         return sampling
 
     def run(self, scheduled: Sequence[ScheduledRequest], packed: PackedStep) -> StepResult:
-        """Compute a packed step; the cache learns where attention went, if it asked."""
+        """Compute a packed step; attention scores go to the evictor that asks for them."""
         result = self.executor.run(packed)
         if result.attention_scores is not None:
             steps = (

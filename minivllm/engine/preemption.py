@@ -1,4 +1,4 @@
-"""Preemption strategies: what becomes of a running request when the cache is full."""
+"""Preemption: how a running request gives up its blocks when the cache is full."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Preemption(Protocol):
         """Raises BadInput if the request could never be admitted."""
 
     def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
-        """Whether `request` may join `running`, as far as the room that it will need later goes."""
+        """Whether the blocks that `request` may need later allow it to join `running`."""
 
     def preempt(self, request: Request, cache: CacheManager) -> None:
-        """Take the request's blocks, so that it can go on later."""
+        """Free the request's blocks, so that it can resume later."""
 
 
 class Recompute:

@@ -1,4 +1,4 @@
-"""Requests that wait, the most urgent first."""
+"""The queue of waiting requests, the most urgent first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rank = tuple[float, int]
 
 
 class WaitingQueue:
-    """A heap by rank. A request that comes back after a preemption takes its old place.
+    """A heap by rank. A preempted request takes its old place.
 
     Removal leaves the rank in the heap, to be dropped when it reaches the top: each operation costs
     O(log n).
@@ -32,7 +32,7 @@ class WaitingQueue:
         return request.rank in self._requests
 
     def push(self, request: Request) -> None:
-        """Let a request wait."""
+        """Add a request."""
         self._requests[request.rank] = request
         heapq.heappush(self._heap, request.rank)
 
@@ -41,12 +41,12 @@ class WaitingQueue:
         return self._requests[self._heap[0]]
 
     def in_order(self) -> Iterator[Request]:
-        """The most urgent request, again and again: whoever takes it out gets the next one."""
+        """The most urgent request, repeatedly: once the caller removes it, the next one."""
         while self:
             yield self.peek()
 
     def front(self) -> Iterator[Request]:
-        """A few requests, the three most urgent among them: the first levels of the heap."""
+        """Up to seven requests, among them the three most urgent: the first levels of the heap."""
         return (self._requests[rank] for rank in self._heap[:7] if rank in self._requests)
 
     def most_urgent(self, count: int) -> list[Request]:
@@ -54,7 +54,7 @@ class WaitingQueue:
         return [self._requests[rank] for rank in heapq.nsmallest(count, self._requests)]
 
     def remove(self, request: Request) -> None:
-        """Let a request go, wherever it stands. Raises KeyError if it does not wait."""
+        """Remove a request at any place. Raises KeyError if it does not wait."""
         del self._requests[request.rank]
         while self._heap and self._heap[0] not in self._requests:
             heapq.heappop(self._heap)

@@ -21,8 +21,8 @@ def placeholder(row: int) -> int:
 
 
 class RequestState(StrEnum):
-    """Life of a request. It waits until the first step that computes some of it, even if it has
-    joined a batch."""
+    """The state of a request. It is WAITING until the first step that computes some of it, even if
+    it was admitted before."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -45,7 +45,7 @@ class Request:
         max_num_tokens: prompt and output together may not exceed this.
         seed: of the sampling noise.
         eos_token_ids: end the output, unless `params.ignore_eos`.
-        arrival_s: when it came, on the scheduler's clock.
+        arrival_s: arrival time on the scheduler's clock.
     """
 
     request_id: str
@@ -111,7 +111,7 @@ class Request:
 
     @property
     def joint_members(self) -> Sequence[Request]:
-        """Those that are preempted, resumed and ended together with it, and itself."""
+        """The request, and those that are preempted, resumed and ended together with it."""
         return self.group.members if self.is_joint and self.group is not None else (self,)
 
     @property
@@ -127,8 +127,8 @@ class Request:
 
     @property
     def reusable_token_ids(self) -> TokenSequence:
-        """The tokens whose keys and values others may have computed: none once it has computed some
-        itself, or where every logit is asked for."""
+        """The tokens whose keys and values may come from the prefix cache: none once some are
+        computed, or where the logits of the prompt are needed."""
         nothing = self.num_computed_tokens or self.params.prompt_logprobs is not None
         return () if nothing else self.token_ids
 
@@ -139,18 +139,18 @@ class Request:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether a bias, a penalty or a mask changes the logits of its next token, or tokens that
-        may not end the output yet are left out."""
+        """Whether a bias, penalty, mask or `min_tokens` changes the logits of its next token."""
         return self.params.adjusts_logits or bool(self.stop_ids and not self.may_stop)
 
     def ends(self, token_id: int) -> str | None:
-        """Why `token_id` would be the last one, if it came next: "stop", "length", or None."""
+        """The finish reason if `token_id` came next: "stop", "length", or None if it is not the
+        last one."""
         if self.may_stop and token_id in self.stop_ids:
             return "stop"
         return "length" if len(self.token_ids) + 1 >= self.max_num_tokens else None
 
     def append(self, token_id: int) -> str | None:
-        """Add a generated token; the reason if it is the last one."""
+        """Append a generated token; the finish reason if it is the last one."""
         reason = self.ends(token_id)
         self.token_ids.append(token_id)
         return reason
@@ -161,16 +161,16 @@ class Group:
     prompt, and the others start on its blocks.
 
     Args:
-        members: the first is the one that was asked for.
+        members: the first is the request that the user added.
     """
 
-    knobs = "n or beam_width"  # that ask for several members
-    # whether the members choose their tokens together: they are preempted, resumed and ended as one
+    knobs = "n or beam_width"  # the parameters that set the number of members
+    # Whether the members choose their tokens together, and are preempted and ended together.
     joint = False
 
     def __init__(self, members: Sequence[Request]) -> None:
         self.members = members
-        self.leader = members[0]  # for whom the unstarted members wait
+        self.leader = members[0]  # computes the prompt; the unstarted members wait for it
         self.unstarted = list(members[1:])
         for member in members:
             member.group = self

@@ -13,8 +13,8 @@ from minivllm.engine.batch_inputs import Sampling, SamplingColumns
 from minivllm.kernels.transfer import Download, upload
 
 MASK32 = 0xFFFFFFFF
-# Sets keys apart from tokens: else a seed of a small hash, such as 0, draws at each position the
-# token of that number.
+# Separates keys from token ids: otherwise a seed with a small hash, such as 0, draws token p at
+# position p.
 SEED_SALT = 0x9E3779B9
 
 
@@ -22,10 +22,10 @@ SEED_SALT = 0x9E3779B9
 class SamplerCounters:
     """What the sampler did, for the liveness of its knobs."""
 
-    tokens_drawn: int = 0  # not just the most likely
-    drawn_fused: int = 0  # of these, in a kernel of its own (runtime.fused_kernels)
+    tokens_drawn: int = 0  # sampled, not greedy
+    drawn_fused: int = 0  # of these, in a fused kernel (runtime.fused_kernels)
     rows_adjusted: int = 0  # logits changed by a bias, a penalty or a mask
-    tokens_changed: int = 0  # by any of these: not what the model finds most likely
+    tokens_changed: int = 0  # tokens that are not the model's own argmax
 
     def note(self, sampling: Sampling, fused: bool) -> None:
         """Count the rows of a step. `fused`: draws without filters are a kernel of their own."""
@@ -78,9 +78,8 @@ def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     ranks = torch.arange(width, device=probs.device)[None, :]
     keep = (ranks < columns.top_k[:, None]) | (columns.top_k == 0)[:, None]
     kept = probs * keep
-    # top-p is measured on what top-k left; the token that crosses p is kept. In whole numbers,
-    # since the order in which a GPU adds up is not said, and torch refuses to where
-    # runtime.determinism asks for the same bits.
+    # top-p is measured on what top-k left; the token that crosses p is kept. Integers are
+    # summed: a GPU adds floats in no fixed order, which torch rejects under runtime.determinism.
     units = (kept.double() * 2.0**40).long()
     before = units.cumsum(dim=-1) - units
     top_p = columns.top_p.double()[:, None]
@@ -138,24 +137,22 @@ def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = Non
     """
     scores = scores.float()
     if top_k_bound is not None:
-        # Only as many tokens as a row may keep are put in order: a whole vocabulary takes long to
-        # sort.
+        # Only the tokens that a row may keep are sorted: sorting a whole vocabulary is slow.
         scores, token_ids = scores.topk(min(top_k_bound, scores.shape[1]), dim=-1)
     else:
         token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
-    # Counted from the largest: divided as they are, large ones would be infinite.
+    # Relative to the largest score: large scores would overflow when divided.
     probs = torch.softmax((scores - scores.amax(-1, True)) / columns.temperatures[:, None], dim=-1)
     if top_k_bound is not None:
         probs = filter_probs(probs, columns)
     noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)
-    picks = (probs / noise).argmax(dim=-1, keepdim=True)
-    return token_ids.expand(len(probs), -1).gather(1, picks)[:, 0]
+    indices = (probs / noise).argmax(dim=-1, keepdim=True)
+    return token_ids.expand(len(probs), -1).gather(1, indices)[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOps:
-    """What tokens are chosen with: functions that do what torch's operations do, which are here
-    where no kernel is.
+    """The operations that choose tokens: torch's, or kernels in their place.
 
     Args:
         argmax: see the function above.
@@ -191,11 +188,11 @@ def choose(
     """
     if sampling.rows is not None:
         logits = logits[list(sampling.rows)]
-    likeliest = ops.argmax(logits)
+    own = ops.argmax(logits)
     if sampling.is_greedy:
-        return likeliest, None
-    with torch.inference_mode():  # only here: entering it takes microseconds
-        tokens, scores = likeliest.clone(), logits
+        return own, None
+    with torch.inference_mode():  # entering it takes microseconds
+        tokens, scores = own.clone(), logits
         if sampling.adjustment is not None:
             scores = logits.to(torch.float32, copy=True)
             sampling.adjustment.apply(scores)
@@ -205,4 +202,4 @@ def choose(
             rows = columns.rows.long()
             some = scores if draw.num_rows == len(scores) else scores.index_select(0, rows)
             tokens.index_copy_(0, rows, ops.draw(some, columns, draw.top_k_bound))
-        return tokens, likeliest
+        return tokens, own

@@ -1,4 +1,5 @@
-"""The scheduler: each step, who computes how many tokens. Pure Python, no tensors, no phases."""
+"""The scheduler: which requests compute how many tokens in each step. Pure Python, no tensors, no
+phases."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
 
-DISK_POLL_S = 0.001  # how soon to look again, where all that is to do waits for the disk
+DISK_POLL_S = 0.001  # poll interval while every request waits for the disk
 RECOMPUTE = Recompute()
 
 
@@ -22,7 +23,7 @@ class SchedulingRule(Protocol):
     """What an extra adds to planning."""
 
     def added(self, request: Request) -> None:
-        """A request has come, or starts as a further member of its group."""
+        """A request was added, or starts as a further member of its group."""
 
     def before_step(self, scheduler: Scheduler, now: float) -> None:
         """A step is about to be planned, at `now` seconds: requests may be shed or preempted."""
@@ -73,16 +74,16 @@ class Scheduler:
         self.num_chunks = 0  # parts of a prefill that were not its last
         self.num_shed = 0
         self.num_forks = 0
-        # times that a running request got no token, since the step had none left
+        # Times that a running request got no token because the budget was used up.
         self.num_deferred = 0
-        # times that the most urgent request was not admitted for lack of room in the cache
+        # Times that the most urgent request was not admitted for lack of free blocks.
         self.num_held = 0
-        self.num_overtaken = 0  # requests that started after one that had come later
-        self.num_waits = 0  # steps put off in the hope of a fuller batch
-        self._latest = 0  # the last to come of those that have started
+        self.num_overtaken = 0  # requests that started after one that arrived later
+        self.num_waits = 0  # steps delayed to wait for a fuller batch
+        self._latest = 0  # arrival number of the latest request that has started
         self.chunks = may_chunk(policy, cache)
         self._num_added = 0
-        self._num_seqs = 0  # running, with the further samples of prompts that are being computed
+        self._num_seqs = 0  # running sequences, and the unstarted members of their groups
         self._shed: list[Request] = []  # since the last step
         # When the last step was planned, if it did anything.
         self.worked_at_s: float | None = None
@@ -126,7 +127,7 @@ class Scheduler:
             decoding = [r for r in decoding if r.state is RequestState.DECODE]
         if self.policy.prefill_first:
             self._serve(prefilling, step)
-            # each of them may need a block in this very step
+            # Each decoding request may need a block in this step.
             self._admit(step, now, spare=len(decoding))
             self._serve(decoding, step)
         else:
@@ -152,7 +153,7 @@ class Scheduler:
         return plan
 
     def _serve(self, requests: list[Request], step: _Step) -> None:
-        """Give running requests their tokens; those for whom the cache has no room make some."""
+        """Schedule running requests; if the cache is full, the least urgent ones are preempted."""
         running = self.running
         for index, request in enumerate(requests):
             if step.budget <= 0:
@@ -160,15 +161,15 @@ class Scheduler:
                 return
             gap = len(request.token_ids) - request.num_computed_tokens
             count = self._cut(gap, step, len(requests) - index) if gap > 1 else gap
-            # A request may wait for its group, have been preempted for one of them, or wait for its
-            # last token to be read.
+            # The request waits for its group or for its last token to be read, or was preempted for
+            # another one.
             is_full = len(request.token_ids) >= request.max_num_tokens
             if count <= 0 or request not in running or is_full:
                 continue
             while not (placed := self._place(request, count)):
-                # The least urgent without a part in this step goes; that may be the request itself.
-                # Joint members go together, and not where one of them has a part: then the request
-                # waits for the next step.
+                # The least urgent request that is not scheduled in this step is preempted, which
+                # may be the request itself. Joint members are preempted together, and not if one
+                # of them is scheduled: then the request waits for the next step.
                 served = {part.request for part in step.scheduled}
                 others = [
                     r for r in running if r not in served and served.isdisjoint(r.joint_members)
@@ -185,7 +186,7 @@ class Scheduler:
         """Blocks for `count` more tokens of a running request; how many it may compute, 0 if there
         is no room."""
         sequence, computed = request.cache, request.num_computed_tokens
-        # it joined when the step had no tokens left, or nothing is kept
+        # It was admitted when the budget was used up, or the cache retains nothing.
         if not sequence.block_table.blocks:
             return self._join(request, count)
         if (evictor := self.cache.evictor) is not None:
@@ -193,7 +194,7 @@ class Scheduler:
         return count if self.cache.grow(sequence, computed, computed + count) else 0
 
     def _join(self, request: Request, most: int, spare: int = 0) -> int:
-        """The first blocks of a request that has none, while `spare` stay free; see `_place`."""
+        """Allocate the first blocks of a request while `spare` stay free; see `_place`."""
         count, request.num_computed_tokens = self.cache.admit(
             request.cache,
             request.num_tokens,
@@ -216,7 +217,7 @@ class Scheduler:
         return min(gap, step.budget)
 
     def _admit(self, step: _Step, now: float, spare: int = 0) -> None:
-        """Let waiting requests join, as far as policy, budget and cache allow."""
+        """Admit waiting requests as far as policy, budget and cache allow."""
         policy, cache, tiers = self.policy, self.cache, self.cache.tiers
         if step.preempted or not self.waiting:
             return
@@ -248,8 +249,8 @@ class Scheduler:
                 self._schedule(request, count, step)
 
     def _schedule(self, request: Request, count: int, step: _Step) -> None:
-        # Not when it joins, as a whole batch may do so before there are tokens for all: then it
-        # still waits.
+        # The state changes here and not on admission: a whole batch may be admitted before the
+        # budget has tokens for all of it.
         if request.state in (RequestState.WAITING, RequestState.PREEMPTED):
             self._changed(request, RequestState.PREFILL)
         prefill = count > 1 or request.state is RequestState.PREFILL
@@ -261,7 +262,7 @@ class Scheduler:
             self.num_chunks += 1
 
     def computed(self, part: ScheduledRequest) -> None:
-        """Note that a part of a step was computed."""
+        """Record that a scheduled part was computed."""
         request = part.request
         if request.state is RequestState.PREFILL and part.samples:
             self._changed(request, RequestState.DECODE)
@@ -270,8 +271,8 @@ class Scheduler:
         )
 
     def fork(self, parent: Request, child: Request, num_shared: int | None = None) -> None:
-        """Let `child` run beside `parent`, on the same blocks; if it runs already, it gives up what
-        it has.
+        """Let `child` run beside `parent` on the same blocks; if it runs already, its own blocks
+        are freed.
 
         Args:
             parent: runs.
@@ -303,8 +304,7 @@ class Scheduler:
         self.finish(request, "shed")
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request, wherever it is, and take its blocks back; joint members end with any of
-        them."""
+        """End a request in any state and free its blocks. Joint members end together."""
         if request.state is RequestState.DONE:
             return
         for one in request.joint_members:
@@ -325,7 +325,7 @@ class Scheduler:
             self.waiting.remove(request)
 
     def preempt(self, request: Request, strategy: Preemption | None = None) -> Request:
-        """Take a request's blocks; it waits, in the place that it had. Returns who waits.
+        """Free a request's blocks and queue it again in its old place; the request that waits.
 
         Of joint members the first one waits, and the others start again once it is computed, on
         those of its blocks that hold the same tokens.
@@ -340,8 +340,8 @@ class Scheduler:
         if request.group is not None and others:
             request.group.leader = request
             request.group.unstarted += others
-        # Where it waits for its group nothing is left to compute; then the last token is computed
-        # again.
+        # A joint member that waits for its group has computed everything: its last token is
+        # computed again.
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         (strategy or self.preemption).preempt(request, self.cache)
         request.num_preemptions += 1
@@ -366,7 +366,7 @@ class Scheduler:
 
 
 class _Step:
-    """A step in the making."""
+    """A step while it is planned."""
 
     __slots__ = ("budget", "next_poll_s", "num_prefill_tokens", "preempted", "scheduled")
 
@@ -375,7 +375,7 @@ class _Step:
         self.num_prefill_tokens = 0
         self.scheduled: list[ScheduledRequest] = []
         self.preempted: list[Request] = []
-        self.next_poll_s: float | None = None  # when the disk may be done with what is waited for
+        self.next_poll_s: float | None = None  # when the disk may have finished a read
 
 
 def _rank(request: Request) -> tuple[float, int]:

@@ -17,7 +17,7 @@ class ScheduledRequest(NamedTuple):
     request: Request
     start: int
     num_tokens: int
-    prefill: bool = False  # it catches up on a prompt, or on everything after a preemption
+    prefill: bool = False  # it computes a prompt, or everything again after a preemption
 
     @property
     def end(self) -> int:
@@ -32,8 +32,7 @@ class ScheduledRequest(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether the step reaches the request's last known token and so chooses the next one."""
-        # In place of `end` and `num_tokens`, which are calls: this is asked for every request of
-        # every step.
+        # Without the property `end`: every step evaluates this for every request.
         return self.start + self.num_tokens == len(self.request.token_ids)
 
 
@@ -42,9 +41,9 @@ class StepPlan(NamedTuple):
 
     scheduled: tuple[ScheduledRequest, ...]
     preempted: tuple[Request, ...] = ()
-    shed: tuple[Request, ...] = ()  # ended without being served: too late for their deadline
+    shed: tuple[Request, ...] = ()  # ended unserved: their deadline cannot be met
     transfers: Transfers = Transfers()
-    next_poll_s: float | None = None  # nothing is to be done before this time, though requests wait
+    next_poll_s: float | None = None  # requests wait, and nothing can be done before this time
     num_tokens: int = 0  # computed in this step
-    # Those of them that catch up on a prompt, or on everything after a preemption.
+    # Tokens of prompts, and those computed again after a preemption.
     num_prefill_tokens: int = 0

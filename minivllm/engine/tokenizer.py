@@ -24,8 +24,8 @@ class Detokenizer:
     """
 
     CONTEXT = 6  # tokens of the prompt that the first output token is decoded with
-    BYTES = 4  # of a character, so at most so many tokens
-    # tokens without a whole character at their end, after which they are taken for what they are
+    BYTES = 4  # of a character in UTF-8, hence its most tokens
+    # Tokens without a whole character at their end before their bytes are shown as U+FFFD.
     HELD = 64
 
     def __init__(
@@ -51,8 +51,9 @@ class Detokenizer:
         starts = ((i, end) for i, end, text in texts if text.strip("\ufffd") == text)
         begin, whole = next(starts, (start, size))
         self._ids = list(prompt_token_ids[begin:])
-        self._prefix, self._read = 0, size - begin  # decoded with, and already told
-        self._whole = whole - begin  # of what was told, up to its last whole character
+        # Where decoding starts, and the end of the text returned so far.
+        self._prefix, self._read = 0, size - begin
+        self._whole = whole - begin  # end of the last whole character of that text
         self.stop_reason: str | None = None  # the stop string that has ended the text
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
@@ -80,20 +81,20 @@ class Detokenizer:
         if text.endswith("\ufffd") and not final:
             if end - self._read < self.HELD:
                 return ""
-            end -= self.BYTES - 1  # bytes before these will make no character any more
+            end -= self.BYTES - 1  # earlier bytes cannot complete a character any more
             text = self._decode(self._ids[self._prefix : end])
         known = self._decode(self._ids[self._prefix : self._read])
         begun = False
         if text.startswith(known):
             new = text[len(known) :]
         else:
-            # A character that the prompt began is whole now, or bytes that make none spoil what was
-            # told already.
+            # The prompt's last character is complete now, or invalid bytes change the decoding of
+            # text that was returned already.
             known = self._decode(self._ids[self._prefix : self._whole])
             begun = text.startswith(known)
             new = text[len(known) :] if begun else self._decode(self._ids[self._read : end])
         if new or final:
-            # which is inside of that character
+            # The text returned so far ends inside of that character.
             self._prefix = self._prefix if begun else self._read
             self._read = self._whole = end
         return new

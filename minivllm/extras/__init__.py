@@ -1,1 +1,1 @@
-"""What only a knob brings into the engine; the engine never imports it."""
+"""Optional features of the engine, which assembly hands in; the engine never imports them."""

@@ -34,10 +34,10 @@ class Sequential(Batching, SequentialOptions):
 
 
 class Static(Batching, StaticOptions):
-    """A batch starts together, and nobody joins before its last member has ended.
+    """A batch starts together, and no request joins before its last member has ended.
 
-    No padding is computed: what it loses against continuous batching are the places of those that
-    end early.
+    No padding is computed: the loss against continuous batching is the places of requests that end
+    early.
     """
 
     name = "static"
@@ -51,7 +51,7 @@ class Static(Batching, StaticOptions):
             return iter(())
         chosen = waiting.most_urgent(self.max_num_seqs * (4 if self.group_by_length else 1))
         if self.group_by_length:
-            # The most urgent one always runs; with it those that will take about as long.
+            # The most urgent request always runs, with those of similar output length.
             length = _output_len(chosen[0])
             chosen.sort(key=lambda request: (abs(_output_len(request) - length), request.rank))
         return requests_that_fit(chosen, self.max_num_seqs)
@@ -75,8 +75,8 @@ class Dynamic(Static, DynamicOptions):
         return super().candidates(waiting, num_running, now_s)
 
     def wake_at(self, waiting: WaitingQueue) -> float | None:
-        """When the first to come has waited long enough; None if the batch is full."""
-        if len(waiting) >= self.max_num_seqs:  # so that a long line is not counted at every step
+        """When the first request has waited long enough; None if the batch is full."""
+        if len(waiting) >= self.max_num_seqs:  # a long queue is not counted at every step
             return None
         if (
             not waiting

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest outputs as a whole, kept `beam_width` at a time."""
+"""Beam search: the `beam_width` most likely outputs are kept at a time."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class BeamSearch(Group):
             )
 
     def take(self, beam: Request, continuations: Continuations, scheduler: Scheduler) -> None:
-        """Note a beam's likeliest continuations, (natural log of the probability, token id), and
-        let beams that waited for it start: at the beginning, and after a preemption."""
+        """Keep a beam's most likely continuations, (natural log of the probability, token id), and
+        start beams that waited for it: at the beginning, and after a preemption."""
         for other in tuple(beam.unstarted):
             known = range(beam.num_prompt_tokens, beam.num_tokens)
             same = (i for i in known if beam.token_ids[i] != other.token_ids[i])
@@ -178,7 +178,7 @@ class BeamDecoding:
         return BeamSearch(members)
 
     def choose(self, logits: Tensor, members: Sequence[Request]) -> Sequence[Continuations]:
-        """The likeliest continuations of each beam; see `best_continuations`."""
+        """The most likely continuations of each beam; see `best_continuations`."""
         return best_continuations(logits, members, self.one_by_one)
 
     def advance(
@@ -212,7 +212,7 @@ class BeamDecoding:
 def best_continuations(
     logits: Tensor, beams: Sequence[Request], one_by_one: bool = False
 ) -> list[list[tuple[float, int]]]:
-    """Each beam's likeliest next tokens, as (natural log of the probability, token id), the best
+    """Each beam's most likely next tokens, as (natural log of the probability, token id), the best
     first.
 
     They are as many as make sure that `beam_width` of them do not end the output. Bias, penalties

@@ -27,9 +27,9 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()
-        # One for all of these, and for nobody else's: cuBLAS keeps a workspace for every stream
-        # that it was called on (32 MiB on Hopper), and newer releases of torch free it when any
-        # graph that was recorded on the stream goes.
+        # One stream for all recordings of this engine alone: cuBLAS keeps a workspace for every
+        # stream that it was called on (32 MiB on Hopper), and newer releases of torch free it when
+        # any graph that was recorded on the stream goes.
         self.stream = torch.cuda.Stream(device)
         self.num_bytes = 0  # device memory of all of them
 
@@ -112,8 +112,8 @@ def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> N
 
 
 def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str | None:
-    """Record what is needed at start; the engine gets the graphs, or keeps none and the reason is
-    returned."""
+    """Record the graphs that are needed at start and let the engine replay them; the reason if it
+    cannot."""
     graphs = GraphExecutor(
         engine.runner,
         engine.launcher.one_by_one,

@@ -91,20 +91,20 @@ def padded_columns(draw: Draw, size: int) -> NDArray[np.int32]:
 
 
 class GraphExecutor:
-    """The executor that replays graphs, and hands on what none fits.
+    """The executor that replays graphs; steps that fit none go on to the runner.
 
     A step that only decodes takes the smallest graph that it fits; what is missing is padding:
     requests of one token in the reserved block 0.
 
     Args:
-        runner: whose steps are recorded, and who computes the others.
+        runner: its steps are recorded, and it computes the others.
         one_by_one: whether each request is sampled by itself.
         block_size: tokens a cache block.
         largest: most requests of a step; those of more than `MOST_ROWS` are not recorded.
         max_model_len: most tokens of a request.
         capture: how to record: `CudaCapture`. It raises RuntimeError where it cannot, torch's for
             memory among them.
-        warnings: are told what could not be recorded while requests were served.
+        warnings: gets a line for what could not be recorded while requests were served.
     """
 
     def __init__(
@@ -240,8 +240,8 @@ class GraphExecutor:
     @torch.inference_mode()
     def _record(self, key: GraphKey) -> Graph:
         runner, size, ones = self.runner, key.requests, (1,) * key.requests
-        nobody = PackedStep(bytes(4), StepShape(0, (), 0, 0), (), ())
-        padding = padded_step(nobody, size, key.blocks)
+        empty = PackedStep(bytes(4), StepShape(0, (), 0, 0), (), ())
+        padding = padded_step(empty, size, key.blocks)
         extra = COLUMNS * size if key.kind == "drawn" else 0
         padding = np.concatenate((np.zeros(extra, np.int32), padding))
         ints = upload(padding, runner.device).clone()

@@ -11,7 +11,7 @@ from torch import Tensor
 def top_logprobs(
     logits: Tensor, chosen: Sequence[int], counts: Sequence[int | None]
 ) -> list[dict[int, float] | None]:
-    """Log-probabilities of the `counts[i]` likeliest tokens and of `chosen[i]`, for rows that ask
+    """Log-probabilities of the `counts[i]` most likely tokens and of `chosen[i]`, for rows that ask
     (not None).
 
     They are the model's own, before temperature, penalties and filters.

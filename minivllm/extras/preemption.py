@@ -35,7 +35,7 @@ class Swap(Recompute):
 
 
 class Reserve(Recompute):
-    """Admit a request only if all blocks that it may ever need are there, so that nobody is
+    """Admit a request only if all blocks that it may ever need are there, so that none is
     preempted.
 
     What Orca and FasterTransformer do with contiguous memory: safe, and fewer requests run at once.
