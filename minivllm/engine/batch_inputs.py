@@ -11,17 +11,15 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.kernels.transfer import upload
 
-_MOST = np.iinfo(np.int32).max
 INT_BYTES = 4  # of an int32
+MOST_INT = 2**31 - 1
 # Block tables grow by this many tokens, so that decoding steps rarely need new tensors.
 ROOM = 128
 
@@ -74,7 +72,7 @@ class LogitsAdjustment(Protocol):
 class Draw(NamedTuple):
     """Rows that are drawn in one call."""
 
-    columns: NDArray[np.int32]  # see `pack_columns`
+    columns: bytes  # see `pack_columns`
     # The largest top-k, which bounds the tokens to sort; sys.maxsize where a filter has no top-k,
     # None where no row has a filter.
     top_k_bound: int | None
@@ -82,7 +80,7 @@ class Draw(NamedTuple):
     @property
     def num_rows(self) -> int:
         """How many rows draw."""
-        return len(self.columns) // 8
+        return len(self.columns) // (8 * INT_BYTES)
 
 
 class Sampling(NamedTuple):
@@ -206,6 +204,11 @@ class SamplingColumns(NamedTuple):
     min_p: Tensor  # float32 [R]
 
     @classmethod
+    def upload(cls, columns: bytes, device: torch.device) -> SamplingColumns:
+        """What `pack_columns` made, on a device."""
+        return cls.unpack(upload(bytearray(columns), device))
+
+    @classmethod
     def unpack(cls, ints: Tensor) -> SamplingColumns:
         """Views of what `pack_columns` made: int32 [8 R]."""
         count = len(ints) // 8
@@ -215,19 +218,22 @@ class SamplingColumns(NamedTuple):
         )
 
 
-def pack_columns(requests: Sequence[Request], rows: Sequence[int]) -> NDArray[np.int32]:
+def pack_columns(requests: Sequence[Request], rows: Sequence[int]) -> bytes:
     """The columns of R requests that draw, the bits of every number as int32 [8 R].
 
     Args:
-        requests: who draws.
+        requests: those that draw.
         rows: of the logits, one for each.
     """
     params = [request.params for request in requests]
-    seeds = np.array([request.seed for request in requests], np.int64)
-    lengths, top_k = [r.num_tokens for r in requests], [min(p.top_k, _MOST) for p in params]
-    counts = np.array((rows, lengths, top_k), np.int32)
-    reals = np.array([(p.temperature, p.top_p, p.min_p) for p in params], np.float32).T
-    return np.concatenate((seeds.view(np.int32), counts.ravel(), reals.ravel().view(np.int32)))
+    seeds = array("q", [request.seed for request in requests])
+    counts = array("i", rows)
+    counts.extend([request.num_tokens for request in requests])
+    counts.extend([min(p.top_k, MOST_INT) for p in params])
+    reals = array("f", [p.temperature for p in params])
+    reals.extend([p.top_p for p in params])
+    reals.extend([p.min_p for p in params])
+    return b"".join((seeds, counts, reals))
 
 
 def pack_draws(requests: Sequence[Request], one_by_one: bool = False) -> tuple[Draw, ...]:

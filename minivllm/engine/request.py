@@ -140,7 +140,9 @@ class Request:
     @property
     def adjusts_logits(self) -> bool:
         """Whether a bias, penalty, mask or `min_tokens` changes the logits of its next token."""
-        return self.params.adjusts_logits or bool(self.stop_ids and not self.may_stop)
+        params = self.params
+        may_not_stop = params.min_tokens and self.stop_ids and not self.may_stop
+        return params.adjusts_logits or bool(may_not_stop)
 
     def ends(self, token_id: int) -> str | None:
         """The finish reason if `token_id` came next: "stop", "length", or None if it is not the

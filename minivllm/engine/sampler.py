@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minivllm.engine.batch_inputs import Sampling, SamplingColumns
-from minivllm.kernels.transfer import Download, upload
+from minivllm.kernels.transfer import Download
 
 MASK32 = 0xFFFFFFFF
 # Separates keys from token ids: otherwise a seed with a small hash, such as 0, draws token p at
@@ -198,7 +198,7 @@ def choose(
             sampling.adjustment.apply(scores)
             tokens = ops.argmax(scores)
         for draw in sampling.draws:
-            columns = SamplingColumns.unpack(upload(draw.columns, logits.device))
+            columns = SamplingColumns.upload(draw.columns, logits.device)
             rows = columns.rows.long()
             some = scores if draw.num_rows == len(scores) else scores.index_select(0, rows)
             tokens.index_copy_(0, rows, ops.draw(some, columns, draw.top_k_bound))

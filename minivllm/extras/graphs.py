@@ -49,6 +49,7 @@ class GraphKey(NamedTuple):
 class Graph:
     """One recording."""
 
+    padding: NDArray[np.int32]  # its input without requests
     ints: Tensor  # int32, its input: the sampling parameters if it draws, then what `pack` makes
     # Logits [requests, vocab]; or tokens int64 [requests], drawn ones and argmaxes.
     outputs: tuple[Tensor, ...]
@@ -62,32 +63,38 @@ def why_failed(error: RuntimeError) -> str:
     return f"recording failed: {first_line(error)}"
 
 
-def padded_step(packed: PackedStep, size: int, blocks: int) -> NDArray[np.int32]:
-    """The integers of a step that only decodes, int32 [n], with room for `size` requests of
-    `blocks` blocks. Requests that are missing have one token, in the reserved block 0."""
-    count, ints = len(packed.query_lens), np.frombuffer(packed.ints, np.int32)
-    own_indices, _, own_lens, own_table = np.split(ints, (8 * count, 9 * count + 1, 10 * count + 1))
-    starts = np.arange(size + 1, dtype=np.int32)
+def padding(size: int, blocks: int, num_columns: int) -> NDArray[np.int32]:
+    """The input of a graph without requests, int32 [n]: `num_columns` integers of sampling
+    parameters, all greedy, then a step of `size` requests of one token in the reserved block 0, as
+    `pack` lays it out."""
+    rows = np.arange(size + 1, dtype=np.int32)
     indices = np.zeros((4, size), np.int64)  # token ids, positions, slots, rows of the logits
-    indices[:, :count] = own_indices.view(np.int64).reshape(4, count)
-    indices[3] = starts[:-1]
-    lens = np.ones(size, np.int32)
-    lens[:count] = own_lens
-    table = np.zeros((size, blocks), np.int32)
-    own_table = own_table.reshape(count, packed.shape.blocks)[:, :blocks]
-    table[:count, : own_table.shape[1]] = own_table
-    return np.concatenate((indices.view(np.int32).ravel(), starts, lens, table.ravel()))
+    indices[3] = rows[:-1]
+    lens, table = np.ones(size, np.int32), np.zeros(size * blocks, np.int32)
+    columns = np.zeros(num_columns, np.int32)
+    return np.concatenate((columns, indices.view(np.int32).ravel(), rows, lens, table))
 
 
-def padded_columns(draw: Draw, size: int) -> NDArray[np.int32]:
-    """The columns of a step's draw for all of `size` rows, int32 [8 size]. Rows that are missing
-    are greedy: their temperature is 0."""
-    count = draw.num_rows
-    own_seeds = draw.columns[: 2 * count].view(np.int64)
-    own = draw.columns[2 * count :].reshape(6, count)
-    seeds, others, rows = np.zeros(size, np.int64), np.zeros((6, size), np.int32), own[0]
-    seeds[rows], others[:, rows] = own_seeds, own
-    return np.concatenate((seeds.view(np.int32), others.ravel()))
+def put_step(packed: PackedStep, ints: NDArray[np.int32], size: int) -> None:
+    """Write a step that only decodes into padding of `size` requests, without columns."""
+    count, own = len(packed.query_lens), np.frombuffer(packed.ints, np.int32)
+    for column in range(3):  # token ids, positions, slots: int64
+        start, wide = 2 * column * size, 2 * count
+        ints[start : start + wide] = own[column * wide : (column + 1) * wide]
+    ints[9 * size + 1 : 9 * size + 1 + count] = own[9 * count + 1 : 10 * count + 1]
+    own_table = own[10 * count + 1 :].reshape(count, packed.shape.blocks)
+    table = ints[10 * size + 1 :].reshape(size, -1)
+    width = min(packed.shape.blocks, table.shape[1])
+    table[:count, :width] = own_table[:, :width]
+
+
+def put_draw(draw: Draw, columns: NDArray[np.int32], size: int) -> None:
+    """Write the columns of a draw into those of `size` rows, int32 [8 size], all greedy."""
+    count, own = draw.num_rows, np.frombuffer(draw.columns, np.int32)
+    own_columns = own[2 * count :].reshape(6, count)
+    rows = own_columns[0]
+    columns[: 2 * size].view(np.int64)[rows] = own[: 2 * count].view(np.int64)
+    columns[2 * size :].reshape(6, size)[:, rows] = own_columns
 
 
 class GraphExecutor:
@@ -215,11 +222,12 @@ class GraphExecutor:
     @torch.inference_mode()
     def fill(self, key: GraphKey, packed: PackedStep) -> None:
         """Put a step into the input of its graph."""
-        ints = padded_step(packed, key.requests, key.blocks)
-        if key.kind == "drawn" and packed.sampling is not None:
-            columns = padded_columns(packed.sampling.draws[0], key.requests)
-            ints = np.concatenate((columns, ints))
-        upload(ints, self.runner.device, into=self.graphs[key].ints)
+        graph = self.graphs[key]
+        ints, columns = graph.padding.copy(), COLUMNS * key.requests * (key.kind == "drawn")
+        put_step(packed, ints[columns:], key.requests)
+        if columns and packed.sampling is not None:
+            put_draw(packed.sampling.draws[0], ints[:columns], key.requests)
+        upload(ints, self.runner.device, into=graph.ints)
         if packed.has_placeholders:
             tokens = self.runner.tokens
             self.pending[: len(tokens)].copy_(tokens)
@@ -240,11 +248,9 @@ class GraphExecutor:
     @torch.inference_mode()
     def _record(self, key: GraphKey) -> Graph:
         runner, size, ones = self.runner, key.requests, (1,) * key.requests
-        empty = PackedStep(bytes(4), StepShape(0, (), 0, 0), (), ())
-        padding = padded_step(empty, size, key.blocks)
         extra = COLUMNS * size if key.kind == "drawn" else 0
-        padding = np.concatenate((np.zeros(extra, np.int32), padding))
-        ints = upload(padding, runner.device).clone()
+        host = padding(size, key.blocks, extra)
+        ints = upload(host, runner.device).clone()
         shape = StepShape(size, ones, key.blocks, size)
         # Attention is laid out for the longest requests that the graph takes; shorter ones leave
         # part of it idle.
@@ -272,4 +278,4 @@ class GraphExecutor:
             return torch.where(columns.temperatures > 0, drawn, argmax), argmax
 
         outputs, replay = self.capture(step)
-        return Graph(ints, outputs, replay, step)
+        return Graph(host, ints, outputs, replay, step)

@@ -28,7 +28,8 @@ def request(
 
 
 def columns(requests: list[Request]) -> SamplingColumns:
-    return SamplingColumns.unpack(torch.from_numpy(pack_columns(requests, range(len(requests)))))
+    packed = pack_columns(requests, range(len(requests)))
+    return SamplingColumns.upload(packed, torch.device("cpu"))
 
 
 def draws(logits: torch.Tensor, params: SamplingParams, count: int = 4000) -> torch.Tensor:

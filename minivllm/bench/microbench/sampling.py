@@ -22,7 +22,6 @@ from minivllm.engine.sampler import (
     exponential_noise,
     filter_probs,
 )
-from minivllm.kernels.transfer import upload
 
 TOP_K, TOP_P = 20, 0.9
 _LIKELY = 64  # tokens that stand out, or 16-bit noise would have many of the same rank
@@ -84,9 +83,8 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
 
 
 def _columns(logits: Tensor, requests: list[Request]) -> SamplingColumns:
-    return SamplingColumns.unpack(
-        upload(pack_columns(requests, range(len(requests))), logits.device)
-    )
+    columns = pack_columns(requests, range(len(requests)))
+    return SamplingColumns.upload(columns, logits.device)
 
 
 def _drawn(logits: Tensor, requests: list[Request]) -> Tensor:
