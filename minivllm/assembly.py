@@ -16,10 +16,10 @@ from minivllm.cache.spec import CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
 from minivllm.config.typed import Config
-from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
 from minivllm.engine.launcher import Launcher
+from minivllm.engine.preemption import Preemption
 from minivllm.engine.sampler import TORCH, SamplerOps
 from minivllm.errors import BadInput
 from minivllm.extras.capture import keep_graphs
@@ -147,9 +147,13 @@ def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
 
 
 def _cache_memory(
-    loaded: LoadedModel, policy: BatchingPolicy, cache: CachePolicy, device: torch.device
+    loaded: LoadedModel,
+    cache: CachePolicy,
+    preemption: Preemption,
+    max_num_seqs: int,
+    device: torch.device,
 ) -> tuple[KVCache, BlockTransfers]:
-    """The memory of the KV cache, laid out for the model and the batching policy.
+    """The memory of the KV cache, laid out for the model and so many sequences.
 
     Raises:
         BadInput: the cache option cannot serve this model, or not here.
@@ -157,7 +161,7 @@ def _cache_memory(
     specs, dtype, rope = loaded.model.attention_specs, loaded.model.dtype, loaded.config.rope
     token_bytes = bytes_per_token(specs, dtype, cache.kv_dtype)
     layout = cache.layout(
-        CacheDemand(token_bytes, free_memory(device), loaded.max_model_len, policy.max_num_seqs)
+        CacheDemand(token_bytes, free_memory(device), loaded.max_model_len, max_num_seqs)
     )
     if layout.prefix_caching and rope.depends_on_length:
         raise BadInput(
@@ -165,7 +169,7 @@ def _cache_memory(
             "prompt's length, so prompts of different lengths share nothing; use "
             "cache.prefix_caching=false"
         )
-    layout = make_preemption(policy.preemption).fit(layout)
+    layout = preemption.fit(layout)
     if layout.eviction is not None:
         layout.eviction.check(spec.window for spec in specs)
     kv = kv_cache(specs, layout, dtype, device, cache.kv_dtype)
@@ -206,7 +210,8 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
         loaded.warnings.append(missing)
     apply_passes([*before, *own], loaded, context)
     asked = {"kernels": cpu, "invariant": alike}  # of a backend that takes these
-    kv, transfers = _cache_memory(loaded, policy, cache, device)
+    preemption = make_preemption(policy.preemption)
+    kv, transfers = _cache_memory(loaded, cache, preemption, policy.max_num_seqs, device)
     backend = build(attention, asked, specs=loaded.model.attention_specs, kv=kv)
     ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
     manager = CacheManager(kv.layout, transfers.disk)
@@ -215,7 +220,9 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     engine = Engine(
         loaded,
         loaded.tokenizer,
-        make_scheduler(policy, manager, rotated_anew_at=loaded.config.rope.rotates_anew_at),
+        make_scheduler(
+            policy, manager, preemption, rotated_anew_at=loaded.config.rope.rotates_anew_at
+        ),
         launcher,
         kv,
         transfers,

@@ -330,7 +330,7 @@ def test_the_users_strategies_of_the_walk_through_work(user_dir: Path) -> None:
     small = ["cache.block_size=4", "cache.num_blocks=24"]
     with LLM(device="cpu", batching="patient", overrides=small, config_dir=options) as llm:
         llm.generate(prompts, params)
-        assert llm.engine.scheduler.policy.preemption_strategy.free == 0.25
+        assert llm.engine.scheduler.preemption.free == 0.25
     evicting = [*small, "cache.eviction_budget=32", "cache.eviction.step=3"]
     with LLM(device="cpu", cache="every_other", overrides=evicting, config_dir=options) as llm:
         llm.generate(prompts, params)

@@ -67,6 +67,7 @@ TORCH_FREE = (
     "minivllm.config.compose",
     "minivllm.platform.threads",
     "minivllm.engine.scheduler",
+    "minivllm.extras.scheduling",
     "minivllm.engine.options",
     "minivllm.cache.pool",
     "minivllm.cache.manager",
@@ -108,7 +109,7 @@ TORCH_FREE = (
 # Lines of code, counted as scripts/structure.py says. What every request goes through is to be read
 # in one sitting; what only a knob brings in lies in extras/, a policy, a pass, a further backend or
 # family.
-MOST_CORE_LINES = 2380
+MOST_CORE_LINES = 2378
 MOST_FILE_LINES = 450
 
 

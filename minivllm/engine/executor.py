@@ -125,17 +125,13 @@ class ModelRunner:
         return self.model.compute_logits(hidden)
 
     def sample(
-        self,
-        packed: PackedStep,
-        logits: Tensor,
-        prepared_s: float,
-        attention_scores: Tensor | None = None,
+        self, packed: PackedStep, logits: Tensor, prepared_s: float, scores: Tensor | None = None
     ) -> StepResult:
-        """The result of a step whose logits are `logits` [L, vocab]."""
+        """The result of a step with logits [L, vocab] and, if asked for, attention scores."""
         computed_s = self.mark("sample")
         tokens = argmax = None
         if packed.sampling is not None:
             tokens, argmax = choose(logits, packed.sampling, self.ops)
             self.tokens = tokens
         kept = logits if packed.needs_logits else None
-        return StepResult(prepared_s, computed_s, tokens, argmax, kept, attention_scores)
+        return StepResult(prepared_s, computed_s, tokens, argmax, kept, scores)

@@ -45,7 +45,7 @@ class InFlightStep:
     seq_lens: tuple[int, ...] = ()  # of the requests, see ScheduledRequest
     experts: int | Download = 0  # experts that got tokens, if StepTimed has subscribers
 
-    def separate(self) -> list[int]:
+    def separate(self) -> tuple[int, ...]:
         """Take members of joint groups from those that sample, and let each member of a group that
         starts now sample from its leader's logits; the row of the logits for each that samples."""
         row, rows = -1, {}
@@ -58,7 +58,7 @@ class InFlightStep:
         own = [request for request in rows if not request.is_joint]
         self.forks = [(request, member) for request in own for member in request.unstarted]
         self.sampling = own + [member for _, member in self.forks]
-        return [rows[request] for request in (*own, *(parent for parent, _ in self.forks))]
+        return tuple(rows[request] for request in (*own, *(parent for parent, _ in self.forks)))
 
 
 class Launcher:
@@ -119,7 +119,7 @@ class Launcher:
         if result.tokens is not None:
             step.sampled = SampledTokens(result.tokens, result.argmax)
         if wants_logprobs and result.logits is not None:
-            step.logits = result.logits if rows is None else result.logits[rows]
+            step.logits = result.logits if rows is None else result.logits[list(rows)]
         # Penalties and masks go by the tokens themselves, and so does what groups do next.
         step.deferrable = not (
             step.joint
@@ -130,15 +130,11 @@ class Launcher:
         )
         return step
 
-    def _pack_sampling(self, step: InFlightStep, rows: list[int] | None) -> Sampling:
+    def _pack_sampling(self, step: InFlightStep, rows: tuple[int, ...] | None) -> Sampling:
         requests, adjustment = step.sampling, None
         if any(request.adjusts_logits for request in requests):
             adjustment = self.extensions.adjust_logits(requests)
-        sampling = Sampling(
-            None if rows is None else tuple(rows),
-            pack_draws(requests, self.one_by_one),
-            adjustment,
-        )
+        sampling = Sampling(rows, pack_draws(requests, self.one_by_one), adjustment)
         self.counters.note(sampling, self._fused_draws)
         return sampling
 

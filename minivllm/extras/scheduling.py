@@ -8,23 +8,25 @@ from collections.abc import Callable
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus
+from minivllm.engine.preemption import Preemption
 from minivllm.engine.scheduler import Scheduler, SchedulingRule
 from minivllm.extras.long_rope import RestartRotated
-from minivllm.extras.preemption import make_preemption
 from minivllm.extras.shedding import Shedding
 
 
 def make_scheduler(
     policy: BatchingPolicy,
     cache: CacheManager,
+    preemption: Preemption,
     now: Callable[[], float] = time.monotonic,
     rotated_anew_at: int | None = None,
 ) -> Scheduler:
-    """A scheduler of this policy, its preemption strategy and its rules.
+    """A scheduler of this policy, with the rules that its knobs ask for.
 
     Args:
         policy: who may join, and the token budget of a step.
         cache: gives blocks to growing requests.
+        preemption: the strategy that the policy names.
         now: clock in seconds.
         rotated_anew_at: a sequence that grows to so many tokens has all its keys rotated in another
             way from then on; None: none does.
@@ -32,4 +34,4 @@ def make_scheduler(
     rules: list[SchedulingRule] = [Shedding()] if policy.shed else []
     if rotated_anew_at is not None:
         rules.append(RestartRotated(rotated_anew_at))
-    return Scheduler(policy, cache, EventBus(), now, make_preemption(policy.preemption), rules)
+    return Scheduler(policy, cache, EventBus(), now, preemption, rules)

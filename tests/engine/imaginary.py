@@ -15,6 +15,7 @@ from minivllm.engine.request import Group, Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.extras.batching import Sequential
 from minivllm.extras.beam import BeamSearch, Hypothesis
+from minivllm.extras.preemption import make_preemption
 from minivllm.extras.scheduling import make_scheduler
 
 
@@ -84,7 +85,12 @@ class Machine:
             slot: [(-1, -1)] * size for slot in range(layout.host_slots + layout.offload_slots)
         }
         self.disk = SlowDisk(self.host)
-        self.scheduler = make_scheduler(policy, CacheManager(layout, self.disk), self.clock)
+        self.scheduler = make_scheduler(
+            policy,
+            CacheManager(layout, self.disk),
+            make_preemption(policy.preemption),
+            self.clock,
+        )
         self.requests: list[Request] = []
 
     def request(
@@ -292,3 +298,8 @@ class Machine:
         }
         for record, node in tiers.disk.items():
             assert record in busy or self.disk.records[record] == content[node]
+
+
+def make(policy: BatchingPolicy, blocks: int = 8, block_size: int = 4, **layout: object) -> Machine:
+    """A machine whose cache has so many blocks beside the reserved one."""
+    return Machine(policy, CacheLayout(block_size, blocks + 1, **layout))  # type: ignore[arg-type]

@@ -8,17 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minivllm.cache.eviction.policies import make_eviction
-from minivllm.cache.spec import CacheLayout
 from minivllm.engine.batching import BatchingPolicy, Continuous
 from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
 from minivllm.extras.batching import Dynamic, Sequential, Static
-from tests.engine.imaginary import Machine, hypotheses
-
-
-def make(policy: BatchingPolicy, blocks: int = 8, block_size: int = 4, **layout: object) -> Machine:
-    return Machine(policy, CacheLayout(block_size, blocks + 1, **layout))  # type: ignore[arg-type]
+from tests.engine.imaginary import hypotheses, make
 
 
 @st.composite
@@ -259,38 +254,6 @@ def test_without_chunking_a_prompt_waits_for_a_step_of_its_own() -> None:
         machine.add([0] * 9, 2)
 
 
-def test_sequential_runs_one_request_at_a_time() -> None:
-    machine = make(Sequential(), blocks=16)
-    for _ in range(3):
-        machine.add([0] * 3, 3)
-    order: list[Request] = []
-    while machine.scheduler.has_unfinished:
-        done = machine.step()
-        assert len(machine.scheduler.running) <= 1
-        order += done
-    assert order == machine.requests
-
-
-def test_static_lets_nobody_join_a_batch() -> None:
-    machine = make(Static(max_num_seqs=2), blocks=16)
-    for output in (2, 6, 2):
-        machine.add([0] * 3, output)
-    sizes = []
-    while machine.scheduler.has_unfinished:
-        plan = machine.scheduler.plan()
-        sizes.append(names(plan.scheduled))
-        machine.carry_out(plan)
-    assert sizes == [["0.0", "1.0"]] * 2 + [["1.0"]] * 4 + [["2.0"]] * 2
-
-
-def test_static_starts_a_batch_together_though_one_step_cannot_hold_its_prompts() -> None:
-    machine = make(Static(max_num_seqs=3, max_num_batched_tokens=4), blocks=32)
-    for _ in range(3):
-        machine.add([0] * 4, 6)
-    machine.step()
-    assert len(machine.scheduler.running) == 3
-
-
 def test_a_request_starts_with_the_first_step_that_computes_some_of_it() -> None:
     """Not when it joins the batch: what it waits from then on is waiting, too."""
     machine = make(Static(max_num_seqs=3, max_num_batched_tokens=4), blocks=32)
@@ -307,31 +270,6 @@ def test_a_request_starts_with_the_first_step_that_computes_some_of_it() -> None
         if isinstance(event, StateChanged) and event.state is RequestState.PREFILL
     ]
     assert started == [("0.0", 1.0), ("1.0", 2.0), ("2.0", 3.0)]
-
-
-def test_grouping_by_length_puts_long_outputs_together() -> None:
-    machine = make(Static(max_num_seqs=2, group_by_length=True), blocks=32)
-    for output in (9, 2, 8, 3):
-        machine.add([0] * 3, output)
-    first = machine.scheduler.plan()
-    assert names(first.scheduled) == ["0.0", "2.0"]
-
-
-def test_dynamic_waits_for_a_full_batch_but_not_for_long() -> None:
-    machine = make(Dynamic(max_num_seqs=2, max_wait_ms=10), blocks=32)
-    machine.add([0] * 3, 2)
-    plan = machine.scheduler.plan()
-    assert not plan.scheduled
-    assert plan.next_poll_s == pytest.approx(0.01)
-    machine.clock.time_s = 0.01
-    assert names(machine.scheduler.plan().scheduled) == ["0.0"]
-    full = make(Dynamic(max_num_seqs=2, max_wait_ms=1e6), blocks=32)
-    full.add([0] * 3, 2)
-    full.add([0] * 3, 2)
-    assert names(full.scheduler.plan().scheduled) == ["0.0", "1.0"]
-    alone = make(Dynamic(max_num_seqs=2, max_wait_ms=1e6), blocks=32)
-    alone.add([0] * 3, 2, n=2)
-    assert names(alone.scheduler.plan().scheduled) == ["0.0"]
 
 
 def test_requests_that_have_left_are_not_kept_in_line() -> None:
@@ -361,37 +299,6 @@ def test_among_equals_the_earliest_deadline_is_served_first() -> None:
     assert [r.request_id for r in machine.run()] == ["2.0", "1.0", "0.0"]
 
 
-def test_a_request_that_cannot_meet_its_deadline_is_shed() -> None:
-    machine = make(Continuous(max_num_seqs=1, shed=True), blocks=32)
-    machine.add([0], 8)
-    machine.step()
-    late = machine.add([0], 1, deadline_ms=3.0)
-    machine.run()
-    assert (late.finish_reason, late.num_output_tokens) == ("shed", 0)
-    assert machine.scheduler.num_shed == 1
-    hopeless = machine.add([0], 8, deadline_ms=5.0)  # each step takes a millisecond
-    machine.run()
-    assert (hopeless.finish_reason, hopeless.num_output_tokens) == ("shed", 0)
-
-
-def test_every_sample_is_shed_at_its_deadline() -> None:
-    machine = make(Continuous(max_num_seqs=4, shed=True), blocks=32)
-    first = machine.add([0], 20, n=3, deadline_ms=5.5)
-    samples = [first, *first.unstarted]
-    machine.run()
-    assert [one.finish_reason for one in samples] == ["shed"] * 3
-    assert all(0 < one.num_output_tokens < 20 for one in samples)
-
-
-def test_without_shedding_a_late_request_is_served() -> None:
-    machine = make(Continuous(max_num_seqs=1), blocks=32)
-    machine.add([0], 8)
-    machine.step()
-    late = machine.add([0], 1, deadline_ms=3.0)
-    machine.run()
-    assert late.finish_reason == "length"
-
-
 def test_preemption_takes_the_last_and_gives_it_the_front_of_the_queue() -> None:
     machine = make(Continuous(4, 64, watermark=0), blocks=4, block_size=2)
     for _ in range(2):
@@ -406,37 +313,6 @@ def test_preemption_takes_the_last_and_gives_it_the_front_of_the_queue() -> None
     assert preempted[0] == "1.0"
     assert finished == ["0.0", "1.0", "2.0"]
     assert machine.scheduler.num_preemptions == len(preempted)
-
-
-def test_swapping_computes_nothing_twice() -> None:
-    def computed(preemption: str) -> tuple[int, int]:
-        machine = make(Continuous(4, 64, preemption=preemption, watermark=0), 4, 2, host_slots=8)
-        for _ in range(2):
-            machine.add([0] * 3, 5)
-        tokens = 0
-        while machine.scheduler.has_unfinished:
-            plan = machine.scheduler.plan()
-            tokens += plan.num_tokens
-            machine.carry_out(plan)
-        assert machine.scheduler.num_preemptions or preemption == "reserve"
-        return tokens, machine.scheduler.cache.counters.blocks_swapped_in
-
-    once = 2 * (3 + 5 - 1)
-    assert computed("swap")[0] == once
-    assert computed("swap")[1] > 0
-    assert computed("reserve") == (once, 0)
-    assert computed("recompute")[0] > once
-
-
-def test_a_request_that_joined_without_tokens_may_be_swapped_out_again() -> None:
-    machine = make(
-        Static(3, 5, preemption="swap", watermark=0), blocks=6, block_size=2, host_slots=12
-    )
-    for _ in range(6):
-        machine.add([0] * 4, 7)
-    machine.run()
-    machine.check()
-    assert machine.scheduler.cache.counters.blocks_swapped_in > 0
 
 
 def test_a_watermark_keeps_newcomers_from_taking_the_last_blocks() -> None:

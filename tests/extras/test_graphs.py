@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,11 +22,14 @@ from minivllm import LLM, SamplingParams
 from minivllm.assembly import build_engine
 from minivllm.bench.targets import minivllm as bench_engines
 from minivllm.config.compose import compose
+from minivllm.engine.batch_inputs import SamplingColumns, StepShape, pack, pack_draws
 from minivllm.engine.engine import Engine
+from minivllm.engine.request import Request
+from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.extras import graphs
 from minivllm.extras.capture import CudaCapture, record_all, unrecordable
-from minivllm.extras.graphs import GraphExecutor
+from minivllm.extras.graphs import GraphExecutor, padding, put_draw, put_step
 from tests.engine.traffic import DRAWN, GREEDY, Asked, check, serve, traffic
 from tests.reference import VARIANTS, make_checkpoint
 
@@ -497,3 +501,43 @@ def test_recordings_share_a_stream_that_is_no_other_engine_s(
     assert [capture.num_bytes for capture in captures] == [25, 0]
     assert recorded[0] is recorded[1] is captures[0].stream
     assert recorded[2] is captures[1].stream is not recorded[0]
+
+
+@given(data=st.data())
+def test_padding_changes_no_request_of_a_step(data: st.DataObject) -> None:
+    """What is missing are requests of one token in block 0; columns lie where their rows are."""
+    block_size, count = 4, data.draw(st.integers(1, 5))
+    size, blocks = data.draw(st.integers(count, 8)), data.draw(st.integers(40, 50))
+    parts = []
+    for index in range(count):
+        length = data.draw(st.integers(1, 100))
+        params = SamplingParams(temperature=data.draw(st.sampled_from([0.0, 0.5, 1.0])))
+        made = Request(str(index), list(range(length)), params, max_num_tokens=200, seed=index)
+        made.cache.block_table.extend(range(30 * index + 1, 30 * index + 27))
+        parts.append(ScheduledRequest(made, length - 1, 1))
+    packed = pack(parts, block_size)
+    ints = padding(size, blocks, 8 * size)
+    put_step(packed, ints[8 * size :], size)
+    tensors = StepShape(size, (1,) * size, blocks, size).unpack(torch.from_numpy(ints[8 * size :]))
+    unpadded = torch.frombuffer(bytearray(packed.ints), dtype=torch.int32)
+    for name, own in packed.shape.unpack(unpadded).items():
+        if name == "block_table":
+            width = min(blocks, own.shape[1])
+            own, found = own[:, :width], tensors[name][:count, :width]
+        else:
+            found = tensors[name][: len(own)]
+        assert torch.equal(found, own), name
+    assert tensors["logit_rows"].tolist() == list(range(size))
+    assert tensors["query_start_loc"].tolist() == list(range(size + 1))
+    assert tensors["seq_lens"][count:].tolist() == [1] * (size - count)
+    for name in ("token_ids", "positions", "slot_mapping", "block_table"):
+        assert not tensors[name][count:].any()
+    draws = pack_draws([part.request for part in parts])
+    for draw in draws:
+        put_draw(draw, ints[: 8 * size], size)
+    columns = SamplingColumns.unpack(torch.from_numpy(ints[: 8 * size]))
+    temperatures = [part.request.params.temperature for part in parts]
+    assert columns.temperatures.tolist() == temperatures + [0.0] * (size - count)
+    drawn = [row for row, temperature in enumerate(temperatures) if temperature]
+    assert columns.seeds[drawn].tolist() == drawn
+    assert columns.positions[drawn].tolist() == [parts[row].request.num_tokens for row in drawn]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
@@ -175,7 +176,8 @@ class SimulatedEngine(Adapter):
         layout = cache.layout(
             CacheDemand(costs["kv_bytes_per_token"], free, longest, policy.max_num_seqs)
         )
-        layout = make_preemption(policy.preemption).fit(layout)
+        preemption = make_preemption(policy.preemption)
+        layout = preemption.fit(layout)
         if (eviction := layout.eviction) is not None:
             if eviction.scored:
                 raise BadInput(
@@ -185,8 +187,10 @@ class SimulatedEngine(Adapter):
             eviction.check(model.windows)
         self.clock = VirtualClock()
         self.cache = CacheManager(layout)
-        self._policy = policy
-        self.scheduler = make_scheduler(policy, self.cache, self.clock.now)
+        self._new_scheduler = partial(
+            make_scheduler, policy, self.cache, preemption, self.clock.now
+        )
+        self.scheduler = self._new_scheduler()
         block_bytes = layout.block_size * costs["kv_bytes_per_token"]
         self._kv = {
             "kv_dtype": costs["dtype"] if cache.kv_dtype == "auto" else cache.kv_dtype,
@@ -325,7 +329,7 @@ class SimulatedEngine(Adapter):
             self.cache.reset_prefix_cache()
         # Equal measurements are equal to the last bit.
         self.clock.time = 0.0
-        self.scheduler = make_scheduler(self._policy, self.cache, self.clock.now)
+        self.scheduler = self._new_scheduler()
         self._begin()
 
     def _begin(self) -> None:
