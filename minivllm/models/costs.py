@@ -36,8 +36,7 @@ def model_costs(
         kv_bytes_per_token: bytes of one token's keys and values; None if they are stored in
             `dtype`.
         windows: of the layers (`ModelConfig.windows`).
-        trims: the last layer ends with its attention but for tokens whose logits are wanted
-            (runtime.trim_last_layer).
+        trims: the last layer computes only rows with logits after its attention.
         matrix_dtype: dtype of layers that multiply in 8 bits; None where no layer does.
     """
     layers, width = model["num_layers"], model["head_dim"]

@@ -1,5 +1,4 @@
-"""What the families' configuration files leave out, and which keys each has beside those that all
-have. Free of torch."""
+"""The defaults of each family's configuration file, and its own keys. Free of torch."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Keys of config.json that only some families have. In the others they change nothing.
+# Keys of config.json that only some families have. Other families ignore them.
 FLAGS = ("attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob")
 SCALES = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 OWN_KEYS = frozenset(
@@ -31,9 +30,8 @@ class Family:
     """How one architecture's config.json is read.
 
     Attributes:
-        keys: of OWN_KEYS, those that this family has.
-        defaults: what a published file may leave out, because it is the family's default in
-            transformers.
+        keys: the keys of OWN_KEYS that the family has.
+        defaults: values of keys that a published file may omit, as transformers has them.
     """
 
     keys: frozenset[str] = frozenset()

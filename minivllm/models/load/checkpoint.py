@@ -1,9 +1,8 @@
-"""A folder of safetensors files: what is in it, checked before a weight is read. Free of torch.
+"""A folder of safetensors files, checked before a weight is read. Free of torch.
 
 The format is an 8-byte little-endian header length, a JSON header and the tensors' bytes
 (https://github.com/huggingface/safetensors). Tensors are read by plain reads, not through a
-mapping, so that a process's memory is the model and not also the file.
-"""
+mapping, so that the process's memory does not include the file."""
 
 from __future__ import annotations
 
@@ -45,12 +44,12 @@ _WHOLE = "download the checkpoint again"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of one folder, by the names that the model has for them."""
+    """The tensors of one folder, by the model's names."""
 
     folder: Path
     files: tuple[Path, ...]
     tensors: dict[str, StoredTensor]
-    unlisted: frozenset[str] = frozenset()  # names that an index, where there is one, does not have
+    unlisted: frozenset[str] = frozenset()  # names that the index lacks, if there is one
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -99,13 +98,12 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """SHA-256 over config.json, each file's size and header, and the first 4 KiB of every
-        tensor; and over what decides prompts and where answers end, if it is there: the tokenizer
+        tensor; and over the files that decide prompts and the ends of answers: the tokenizer
         (tokenizer.json, or else vocab.json and merges.txt) and generation_config.json.
 
         Not covered: tensors beyond their first 4 KiB, and the names of special tokens and the chat
         template (tokenizer_config.json, special_tokens_map.json, added_tokens.json,
-        chat_template.jinja).
-        """
+        chat_template.jinja)."""
         digest = hashlib.sha256()
         tokenizer = next(
             (names for names in ((TOKENIZER,), (VOCAB, MERGES)) if self._has(*names)), ()
@@ -129,8 +127,7 @@ class Checkpoint:
 
 
 def _holds(file: Path, name: str) -> bool:
-    """Whether a file that is no part of a checkpoint has a tensor; one that cannot be read has
-    none."""
+    """Whether a file outside of the checkpoint has a tensor; False if the file is unreadable."""
     try:
         return name in with_model_names(_read_header(file))
     except BadInput:
@@ -138,7 +135,7 @@ def _holds(file: Path, name: str) -> bool:
 
 
 def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
-    """Some bytes of a tensor: `pieces` of 256, evenly spread; all of a tensor that has no more."""
+    """Some bytes of a tensor: `pieces` of 256, evenly spread; all bytes of a smaller tensor."""
     size = tensor.end - tensor.begin
     with open_file(tensor.file, str(tensor.file)) as stream:
         if size <= pieces * 256:
@@ -152,8 +149,8 @@ def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
 
 
 def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """File name by tensor name, every file known to be there; and a warning, where a single file is
-    read in its place. Empty without an index."""
+    """File name by tensor name, where every file exists; and a warning if a single file is read in
+    place of the listed ones. Empty without an index."""
     index = folder / INDEX
     if not named(index):
         return {}, ()
@@ -245,7 +242,7 @@ def _stored(file: Path, name: str, entry: Any, start: int) -> StoredTensor:
 
 
 def _check_layout(tensors: dict[str, StoredTensor], start: int) -> int:
-    """Where the tensors end; they lie one after the other, as the format demands."""
+    """The end of the tensors, which follow each other without gaps, as the format demands."""
     at = start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != at:

@@ -1,11 +1,10 @@
-"""The names that tensors have in checkpoints of different makers, brought to those of the models
-here. Free of torch.
+"""The names of tensors in checkpoints of different makers, mapped to those of the models here. Free
+of torch.
 
 A model's own names are `model.embed_tokens`, `model.layers.N...`, `model.norm` and `lm_head`, an
-expert's `mlp.experts.N.gate_proj`. Checkpoints differ in what stands before them (nothing in a base
-model, the part of a model that sees images, the wrapper of a training loop), in Mixtral's names,
-and in whether the experts of a layer are one tensor.
-"""
+expert's `mlp.experts.N.gate_proj`. Checkpoints differ in the prefix (none in a base model, the part
+of a model with images, the wrapper of a training loop), in Mixtral's names, and in whether the
+experts of a layer are one tensor."""
 
 from __future__ import annotations
 
@@ -19,22 +18,22 @@ from minivllm.errors import BadInput
 _BEFORE = r"((?:(?:module|model|language_model)\.)*)"
 _EMBEDDING = re.compile(rf"{_BEFORE}embed_tokens\.weight")
 _HEAD = re.compile(rf"{_BEFORE}lm_head\.(.+)")
-_COMPILED = "_orig_mod."  # torch.compile puts it before whatever it wraps
+_COMPILED = "_orig_mod."  # prefix of torch.compile
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _EXPERT = re.compile(r"(.+\.mlp\.experts\.\d+\.)(w[123])(\..+)")
-# Tensors [experts, rows, columns] of all experts of a layer, and which matrices the rows are.
+# Tensors [experts, rows, columns] of all experts of a layer, and the matrices that their rows hold.
 _FUSED = {
     ".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"),
     ".mlp.experts.down_proj": ("down_proj",),
 }
-_MOST_EXPERTS = 1 << 18  # matrices of experts that one checkpoint may name
+_MOST_EXPERTS = 1 << 18  # most matrices of experts in one checkpoint
 
 
 def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of the language model by the names that the model has for them.
+    """The tensors of the language model by the model's names.
 
-    Of a model that sees images, too, the rest is left out. The experts of a fused tensor are parts
-    of its bytes.
+    Other parts of a model with images are left out. The experts of a fused tensor are parts of its
+    bytes.
 
     Raises:
         BadInput: two tensors have the same place.
@@ -65,18 +64,18 @@ def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
 
 
 def _of_expert(name: str) -> str:
-    """Mixtral's names of a mixture and its matrices, in those of the other families."""
+    """The other families' names for Mixtral's mixtures and their matrices."""
     name = name.replace(".block_sparse_moe.", ".mlp.")
     match = _EXPERT.fullmatch(name)
     return f"{match[1]}{_MIXTRAL[match[2]]}{match[3]}" if match else name
 
 
 def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-    """A tensor under its name, or each expert's matrices of one that holds all experts of a
+    """A tensor under its name, or the matrices of each expert if it holds all experts of a
     layer."""
     suffix = next((suffix for suffix in _FUSED if name.endswith(suffix)), None)
     size, pieces = tensor.end - tensor.begin, _FUSED[suffix] if suffix else ()
-    # The bytes bound the number of parts, whatever the shape of a format that is not known says.
+    # The bytes bound the number of parts, even if an unknown format has a wrong shape.
     if (
         not pieces
         or len(tensor.shape) != 3
@@ -101,14 +100,14 @@ def _parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]
 
 
 def _divides(shape: tuple[int, ...], pieces: int, size: int) -> bool:
-    """Whether rows and bytes of a tensor [experts, rows, columns] are cut evenly into every
-    expert's matrices."""
+    """Whether rows and bytes of a tensor [experts, rows, columns] split evenly into every expert's
+    matrices."""
     return shape[0] > 0 and shape[1] % pieces == 0 and size % (shape[0] * pieces) == 0
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: bytes [begin, end) of the file."""
+    """The place of a tensor: bytes [begin, end) of the file."""
 
     file: Path
     name: str  # in the file

@@ -1,5 +1,4 @@
-"""Where a model comes from: a folder, the hub's cache, the hub, or a random generator. Free of
-torch."""
+"""Sources of a model: a folder, the hub's cache, the hub, or a random generator. Free of torch."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from minivllm.platform.untrusted import MIB, place, read_object
 
 EMBEDDED = Path(__file__).parents[2] / "assets" / "tiny"
 _MAX_CONFIG = 4 * MIB  # the longest published config.json has 30 KiB
-HUB_TIMEOUT_S = 4.0  # for the hub's first answer; with no network this is the whole wait
+HUB_TIMEOUT_S = 4.0  # for the hub's first answer, which is the whole wait without a network
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _RANDOM = "weights are random: speed and memory are the real model's, its text is noise"
@@ -33,15 +32,15 @@ _RANDOM = "weights are random: speed and memory are the real model's, its text i
 class Source:
     """A model that can be built."""
 
-    folder: Path | None  # where weights, or at least the tokenizer, lie
+    folder: Path | None  # folder of the weights, or at least of the tokenizer
     weights: str  # "checkpoint" | "random"
-    config: dict[str, Any]  # config.json, with all tokens that end an answer, see generation.py
+    config: dict[str, Any]  # config.json, with all end tokens, see generation.py
     fingerprint: str  # of the checkpoint; for random weights of architecture and seed
     warnings: list[str]
 
 
 def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], Source]:
-    """Find the weights that a model option asks for, and check all of it but the weights' values.
+    """Find the weights of a model option, and check everything except the weights' values.
 
     Args:
         node: the resolved `model` group: path, weights, architecture, seed.
@@ -110,8 +109,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[str, Any]:
-    """The config with `model.rope_scaling`, once its architecture and every value of it is known to
-    be supported."""
+    """The config with `model.rope_scaling`, after a check that its architecture and all values are
+    supported."""
     architecture = read_architecture(config, where)
     check_architecture(architecture, where)
     ModelConfig.from_dict(config, where)
@@ -122,7 +121,7 @@ def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[s
     scaled = with_scaling(config, scaling)
     read = ModelConfig.from_dict(scaled, f"model.rope_scaling over {where}")
     del scaled["rope_scaling"]
-    if isinstance(text := scaled.get("text_config"), dict):  # whose own would count again
+    if isinstance(text := scaled.get("text_config"), dict):  # whose scaling would take precedence
         scaled["text_config"] = {key: value for key, value in text.items() if key != "rope_scaling"}
     parts = {"full_attention": read.rope, "sliding_attention": read.local_rope}
     both = {kind: rope.parameters for kind, rope in parts.items() if rope is not None}
@@ -138,7 +137,7 @@ def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Sou
 
 
 def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:
-    """Random weights in the option's architecture, or in that of a folder at hand."""
+    """Random weights in the option's architecture, or in that of a local folder."""
     path = str(node.get("path") or "")
     at_hand = path == "embedded" or not _HUB_ID.fullmatch(path) or os.path.exists(path)
     folder = _local(path) if at_hand else None
@@ -155,7 +154,7 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
         )
     identity = json.dumps([config, node.get("seed") or 0], sort_keys=True)
     fingerprint = "random-" + hashlib.sha256(identity.encode()).hexdigest()
-    # after its identity, of which a tokenizer at hand is no part
+    # The fingerprint does not cover the tokenizer.
     config, lost = with_ends(config, folder)
     return node | {"weights": "random"}, Source(
         folder, "random", config, fingerprint, warnings + lost
@@ -163,7 +162,7 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
 
 
 def _cached(path: str) -> Path | None:
-    """The hub cache's snapshot, if it has a config. Asks no network."""
+    """The snapshot in the hub's cache, if it has a config. Uses no network."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -188,7 +187,7 @@ def _from_hub(path: str) -> tuple[Path | None, str]:
         try:
             Checkpoint.open(cached)
             return cached, ""
-        except BadInput as problem:  # perhaps a download that was cut short: the hub completes it
+        except BadInput as problem:  # perhaps an incomplete download, which the hub completes
             broken = problem
     where = f"model.path={path} is no local folder, is not in the hub's cache"
     folder, reason = None, f"{where}, and HF_HUB_OFFLINE is set"
@@ -201,7 +200,7 @@ def _from_hub(path: str) -> tuple[Path | None, str]:
 
 
 def _download(path: str) -> tuple[Path | None, Exception | None]:
-    """A complete snapshot, or what prevented it."""
+    """A complete snapshot, or the reason why there is none."""
     from huggingface_hub import HfApi, snapshot_download
 
     def check() -> None:
@@ -215,18 +214,17 @@ def _download(path: str) -> tuple[Path | None, Exception | None]:
                 "task=convert converts them"
             )
 
-    # Looking up a host's name has no timeout of its own, so the first question is asked in a
-    # thread.
+    # Looking up a host's name has no timeout, so the first request is made in a thread.
     if error := _ask(check, HUB_TIMEOUT_S + 1):
         return None, error
     try:
         return Path(snapshot_download(path, allow_patterns=_HUB_FILES)), None
-    except Exception as failure:  # network, disk, permission: all end the same way for the user
+    except Exception as failure:  # network, disk or permission
         return None, failure
 
 
 def _ask(question: Callable[[], object], timeout_s: float) -> Exception | None:
-    """What went wrong with the question, or None."""
+    """The error of a request to the hub, or None."""
     outcome: list[Exception | None] = []
 
     def run() -> None:
