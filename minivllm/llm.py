@@ -1,4 +1,4 @@
-"""LLM: the Python face of the engine."""
+"""The class `LLM`, which runs the engine from Python: generate, chat, stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
@@ -15,17 +14,19 @@ from minivllm.config.compose import compose, conf_dir, given_knobs, quoted
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState
-from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, nearest
 from minivllm.extras.beam import BeamSearch
 from minivllm.extras.scoring import sequence_logits
 from minivllm.models.load.generation import described, unset_defaults
-from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece
+from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece, beam_completions
 from minivllm.platform.loading_bar import LoadingBar
 from minivllm.prompts import Message, Prompt, as_batch, conversations, text_or_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# By request id: the output of a prompt, and the completion of it that the request makes.
+Completions = dict[str, tuple[RequestOutput, CompletionOutput]]
 
 
 def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
@@ -34,14 +35,14 @@ def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
 
 
 def check_streamable(params: SamplingParams) -> None:
-    """Raise BadInput where these ask for more than one stream of tokens can carry."""
+    """Raise BadInput for parameters whose output one stream of tokens cannot carry."""
     if params.n != 1 or params.prompt_logprobs is not None:
         raise BadInput(
             "a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null"
         )
     if params.beam_width != 1:
         raise BadInput(
-            "a beam search knows its tokens at its end and cannot be streamed: "
+            "a beam search knows its tokens only at its end and cannot be streamed: "
             "decoding.beam_width must be 1, or use generate"
         )
 
@@ -73,7 +74,7 @@ class LLM:
         **groups: str,
     ) -> None:
         folders = [conf_dir(), *([] if config_dir is None else [Path(config_dir)])]
-        # os.path's functions are False for what no file can be named, such as 300 characters.
+        # os.path.isfile returns False for an impossible file name, such as one of 300 characters.
         if any(os.path.isfile(folder / "model" / f"{model}.yaml") for folder in folders):
             chosen = [f"model={model}"]
         else:
@@ -96,8 +97,11 @@ class LLM:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LLM:
-        """An LLM of a configuration that is already composed. Of `decoding` all counts as set,
-        unless `decoding_given` names the knobs that are."""
+        """Build an LLM from a composed configuration.
+
+        All knobs of `decoding` count as set by the user, unless `decoding_given` names those that
+        are.
+        """
         llm = cls.__new__(cls)
         llm._start(config)
         return llm
@@ -114,21 +118,21 @@ class LLM:
         except MemoryError as error:
             raise BadInput(str(error) or "there is not enough memory for the weights") from error
         self.tokenizer = self.engine.tokenizer
-        # What the checkpoint says of decoding parameters that nobody has set.
+        # The checkpoint's values of the decoding parameters that the user has not set.
         self.checkpoint_defaults = unset_defaults(
             config["decoding"], config.get("decoding_given"), self.engine.loaded.decoding_defaults
         )
-        self._told_of_defaults = False
+        self._warned_of_defaults = False
         self._counter = 0
-        self._told_of_equal_noise = False
-        self._outputs: dict[str, list[TokenOutput]] = {}  # by request, until they are taken
+        self._warned_of_equal_noise = False
+        self._outputs: dict[str, list[TokenOutput]] = {}  # by request id, until taken
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt; they run together as the batching policy allows.
+        """Complete all prompts, which run together as the batching policy allows.
 
         Args:
             prompts: texts or lists of token ids; see prompts.py for the forms that these may have.
@@ -138,59 +142,74 @@ class LLM:
             One output a prompt, in order.
 
         Raises:
-            BadInput: a prompt cannot be served, or its masks leave no token; nothing is returned
-                then.
-            Exception: what a `token_mask` raises. Other requests go on.
+            BadInput: a prompt cannot be served, or its masks leave no token.
+            Exception: a `token_mask` raised it. Requests of other calls go on.
         """
         batch = [text_or_ids(prompt) for prompt in as_batch(prompts)]
-        if isinstance(params, Sequence):
-            if len(params) != len(batch):
-                raise BadInput(
-                    f"{len(batch)} prompts and {len(params)} SamplingParams; give one, or one a "
-                    "prompt"
-                )
-            chosen = list(params)
-        else:
-            chosen = [params or self.get_default_sampling_params()] * len(batch)
-        self._tell_of_equal_noise(chosen)
+        chosen = self._params_of_each(len(batch), params)
+        self._warn_of_equal_noise(chosen)
         started = time.perf_counter()
         results: list[RequestOutput] = []
-        owners: dict[str, tuple[RequestOutput, CompletionOutput]] = {}
+        completions: Completions = {}
         firsts: list[Request] = []
         try:
             for prompt, one in zip(batch, chosen, strict=True):
                 ids = self.encode(prompt)
-                result = RequestOutput(prompt if isinstance(prompt, str) else None, ids, [])
-                results.append(result)
-                first = self._submit(ids, one)
-                firsts.append(first)
-                streams = (first,) if first.is_joint else (first, *first.unstarted)
-                for index, request in enumerate(streams):
-                    completion = CompletionOutput(
-                        index,
-                        text=None if self.tokenizer is None else "",
-                        logprobs=None if one.logprobs is None else [],
-                    )
-                    result.outputs.append(completion)
-                    owners[request.request_id] = (result, completion)
-            unfinished = set(owners)
-            while unfinished:
-                self._step()
-                for request_id in list(unfinished):
-                    for output in self._take(request_id):
-                        if output.request.error is not None:
-                            raise output.request.error
-                        self._collect(output, *owners[request_id], started)
-                        if output.finish_reason is not None:
-                            unfinished.discard(request_id)
+                results.append(RequestOutput(prompt if isinstance(prompt, str) else None, ids, []))
+                firsts.append(self._begin(results[-1], one, completions))
+            self._complete(completions, started)
         finally:
-            for request_id in owners:
+            for request_id in completions:
                 self._forget(request_id)
         for request, result in zip(firsts, results, strict=True):
             result.prompt_logprobs = request.prompt_logprobs
             if isinstance(request.group, BeamSearch) and request.group.hypotheses:
-                result.outputs = self._beams(request, request.group)
+                result.outputs = beam_completions(request, request.group, self.tokenizer)
         return results
+
+    def _params_of_each(
+        self, count: int, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        """The parameters of each of `count` prompts; see `generate`."""
+        if not isinstance(params, Sequence):
+            return [params or self.get_default_sampling_params()] * count
+        if len(params) != count:
+            raise BadInput(
+                f"{count} prompts and {len(params)} SamplingParams; give one, or one a prompt"
+            )
+        return list(params)
+
+    def _begin(
+        self, result: RequestOutput, params: SamplingParams, completions: Completions
+    ) -> Request:
+        """Submit the prompt of `result`, and add its completions there and to `completions`."""
+        first = self._submit(result.prompt_token_ids, params)
+        streams = (first,) if first.is_joint else (first, *first.unstarted)
+        for index, request in enumerate(streams):
+            completion = CompletionOutput(
+                index,
+                text=None if self.tokenizer is None else "",
+                logprobs=None if params.logprobs is None else [],
+            )
+            result.outputs.append(completion)
+            completions[request.request_id] = (result, completion)
+        return first
+
+    def _complete(self, completions: Completions, started: float) -> None:
+        """Step the engine until each of these requests has ended; `started` is in seconds of
+        `time.perf_counter`."""
+        unfinished = set(completions)
+        while unfinished:
+            self._step()
+            for request_id in list(unfinished):
+                result, completion = completions[request_id]
+                for output in self._take(request_id):
+                    if output.request.error is not None:
+                        raise output.request.error
+                    completion.add(output)
+                    result.metrics.add(output, time.perf_counter() - started)
+                    if output.finish_reason is not None:
+                        unfinished.discard(request_id)
 
     def chat(
         self,
@@ -206,13 +225,13 @@ class LLM:
         Args:
             messages: {"role": ..., "content": ...} in order, or a list of such conversations.
             params: as for `generate`.
-            add_generation_prompt: end the prompt where the assistant speaks.
-            tools: given to the chat template.
+            add_generation_prompt: whether the prompt ends where the assistant's answer begins.
+            tools: descriptions of functions for the chat template.
             chat_template_kwargs: further variables of the chat template, such as enable_thinking;
-                they go before the two above.
+                they win over the two above.
 
         Returns:
-            One output a conversation, in order; `prompt` is the text that the chat template made.
+            One output a conversation, in order; `prompt` is the text of the chat template.
 
         Raises:
             BadInput: there is no tokenizer or chat template, or it refuses the messages; and as
@@ -233,66 +252,21 @@ class LLM:
             output.prompt = text
         return outputs
 
-    def _tell_of_equal_noise(self, params: Sequence[SamplingParams]) -> None:
-        """Warn, once, that prompts draw with one seed."""
+    def _warn_of_equal_noise(self, params: Sequence[SamplingParams]) -> None:
+        """Warn once where several prompts draw with the same seed."""
         seeds = [one.seed for one in params if one.seed is not None and not one.greedy]
-        if len(set(seeds)) < len(seeds) and not self._told_of_equal_noise:
-            self._told_of_equal_noise = True
+        if len(set(seeds)) < len(seeds) and not self._warned_of_equal_noise:
+            self._warned_of_equal_noise = True
             warnings.warn(
                 "several prompts have the same seed, so they draw with the same noise; give "
-                "each SamplingParams a seed of its own, or none (told once)",
+                "each SamplingParams a seed of its own, or none (shown once)",
                 stacklevel=3,
             )
-
-    def _beams(self, request: Request, search: BeamSearch) -> list[CompletionOutput]:
-        """The outputs of a beam search, the best first."""
-        outputs = []
-        for index, hypothesis in enumerate(search.hypotheses):
-            text, shown = None, hypothesis.token_ids
-            if self.tokenizer is not None:
-                if (
-                    hypothesis.finish_reason == "stop"
-                    and not request.params.include_stop_str_in_output
-                ):
-                    shown = shown[:-1]
-                prompt = request.token_ids[: request.num_prompt_tokens]
-                detokenizer = Detokenizer(
-                    self.tokenizer, prompt, request.params.skip_special_tokens
-                )
-                text = "".join(map(detokenizer.push, shown)) + detokenizer.finish()
-            outputs.append(
-                CompletionOutput(
-                    index,
-                    text,
-                    hypothesis.token_ids,
-                    finish_reason=hypothesis.finish_reason,
-                    cumulative_logprob=hypothesis.cumulative_logprob,
-                    score=hypothesis.score,
-                )
-            )
-        return outputs
-
-    @staticmethod
-    def _collect(
-        output: TokenOutput, result: RequestOutput, completion: CompletionOutput, started: float
-    ) -> None:
-        elapsed = time.perf_counter() - started
-        completion.finish_reason, completion.stop_reason = output.finish_reason, output.stop_reason
-        result.metrics.finished_s = elapsed
-        if output.token_id is None:
-            return
-        completion.token_ids.append(output.token_id)
-        if completion.text is not None:
-            completion.text += output.text
-        if completion.logprobs is not None and output.logprobs is not None:
-            completion.logprobs.append(output.logprobs)
-        if result.metrics.first_token_s is None:
-            result.metrics.first_token_s = elapsed
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Generator[StreamPiece]:
-        """Complete one prompt, a piece a token; closing the iterator ends the request.
+        """Complete one prompt, a piece for each token; closing the iterator ends the request.
 
         Several streams may be open at once: each step of the engine serves all of them.
 
@@ -307,8 +281,11 @@ class LLM:
         return pieces
 
     def _stream(self, request: Request) -> Generator[StreamPiece]:
-        """The pieces of a request, after an empty one: an iterator that was never begun would not
-        end the request."""
+        """The pieces of a request, after an empty one that starts the generator.
+
+        Closing a generator that has not started would not run its `finally`, and so not end the
+        request.
+        """
         try:
             yield StreamPiece(None, "", None)
             while request.state is not RequestState.DONE or self._outputs[request.request_id]:
@@ -326,37 +303,40 @@ class LLM:
             self._forget(request.request_id)
 
     def logits(self, prompt: Prompt) -> Tensor:
-        """Logits of every position: float32 [tokens, vocab]."""
+        """The logits at every position of a prompt: float32 [tokens, vocab]."""
         return sequence_logits(self._opened(), self.encode(prompt))
 
     @property
     def default_params(self) -> SamplingParams:
-        """The decoding parameters of the configuration, and of the checkpoint's
-        generation_config.json where the user has set neither an option of `decoding` nor that
-        knob."""
+        """The decoding parameters of the configuration.
+
+        The checkpoint's generation_config.json sets those knobs that the user has not, unless the
+        user has chosen an option of `decoding`.
+        """
         return params_of({**self.config["decoding"], **self.checkpoint_defaults})
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """See `default_params`; warns, once, of what the checkpoint decides."""
-        if self.checkpoint_defaults and not self._told_of_defaults:
-            self._told_of_defaults = True
-            warnings.warn(f"{self.defaults_note()} (told once)", stacklevel=3)
+        """The `default_params`; warns once of those that the checkpoint sets."""
+        if self.checkpoint_defaults and not self._warned_of_defaults:
+            self._warned_of_defaults = True
+            warnings.warn(f"{self.defaults_note()} (shown once)", stacklevel=3)
         return self.default_params
 
     def defaults_note(self) -> str:
-        """A line about `checkpoint_defaults`; empty where there are none."""
+        """One line that names the `checkpoint_defaults`; empty where there are none."""
         settings = described(self.checkpoint_defaults)
         return (
             settings
-            and f"the model's generation_config.json decides {settings}, since decoding does not; "
-            "decoding=greedy would"
+            and f"the model's generation_config.json sets {settings}, which decoding leaves open; "
+            "decoding=greedy sets them"
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
 
         Raises:
-            BadInput: it is text and the checkpoint has no tokenizer, or it is neither text nor ids.
+            BadInput: the prompt is text and the checkpoint has no tokenizer, or the prompt is
+                neither text nor ids.
         """
         prompt = text_or_ids(prompt)
         if not isinstance(prompt, str):
@@ -366,7 +346,7 @@ class LLM:
         return self.tokenizer.encode(prompt)
 
     def _opened(self) -> Engine:
-        """The engine; BadInput after `close`."""
+        """The engine, while the LLM is open. Raises BadInput after `close`."""
         if "engine" not in self.__dict__:
             raise BadInput("this LLM is closed; make another one")
         return self.engine
@@ -379,10 +359,10 @@ class LLM:
         return request
 
     def _step(self) -> None:
-        """One step of the engine; its tokens wait for whoever asked for them.
+        """Step the engine once, and file its tokens by request.
 
-        Where it is interrupted, all requests end: others' tokens may be lost with it, and they
-        would wait for ever.
+        An exception ends all requests: the step may have lost tokens of other requests, which
+        would wait for them forever.
         """
         engine = self._opened()
         try:
@@ -394,28 +374,23 @@ class LLM:
             self._outputs[output.request.request_id].append(output)
 
     def _take(self, request_id: str) -> list[TokenOutput]:
-        """The tokens of a request that have not been taken yet."""
+        """Remove and return the waiting tokens of a request."""
         taken, self._outputs[request_id] = self._outputs[request_id], []
         return taken
 
     def _forget(self, request_id: str) -> None:
-        """End a request, if it has not ended, and drop what is left of it."""
+        """End a request, if it is still running, and drop its waiting tokens."""
         if hasattr(self, "engine"):
             self.engine.abort(request_id)
         self._outputs.pop(request_id, None)
 
     def close(self) -> None:
-        """Release model and cache. The LLM cannot be used afterwards."""
+        """Release the model and the cache; the LLM cannot be used afterwards."""
         if "engine" in self.__dict__:
             self.__dict__.pop("engine").close()
 
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

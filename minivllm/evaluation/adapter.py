@@ -1,18 +1,16 @@
 """The model that lm-eval calls (Gao et al., "A framework for few-shot language model evaluation").
 
 Requests are encoded, cut to the context and post-processed as lm-eval's own `hf` model does it, so
-that both give the same numbers; what runs in between is this project's engine, as `LLM` configures
-it.
+that both give the same numbers; the model itself is this project's engine, as `LLM` configures it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import lm_eval.models  # noqa: F401  before ours: lm-eval fills its registry only while that is empty
+import lm_eval.models  # noqa: F401  lm-eval fills its registry only while that is empty
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -25,72 +23,30 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from minivllm.config.compose import GROUPS
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, nearest
+from minivllm.evaluation.model_arguments import engine_overrides
 from minivllm.llm import LLM
 
 logger = logging.getLogger(__name__)
 
-# What belongs to the harness: here it would change nothing.
-UNUSED = (
-    *("ablation", "arrival", "decoding", "engine", "hydra", "measure", "name", "preset", "quality"),
-    *("report", "reports_dir", "runs", "runs_dir", "sweep", "task", "tracker", "workload"),
-)
 GENERATION = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "min_tokens", "ignore_eos"),
 )
-DEFAULT_NEW_TOKENS = 256  # where a task sets none, as with lm-eval's hf
-# requests handed over at once: the batch stays full, and their results fit in memory
+DEFAULT_NEW_TOKENS = 256  # of a task that sets no limit, as with lm-eval's hf
+# Batches of requests in one call: the batch stays full, and the results fit in memory.
 FULL_BATCHES = 8
-# a template that strips the message strips its trailing space
+# Marks the end of an open message; a template that strips the message strips the last space.
 MARK = "<where the message goes on> "
 
-# the request's texts, context, continuation
+# The texts of a request, and the token ids of its context and its continuation.
 Scored = tuple[tuple[str, str] | None, list[int], list[int]]
-
-
-def engine_overrides(given: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Model arguments as `LLM` takes them: options by group, and overrides of single knobs.
-
-    Args:
-        given: `quant="nf4"`, `{"cache.block_size": 32}`; values as lm-eval's parser leaves them,
-            which makes numbers, booleans and None of texts.
-
-    Raises:
-        BadInput: a name is no group of the engine, or no knob of one.
-    """
-    groups: dict[str, str] = {}
-    overrides: list[str] = []
-    chosen = [group for group in GROUPS if group not in (*UNUSED, "model", "runtime")]
-    for name, value in given.items():
-        group = name.partition(".")[0]
-        if group in UNUSED:
-            raise BadInput(f"{name}: lm-eval and its tasks decide this; {group} sets nothing here")
-        if "." in name:
-            overrides.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
-        elif name in chosen:
-            groups[name] = "none" if value is None else str(value)
-        else:
-            valid = [
-                "pretrained",
-                "device",
-                "config_dir",
-                "enable_thinking",
-                "think_end_token",
-                *chosen,
-            ]
-            hint = nearest(name, valid)
-            raise BadInput(
-                f"{name}: no such model argument; {hint}; a knob is written group.knob=value"
-            )
-    return groups, overrides
 
 
 @register_model("minivllm")
 class MiniVLLM(TemplateLM):
-    """`--model minivllm`: every call of lm-eval's tasks, answered by this project's engine.
+    """`--model minivllm`: answers the calls of lm-eval's tasks with this project's engine.
 
     Args:
         pretrained: a name from conf/model, a checkpoint folder or a hub id.
@@ -129,7 +85,7 @@ class MiniVLLM(TemplateLM):
         size = str(batch_size or "auto")
         if size != "1" and not size.startswith("auto"):
             overrides.insert(0, f"batching.max_num_seqs={size}")
-        # nobody asked for it: see the docstring
+        # lm-eval's default, which the user has not set.
         if device == "cuda:0" and not torch.cuda.is_available():
             device = None
         self.pretrained = str(pretrained)
@@ -142,9 +98,9 @@ class MiniVLLM(TemplateLM):
             **groups,
         )
         if self.llm.engine.loaded.weights == "random":
-            raise BadInput("model.weights=random knows nothing: lm-eval needs trained weights")
+            raise BadInput("model.weights=random has only noise: lm-eval needs trained weights")
         if self.llm.tokenizer is None:
-            raise BadInput(f"{self.pretrained} has no tokenizer.json: lm-eval asks in text")
+            raise BadInput(f"{self.pretrained} has no tokenizer.json, and lm-eval sends text")
         self.tokenizer = self.llm.tokenizer
         self._device = self.llm.engine.runner.device
         eos = (self.tokenizer.special_id("eos_token"), *self.llm.engine.loaded.config.eos_token_ids)
@@ -170,24 +126,24 @@ class MiniVLLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What the first token of a text is conditioned on: the beginning of text, or else its
-        end."""
+        """The token before the first one of a text: the beginning-of-text token, or else the end
+        token."""
         bos = self.tokenizer.special_id("bos_token")
         return self._eos if bos is None else bos
 
     @property
     def max_length(self) -> int:
-        """Most tokens the model reads."""
+        """The largest number of tokens in the context."""
         return self.llm.engine.max_model_len
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the cache of tokenized requests."""
+        """The name of lm-eval's cache of tokenized requests."""
         return self.pretrained.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What goes into the results beside the arguments: which weights, and the engine's
-        options."""
+        """The entries of lm-eval's results beside the arguments: the weights' fingerprint and the
+        engine's options."""
         return {
             "model_sha": self.llm.engine.loaded.fingerprint,
             "minivllm": self.llm.config["choices"],
@@ -196,8 +152,11 @@ class MiniVLLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Token ids; unless told, special tokens are added where the text does not begin with one
-        itself."""
+        """Token ids of a text.
+
+        Special tokens are added unless the text begins with one; `add_special_tokens` overrides
+        this.
+        """
         if add_special_tokens is None:
             prefix = self._fast.decode([self.prefix_token_id], skip_special_tokens=False)
             add_special_tokens = not (prefix and string.startswith(prefix))
@@ -206,7 +165,7 @@ class MiniVLLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as text; without a generation prompt, its last message is left open.
+        """The text of a conversation; without a generation prompt its last message is left open.
 
         Raises:
             BadInput: there is no chat template, or it refuses the messages, also without system
@@ -299,8 +258,7 @@ class MiniVLLM(TemplateLM):
         wholes = [
             (context + continuation)[-(self.max_length + 1) :] for context, continuation in pairs
         ]
-        # A request leaves room for one more token; the few that have none go through the model by
-        # themselves.
+        # A request needs room for one more token; sequences without it are scored one by one.
         together = [i for i, whole in enumerate(wholes) if len(whole) < self.max_length]
         params = SamplingParams(max_tokens=1, prompt_logprobs=1)
         outputs = dict(
@@ -316,7 +274,7 @@ class MiniVLLM(TemplateLM):
             entries = outputs[i].prompt_logprobs
             assert entries is not None
             scored = list(zip(continuation, entries[-len(continuation) :], strict=True))
-            # An entry holds the token and the likeliest one: it is greedy where these are one.
+            # An entry holds the token and the most likely one; a greedy token is both.
             results.append(
                 (
                     sum(entry[token] for token, entry in scored),
@@ -360,20 +318,20 @@ class MiniVLLM(TemplateLM):
         for chunk in self._chunks(lengths, "Running generate_until requests", disable_tqdm):
             outputs = self.llm.generate([prompts[i] for i in chunk], [params[i] for i in chunk])
             for i, output in zip(chunk, outputs, strict=True):
-                # Decoded by itself, without the context, because lm-eval's other models do so.
+                # The output is decoded without the context, as in lm-eval's other models.
                 text = self.tokenizer.decode(output.outputs[0].token_ids)
                 texts[i] = postprocess_generated_text(text, stops[i], self.think_end_token)
                 self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
         return texts
 
     def _sampling(self, options: Mapping[str, Any]) -> tuple[SamplingParams, list[str]]:
-        """A task's generation_kwargs as the engine takes them, and the strings that end the
+        """The engine's parameters for a task's generation_kwargs, and the strings that end the
         text."""
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), DEFAULT_NEW_TOKENS))
         new_tokens = kwargs.pop("max_gen_toks")
         end = self._fast.decode([self._eos], skip_special_tokens=False)
         until = [text for text in handle_stop_sequences(kwargs.pop("until"), eos=end) if text]
-        kwargs.pop("do_sample")  # told by the temperature, now
+        kwargs.pop("do_sample")  # the temperature says the same
         if kwargs.pop("num_beams", 1) != 1:
             raise BadInput(
                 "generation_kwargs: num_beams must be 1: a beam ends at a token, and what ends "
@@ -384,7 +342,7 @@ class MiniVLLM(TemplateLM):
                 raise BadInput(
                     f"generation_kwargs: the engine has no {name}; {nearest(name, GENERATION)}"
                 )
-        # Special tokens are no part of the text, so they end it as tokens.
+        # Special tokens are not part of the text, so they are stop tokens and not stop strings.
         ends = {self._eos, *(self._special[text] for text in until if text in self._special)}
         stop = tuple(text for text in until if text not in self._special)
         params = SamplingParams(
@@ -393,8 +351,8 @@ class MiniVLLM(TemplateLM):
         return params, until
 
     def _chunks(self, lengths: Sequence[int], what: str, quiet: bool) -> Iterator[list[int]]:
-        """Indices of requests to hand over at once, the longest first: what does not fit shows at
-        once."""
+        """Indices of the requests of each call, the longest first, so that one that does not fit
+        fails first."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         size = FULL_BATCHES * self.llm.engine.scheduler.policy.max_num_seqs
         with tqdm(total=len(order), desc=what, disable=quiet) as bar:

@@ -1,4 +1,4 @@
-"""From an `+ablation` option to the arms of a sweep."""
+"""The arms of a sweep that an `+ablation` option describes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from minivllm.experiments.plan import Arm, Blocks, Sweep, part
 Load = Callable[[Sequence[str]], DictConfig]
 GROUP = "ablation"
 LIST = "optimisations"
-MOST_NAMES = 12  # in a factorial; beyond it even counting the arms takes long
+MOST_NAMES = 12  # optimisations in a factorial; with more, even counting its arms takes long
 
 
 def shuffled(names: Iterable[str], seed: int, block: int) -> list[str]:
-    """The arms of one block in the order that they are measured in: the same whatever has been
-    measured before."""
+    """The arms of one block in measuring order, which depends on the seed and the block alone."""
     order = sorted(names)
     random.Random(f"{seed}/{block}").shuffle(order)
     return order
 
 
 def compose(overrides: Sequence[str], load: Load) -> dict[str, Any]:
-    """A checked configuration from overrides. Raises BadInput where they are wrong."""
+    """Compose and check a configuration. Raises BadInput for a wrong override."""
     try:
         return finish(load(overrides))
     except Exception as error:
@@ -41,7 +40,7 @@ def compose(overrides: Sequence[str], load: Load) -> dict[str, Any]:
 
 
 def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
-    """The sweep that an ablation is; None if the overrides choose none.
+    """The sweep of an ablation; None if the overrides choose no ablation.
 
     An arm's overrides are those of the command, the list's baseline, and those of the optimisations
     that are on, in the list's order; a key given twice counts as given last, but what the command
@@ -56,15 +55,8 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     """
     if not any(override.get_key_element().lstrip("+") == GROUP for override in overrides):
         return None
-    given: dict[str, str] = {}
     measured, settings = part(overrides)
-    for override, key, text in measured:
-        if override.is_sweep_override():
-            raise BadInput(
-                f"{text}: an ablation varies its own optimisations only; run one for each value"
-            )
-        given.pop(key, None)
-        given[key] = text
+    given = _last_of_each_key(measured)
     about = [
         text
         for key, text in given.items()
@@ -104,6 +96,19 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     return Sweep(
         tuple(arms), tuple(settings), Blocks(design, options["metric"], measure["seed"], lossless)
     )
+
+
+def _last_of_each_key(measured: Iterable[tuple[Override, str, str]]) -> dict[str, str]:
+    """The text of the last override of each key, in that order. Raises BadInput for a sweep."""
+    given: dict[str, str] = {}
+    for override, key, text in measured:
+        if override.is_sweep_override():
+            raise BadInput(
+                f"{text}: an ablation varies its own optimisations only; run one for each value"
+            )
+        given.pop(key, None)
+        given[key] = text
+    return given
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -1,5 +1,4 @@
-"""What every task that measures begins with: checks before anything is written or loaded, and who
-hears of its progress."""
+"""Checks before anything is written or loaded, and the listener to a measurement's progress."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ from minivllm.tracking.base import SafeTracker
 
 
 def tracked(display: Display, config: dict[str, Any]) -> Progress:
-    """What the supervisor tells of its progress to: the display, and of each record to the
-    tracker."""
+    """The supervisor's listener: passes progress on to the display, and records to the tracker."""
     tracker = SafeTracker(config)
 
     def hear(event: dict[str, Any]) -> None:
@@ -37,8 +35,12 @@ def tracked(display: Display, config: dict[str, Any]) -> Progress:
 
 
 def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> None:
-    """Raise BadInput for what only a sweep can do, asked of a task that measures by itself;
-    `allowed` it can do, too."""
+    """Raise BadInput for a setting of sweeps in the configuration of a single run.
+
+    Args:
+        config: the resolved configuration.
+        allowed: knobs of `sweep` that the task supports.
+    """
     settings = {key for key, value in (config.get("sweep") or {}).items() if value} - set(allowed)
     asked = [key for key in ("name", "fresh", "retry", "dry_run") if key in settings]
     if asked:
@@ -56,32 +58,33 @@ def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> 
 
 
 def require_hardware(config: dict[str, Any]) -> None:
-    """Raise BadInput for a GPU that the installed torch cannot use, or cores that are not there.
-    Not for sweeps: their jobs may run elsewhere."""
+    """Raise BadInput for a GPU that the installed torch cannot use, or for cores that this process
+    may not use.
+
+    Sweeps leave this out, because their jobs may run on other machines.
+    """
     if config["engine"]["_target_"] != SIMULATED:
         validate_cores(config["runtime"])
     device, support = str(config["runtime"]["device"]), support_of(config["engine"])
     if device.startswith("cuda") and support and support.own_torch and not is_torch_for_gpus():
         raise BadInput(
-            f"runtime.device={device}: the torch that is installed knows no GPU; use "
-            "runtime.device=cpu"
+            f"runtime.device={device}: the installed torch supports no GPU; use runtime.device=cpu"
         )
 
 
 def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
-    """What can be told before anything is written or loaded.
+    """Check all of a configuration that can be checked before anything is written or loaded.
 
     Returns:
         The configuration with `model.weights` settled (so that the worker does not ask the hub
         again), the fingerprint of the weights, and warnings for the user.
 
     Raises:
-        NotInstalled: the engine is not there.
-        BadInput: a user's own class cannot be imported or does not take its knobs, the engine does
-            not support a knob, the model is not there or not supported, its context is too short, a
-            request cannot fit it, a request would have several completions, there are no experts to
-            group, or quality is wanted of random weights or with a text that cannot be read, or the
-            tracker is not installed.
+        NotInstalled: the engine is not installed.
+        BadInput: a user's own class cannot be imported or does not take its knobs; the engine does
+            not support a knob; the model is missing, is not supported, or has no experts to group;
+            a request does not fit its context, or has several completions; quality is to be
+            measured with random weights or an unreadable text; or the tracker is not installed.
     """
     plug_ins.check(config)
     installed.require(config["engine"], (config.get("choices") or {}).get("engine"))
@@ -93,19 +96,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     model, with_quality = config["model"], identity.quality_wanted(config)
     if config["decoding"].get("_target_") in OPTIONS and not identity.quality_alone(config):
         require_one_completion(build(config["decoding"]))
-    workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
-    if config["arrival"].get("_target_") in OPTIONS:
-        arrival = build(config["arrival"])
-        if workload is not None:
-            check_times(arrival, workload)
-            if not simulated:  # whose clock runs ahead
-                measure = config["measure"]
-                check_span(
-                    arrival,
-                    config["workload"].get("num_requests"),
-                    measure["seed"],
-                    measure["timeout_s"],
-                )
+    workload = _check_load(config, simulated)
     if model.get("_target_") not in OPTIONS:
         return config, identity.digest(model), []
     from minivllm.models.config import ModelConfig, require_experts
@@ -127,6 +118,23 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         quality_reference.require_trained_weights(source.weights)
         quality_reference.read_text(config["quality"])
         quality_reference.window_and_stride(config["quality"], longest)
-    # of weights, of which a simulation has none
+    # The warnings are about weights, and a simulation loads none.
     warnings = [] if simulated else list(source.warnings)
     return {**config, "model": node}, source.fingerprint, warnings
+
+
+def _check_load(config: dict[str, Any], simulated: bool) -> Any:
+    """Check the arrival times against the workload, and return the workload; None where it is a
+    user's own class, which only the worker builds."""
+    if config["workload"].get("_target_") not in OPTIONS:
+        return None
+    workload = build(config["workload"])
+    if config["arrival"].get("_target_") not in OPTIONS:
+        return workload
+    arrival = build(config["arrival"])
+    check_times(arrival, workload)
+    if not simulated:  # a simulation's clock does not wait
+        measure = config["measure"]
+        num_requests = config["workload"].get("num_requests")
+        check_span(arrival, num_requests, measure["seed"], measure["timeout_s"])
+    return workload

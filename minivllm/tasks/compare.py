@@ -1,9 +1,9 @@
-"""task=compare: did anything get slower from one run to another?"""
+"""task=compare: whether the second of two runs is slower than the first."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import count
 from minivllm.analysis.metric import find_metric
@@ -11,22 +11,24 @@ from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports
 from minivllm.tasks.report import find_runs, joined_name
 
+if TYPE_CHECKING:
+    from minivllm.report.studies.comparison import ComparedRuns
+
 
 def run(config: dict[str, Any]) -> int:
-    """Compare the cells that two runs share; print a table, and write it with a plot below
-    `reports_dir`.
+    """Compare the cells that two runs share, and write a table and a plot below `reports_dir`.
 
     Args:
-        config: the resolved configuration; uses `task.metric` (None: what ranks), `task.threshold`
-            and `task.margin`, `runs` (two folders or globs, the one to compare with first),
+        config: the resolved configuration; uses `task.metric` (None: the metric of the ranking),
+            `task.threshold` and `task.margin`, `runs` (two folders or globs, the one to compare with first),
             `runs_dir`, `reports_dir` and `name`.
 
     Returns:
         0 no regression, 1 a regression, 3 undecided or not comparable.
 
     Raises:
-        BadInput: `runs` does not name two, one of them has no records, there is no such metric, or
-            nothing can be written there.
+        BadInput: `runs` does not name two runs, one of them has no records, no metric has that
+            name, or `reports_dir` cannot be written to.
     """
     task, runs = config["task"], config["runs"]
     if task["metric"] is not None:
@@ -39,14 +41,7 @@ def run(config: dict[str, Any]) -> int:
 
     from minivllm.analysis.comparison import compare
     from minivllm.analysis.rows import read_rows
-    from minivllm.report.studies.comparison import (
-        MEANS,
-        ComparedRuns,
-        busy,
-        comparison_table,
-        write,
-    )
-    from minivllm.report.terminal import print_table
+    from minivllm.report.studies.comparison import ComparedRuns, write
     from minivllm.report.writing import make_folder
 
     names = joined_name(folders[0]), joined_name(folders[1])
@@ -59,10 +54,22 @@ def run(config: dict[str, Any]) -> int:
         return 3
     reports_dir = Path(config["reports_dir"])
     out_dir = reports_dir / str(config["name"] or f"{names[1]}-against-{names[0]}")
-    make_folder(out_dir)  # before the work
+    make_folder(out_dir)  # first, so that an unwritable folder costs no work
     comparison = compare(before, after, task["metric"], task["threshold"], task["margin"])
-    page = write(ComparedRuns(comparison, names, (before, after)), out_dir)
+    compared = ComparedRuns(comparison, names, (before, after))
+    page = write(compared, out_dir)
     list_reports(reports_dir)
+    _print(compared)
+    print(f"comparison: {page}")
+    return comparison.exit_code
+
+
+def _print(compared: ComparedRuns) -> None:
+    """Print the table, its notes and the conclusion."""
+    from minivllm.report.studies.comparison import MEANS, busy, comparison_table
+    from minivllm.report.terminal import print_table
+
+    comparison, names = compared.comparison, compared.names
     if comparison.cells:
         print_table(comparison_table(comparison))
         print(MEANS)
@@ -72,7 +79,5 @@ def run(config: dict[str, Any]) -> int:
         if labels:
             print(f"only in {name}: {'; '.join(labels)}")
     print(comparison.conclusion)
-    for line in busy(names, (before, after)):
+    for line in busy(names, compared.sides):
         print(line)
-    print(f"comparison: {page}")
-    return comparison.exit_code

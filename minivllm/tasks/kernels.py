@@ -1,4 +1,4 @@
-"""task=kernels: how fast each kernel is, beside torch's operations and the hardware's limit."""
+"""task=kernels: the time of each kernel, beside torch's operations and the hardware's limit."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from minivllm.platform import files
 from minivllm.platform.threads import pin, thread_count
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
     from minivllm.bench.microbench.case import Setting
 
 SCHEMA_VERSION = 1
-FALLBACK_CACHE = 1 << 26  # bytes, where the system does not say
+FALLBACK_CACHE = 1 << 26  # bytes, where the system reports no size of its caches
 
 
 def run(config: dict[str, Any]) -> int:
-    """Time the kernels that the device has on the shapes of `model`; a record, a table and a plot.
+    """Time the device's kernels on the shapes of `model`, and write a record, a table and a plot.
 
     Args:
         config: the resolved configuration; uses `model` (the shapes alone), `task`, `runtime`,
@@ -38,91 +41,108 @@ def run(config: dict[str, Any]) -> int:
         0, or 1 if an output was not the reference's or a case failed.
 
     Raises:
-        BadInput: this project has no kernels for the device, or they cannot be had, or a knob asks
-            for none, or `reports_dir` cannot be written to.
+        BadInput: there are no kernels for the device, they cannot be built, a knob turns them off,
+            or `reports_dir` cannot be written to.
     """
     from rich.console import Console
 
-    from minivllm.analysis.format import count
-    from minivllm.bench.hardware.telemetry import busy_seconds
-    from minivllm.bench.microbench import suite
     from minivllm.report.studies.kernels import findings, table, write
     from minivllm.report.terminal import print_table
 
     require_writable_reports(config)
     console = Console(highlight=False)
-    root, task = Path(config.get("runs_dir") or "runs"), config["task"]
+    root = Path(config.get("runs_dir") or "runs")
 
-    def waiting(holder: str) -> None:
+    def show_wait(holder: str) -> None:
         console.print(
             f"waiting: another run has the device{holder and f': {holder}'}", markup=False
         )
 
-    with device_lock(config, waiting), run_folder(root, config.get("name")) as name:
-        setting, synchronise = _setting(config)
-        place = root / name / storage.KERNELS
-        begin, all_s, own_s = time.monotonic(), busy_seconds(), _own_seconds()
-        with console.status("probing the device") as status:
-            limits, notes = _limits(setting)
-            rows: list[dict[str, Any]] = []
-            record = {
-                "schema_version": KERNELS_VERSION,
-                "kind": "kernels",
-                "status": "error",
-                "config": portable(config),
-                "provenance": provenance(config, identity.code_hash()),
-                "limits": {
-                    **{key: value for key, value in asdict(limits).items() if value is not None},
-                    "cache_bytes": setting.cache_bytes,
-                    "notes": notes,
-                },
-                "rows": rows,
-            }
-            kernel = ""
-            try:
-                for row in suite.rows(
-                    setting, limits, task["repeats"], task["sample_ms"] / 1000, synchronise
-                ):
-                    rows.append(row)
-                    done = (
-                        f"{count(len(rows), 'case')} done, the last: {row['kernel']} "
-                        f"{row.get('part', '')}"
-                    )
-                    status.update(done)  # which only a terminal shows
-                    if not console.is_terminal and row["kernel"] != kernel:
-                        print(done, flush=True)
-                    kernel = row["kernel"]
-                record["status"] = "ok" if all(row["ok"] for row in rows) else "error"
-            except KeyboardInterrupt:
-                record["interrupted"] = True
-                if rows:
-                    print(
-                        f"record so far: {place}; task=report 'runs=[{name}]' makes its table "
-                        "and plot",
-                        file=sys.stderr,
-                    )
-                raise
-            finally:  # whoever interrupts it has what was measured
-                if rows:
-                    others_s = busy_seconds() - all_s - (_own_seconds() - own_s)
-                    record["others_percent"] = max(0.0, 100 * others_s / (time.monotonic() - begin))
-                    files.write_json(place, record)
+    with device_lock(config, show_wait), run_folder(root, config.get("name")) as name:
+        path = root / name / storage.KERNELS
+        record = _measure(config, path, console)
     print_table(table(record), console)
     for line in findings(record):
         console.print(line, soft_wrap=True, markup=False)
-    print(f"record: {place}")
+    print(f"record: {path}")
     reports_dir = Path(config.get("reports_dir") or "reports")
     print(f"table and plot: {write(record, reports_dir / name)}")
     list_reports(reports_dir)
     return 0 if record["status"] == "ok" else 1
 
 
+def _measure(config: dict[str, Any], path: Path, console: Console) -> dict[str, Any]:
+    """Time every case and write the record to `path`, also after an interruption; returns it."""
+    from minivllm.bench.hardware.telemetry import busy_seconds
+
+    setting, synchronise = _setting(config)
+    begin, all_s, own_s = time.monotonic(), busy_seconds(), _own_seconds()
+    with console.status("probing the device") as status:
+        limits, notes = _limits(setting)
+        rows: list[dict[str, Any]] = []
+        record = {
+            "schema_version": KERNELS_VERSION,
+            "kind": "kernels",
+            "status": "error",
+            "config": portable(config),
+            "provenance": provenance(config, identity.code_hash()),
+            "limits": {
+                **{key: value for key, value in asdict(limits).items() if value is not None},
+                "cache_bytes": setting.cache_bytes,
+                "notes": notes,
+            },
+            "rows": rows,
+        }
+        try:
+            _time_cases(setting, limits, config["task"], synchronise, rows, console, status)
+            record["status"] = "ok" if all(row["ok"] for row in rows) else "error"
+        except KeyboardInterrupt:
+            record["interrupted"] = True
+            if rows:
+                print(
+                    f"record so far: {path}; task=report 'runs=[{path.parent.name}]' makes its "
+                    "table and plot",
+                    file=sys.stderr,
+                )
+            raise
+        finally:
+            if rows:
+                others_s = busy_seconds() - all_s - (_own_seconds() - own_s)
+                record["others_percent"] = max(0.0, 100 * others_s / (time.monotonic() - begin))
+                files.write_json(path, record)
+    return record
+
+
+def _time_cases(
+    setting: Setting,
+    limits: Any,
+    task: dict[str, Any],
+    synchronise: Callable[[], object],
+    rows: list[dict[str, Any]],
+    console: Console,
+    status: Status,
+) -> None:
+    """Append a row for each case to `rows`, and show the progress: on a terminal in `status`, else
+    one line a kernel."""
+    from minivllm.analysis.format import count
+    from minivllm.bench.microbench import suite
+
+    kernel, sample_s = "", task["sample_ms"] / 1000
+    for row in suite.rows(setting, limits, task["repeats"], sample_s, synchronise):
+        rows.append(row)
+        done = f"{count(len(rows), 'case')} done, the last: {row['kernel']} {row.get('part', '')}"
+        status.update(done)
+        if not console.is_terminal and row["kernel"] != kernel:
+            print(done, flush=True)
+        kernel = row["kernel"]
+
+
 def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
-    """What to measure on, and what waits for it."""
+    """The shapes and the device to measure, and the function that waits for the device."""
     from minivllm.models.config import ModelConfig
     from minivllm.models.load.source import resolve
 
-    # before torch: a mistake is told at once
+    # The model is read before torch is imported, so that a mistake shows at once.
     _, source = resolve(config["model"], allow_random=True)
     model = ModelConfig.from_dict(source.config)
 
@@ -146,7 +166,7 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
                 "task=kernels has nothing to measure: a GPU needs runtime.fused_kernels=auto "
                 "and triton, a CPU runtime.cpu_kernels=auto"
             )
-        library.choose("on", device)  # says why they cannot be had
+        library.choose("on", device)  # raises where the kernels cannot be built
     if device.type == "cuda":
         cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
         synchronise: Callable[[], object] = torch.cuda.synchronize
@@ -157,16 +177,16 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
 
 
 def _own_seconds() -> float:
-    """CPU seconds of this process, and of compilers that it waited for."""
+    """CPU seconds of this process and of the compilers that it has waited for."""
     return sum(os.times()[:4])
 
 
 def _nothing() -> None:
-    """A CPU's calls have ended when they return."""
+    """The `synchronise` of a CPU, whose calls are synchronous."""
 
 
 def _limits(setting: Setting) -> tuple[Any, list[str]]:
-    """Bandwidth and matrix rate, by the probes of every benchmark."""
+    """Bandwidth and matrix rate as every benchmark probes them, with notes."""
     from minivllm.bench.hardware.limits import probe
     from minivllm.bench.microbench.case import DTYPE
 

@@ -239,16 +239,6 @@ def test_every_argument_of_the_engine_can_be_given(pair: Pair) -> None:
     assert model.get_model_info()["minivllm"]["quant"] == "int8"
 
 
-def test_none_names_an_option(pair: Pair) -> None:
-    from minivllm.evaluation.adapter import engine_overrides
-
-    groups, overrides = engine_overrides(
-        {"cache": None, "quant.skip": ["a", "b"], "quant.double_quant": True}
-    )
-    assert groups == {"cache": "none"}
-    assert overrides == ['quant.skip=["a", "b"]', "quant.double_quant=true"]
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
