@@ -1,4 +1,5 @@
-"""The command line: compose, check, hand over to a task; mistakes are one line and exit code 2."""
+"""The command line: composes and checks a configuration, and runs its task; bad input is one line
+and exit code 2."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from minivllm.config.explain import explain, is_config_error
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput
 
-# conf/hydra/launcher has files of the launchers' own names on purpose: Hydra checks them against
+# The files in conf/hydra/launcher have the launchers' own names, so that Hydra checks them against
 # the launchers' schemas.
 warnings.filterwarnings(
     "ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema"
@@ -54,16 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(given: list[str], program: str) -> int:
     saved_argv, saved_mode = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     debug = saved_mode == "1"
-    if "--version" in given:  # Hydra's parser would answer with its own
+    if "--version" in given:  # Hydra's parser would print its own version
         print(f"minivllm {__version__}")
         return 0
-    # Hydra's parser takes overrides in one piece; people write -m among them.
+    # Hydra's parser takes overrides in one piece, so -m, which may stand among them, goes first.
     given.sort(key=lambda argument: argument not in ("-m", "--multirun"))
-    with contextlib.suppress(ValueError):  # not the main thread: then the caller minds its signals
+    with contextlib.suppress(ValueError):  # outside the main thread the caller handles signals
         signal.signal(signal.SIGTERM, _interrupt)
-    # as NVML numbers GPUs: CUDA would begin with the fastest
+    # NVML numbers GPUs by bus id; CUDA's default begins with the fastest GPU.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    # lets exceptions through to us instead of printing and exiting
+    # Hydra raises exceptions instead of printing them and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         sys.argv = [program, *_withhold([*map(_verbatim, given)])]
@@ -89,20 +90,20 @@ def _main(given: list[str], program: str) -> int:
 
 
 def _reader_is_gone() -> int:
-    """The reader has seen enough, as in `... --help | head`: nothing more is printed, and nothing
-    is complained of."""
+    """Print nothing more once the reader has closed the pipe, as in `... --help | head`; returns
+    the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
 def _interrupt(signum: int, frame: object) -> None:
-    """Being told to end is an interruption like any other: the worker is ended and the report is
-    built."""
+    """Handle SIGTERM like Ctrl-C: the worker ends and the report is built."""
     raise KeyboardInterrupt
 
 
 def job(cfg: DictConfig) -> int:
-    """What Hydra runs for a command, and for each job of a sweep, possibly in another process."""
+    """Run the task of a command, or of one job of a sweep, possibly in another process; for
+    Hydra."""
     with redaction.console():
         return _job(cfg)
 
@@ -118,13 +119,13 @@ def _job(cfg: DictConfig) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
-    except SystemExit as error:  # of a plug-in, say; it must not end a sweep
+    except SystemExit as error:  # a plug-in may exit, which must not end a sweep
         print(f"error: the task called exit({error.code})", file=sys.stderr)
         code = 1
     except BrokenPipeError:
         code = _reader_is_gone()
     except Exception:
-        # told here in full: Hydra would keep the first failure of a sweep and drop the rest
+        # Every failure is printed here, because Hydra keeps only the first one of a sweep.
         traceback.print_exc()
         code = 1
     if code == INTERRUPTED:
@@ -134,12 +135,12 @@ def _job(cfg: DictConfig) -> int:
 
 
 def sweep_overrides() -> list[str]:
-    """The overrides of a sweep that Hydra has not been told of; see `_withhold`."""
+    """The overrides of a sweep that were withheld from Hydra; see `_withhold`."""
     return list(_withheld)
 
 
 def note_exit_code(code: int) -> None:
-    """Set the exit code of the command; the sweeper, which comes last, has the last word."""
+    """Set the exit code of the command; the last call wins, which is the sweeper's."""
     global _exit_code
     _exit_code = code
 
@@ -159,19 +160,19 @@ def _run() -> int:
             job
         )()
     except SystemExit as error:
-        # Hydra exits with 0 after --help, and with 1 on mistakes it has told
+        # Hydra exits with 0 after --help, and with 1 after an error that it has printed.
         return 2 if error.code == 1 else int(error.code or 0)
     return _exit_code
 
 
 def _withhold(arguments: list[str]) -> list[str]:
-    """The arguments for Hydra: of a sweep with our sweeper, only flags and Hydra's own settings.
+    """The arguments for Hydra; for a sweep of our sweeper only flags and Hydra's own settings.
 
-    Hydra composes what does not vary on the default of what does before any sweeper is asked, and
-    would refuse `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Ours
-    composes every arm by itself, so it takes the overrides from here. A preset and an ablation are
-    told to both: they may set what is Hydra's; and so is `runs_dir`, below which launchers put
-    their logs.
+    Before a sweeper runs, Hydra composes the fixed overrides on the defaults of the varied groups,
+    and would reject `-m quant=int8,nf4 quant.skip=[...]` because the default quant has no skip. Our
+    sweeper composes every arm by itself, and takes the withheld overrides from `sweep_overrides`.
+    Presets, ablations and `runs_dir` go to both: the first two may set Hydra's settings, and
+    launchers write their logs below the third.
 
     Raises:
         BadInput: a flag that Hydra does not have, or a secret that Hydra would store.
@@ -196,14 +197,14 @@ def _withhold(arguments: list[str]) -> list[str]:
 def _require_no_stored_secret(
     overrides: Sequence[str], kept: Sequence[str], multirun: bool, config_dir: str | None
 ) -> None:
-    """Raise BadInput for a secret in a command whose settings have Hydra write down overrides and
-    configurations."""
+    """Raise BadInput for a secret in a command whose overrides or configuration Hydra would
+    store."""
     secret = next((text for text in overrides if hidden(text) != text), None)
     if secret is None:
         return
     try:
         node = compose.load(kept, config_dir).hydra
-    except Exception:  # Hydra will say what is wrong
+    except Exception:  # Hydra reports the error itself
         return
     sweeps = multirun or str(node.mode) == "RunMode.MULTIRUN"
     if sweeps and not node.sweeper["_target_"].startswith(OUR_SWEEPERS):
@@ -222,11 +223,11 @@ def _require_no_stored_secret(
 
 
 def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> bool:
-    """Whether a command with these overrides of Hydra's own, a preset or an ablation, is a sweep of
-    our sweeper."""
+    """Whether our sweeper runs the command, by its overrides for Hydra, its preset and its
+    ablation."""
     if not overrides:
         return multirun
-    with contextlib.suppress(Exception):  # Hydra will say what is wrong
+    with contextlib.suppress(Exception):  # Hydra reports the error itself
         node = compose.load(overrides, config_dir).hydra
         return (
             multirun or str(node.mode) == "RunMode.MULTIRUN"
@@ -235,8 +236,8 @@ def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | N
 
 
 def _verbatim(argument: str) -> str:
-    """Free text as Hydra's grammar wants it: quoted, so that commas, colons and brackets mean
-    themselves."""
+    """Quote an argument of free text for Hydra's grammar, so that commas, colons and brackets are
+    text."""
     key, equals, text = argument.partition("=")
     quoted = len(text) > 1 and text[0] in "\"'" and text[0] == text[-1]
     if key + equals not in FREE_TEXT or text in ("", "null") or quoted:
@@ -255,7 +256,7 @@ def _complain(error: BadInput, debug: bool) -> int:
 
 
 def _explained(error: Exception, argv: Sequence[str]) -> BadInput:
-    """The one line for an exception of Hydra's."""
+    """The one-line error for an exception of Hydra."""
     arguments, _ = get_args_parser().parse_known_args(argv)
     return explain(
         error, arguments.overrides, lambda chosen: compose.load(chosen, arguments.config_dir)
@@ -263,8 +264,8 @@ def _explained(error: Exception, argv: Sequence[str]) -> BadInput:
 
 
 def _help(header: str, footer: str) -> str:
-    """What --help prints; whatever reads a whole configuration, as composing an arm does, asks,
-    too."""
+    """The text of --help; empty without that flag, since composing any configuration resolves
+    it."""
     if not {"--help", "-h"} & {*sys.argv}:
         return ""
     from minivllm.config.option_help import text
@@ -273,6 +274,6 @@ def _help(header: str, footer: str) -> str:
 
 
 def _program() -> str:
-    """How this program was called, for --help."""
+    """The command that started this program, for --help."""
     name = os.path.basename(sys.argv[0])
     return {"run.py": "python run.py", "__main__.py": "python -m minivllm"}.get(name, name)

@@ -1,4 +1,4 @@
-"""The one exception that means: the input is wrong, not the program."""
+"""`BadInput`, the exception for wrong input, and what its messages are made of."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LONGEST = 4000  # characters of an error's line
 
 
 class BadInput(ValueError):
-    """A mistake of the user's, told in one line: what is wrong, where, and what to do about it.
+    """The user's input is wrong; the message is one line: what is wrong, where, and what to do.
 
-    The command line prints the line and exits with code 2; nothing has been written by then. No
-    secret is in it. Of a line that quotes a very long value the middle is left out; what cannot be
-    encoded is escaped.
+    The command line prints the message and exits with code 2 before anything is written. Secrets in
+    the message are masked, unencodable characters are escaped, and the middle of a very long
+    message is left out.
     """
 
     def __init__(self, message: str) -> None:
@@ -27,7 +27,7 @@ class BadInput(ValueError):
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the nearest valid one, or all of them."""
+    """The advice in an error about an unknown name: the nearest valid name, or all of them."""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"
@@ -35,24 +35,22 @@ def nearest(name: str, valid: Sequence[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, or its kind where it says nothing; of CUDA's and compilers' paragraphs
-    the first line."""
+    """The first line of an error's message, or its type where the message is empty."""
     return hide((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def last_frame(error: BaseException) -> str:
-    """Where an error was raised: "file.py:12 in function"; empty for one that was never raised."""
+    """Where an error was raised: "file.py:12 in function"; empty where it was not raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 class NonFiniteLogits(BadInput):
-    """The logits that a request's next token would be chosen from are NaN or infinite: the request
-    ends."""
+    """The logits of a request's next token are NaN or infinite, so the request ends."""
 
     @classmethod
     def of(cls, request: str, position: int) -> NonFiniteLogits:
-        """Name the request, and the position of the token that was to be chosen."""
+        """The error for a request, and for the position of its next token."""
         return cls(
             f"request {request}: the logits of its token at position {position} are not finite "
             "(NaN or infinite): the model overflows in this precision, or its weights are "
@@ -61,5 +59,4 @@ class NonFiniteLogits(BadInput):
 
 
 class NotInstalled(BadInput):
-    """What is asked for needs a package or a program that is not there; the line says how to get
-    it."""
+    """A package or a program is missing; the message says how to install it."""

@@ -1,5 +1,5 @@
-"""Prompts and conversations in the forms that callers have them: text, token ids, tensors, arrays,
-vLLM's dictionaries."""
+"""Prompts and conversations in all accepted forms: text, token ids, tensors, arrays, vLLM's
+dictionaries."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 
-# Text or token ids; also a tensor or an array of ids, {"prompt": text} or {"prompt_token_ids":
-# ids}.
+# Text or token ids, also as a tensor, an array, {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]  # {"role": ..., "content": ...} and what a template may know beside
+Message = Mapping[str, Any]  # {"role": ..., "content": ...} and further keys of a template
 
 
 def _plain(value: Any) -> Any:
-    """A tensor or an array as numbers and lists; everything else as it is."""
+    """A tensor or an array as numbers and lists; any other value unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def as_batch(prompts: Any) -> list[Any]:
-    """One prompt or several, as a list of them.
+    """A list of prompts, from one prompt or several.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: the value is neither.
     """
     prompts = _plain(prompts)
     if isinstance(prompts, str | Mapping):
@@ -39,10 +38,10 @@ def as_batch(prompts: Any) -> list[Any]:
 
 
 def text_or_ids(prompt: Any) -> str | list[int]:
-    """A prompt as text, or as a list of token ids.
+    """The text or the token ids of a prompt.
 
     Raises:
-        BadInput: it is neither.
+        BadInput: the value is no prompt.
     """
     if isinstance(prompt, Mapping):
         name = next(
@@ -71,10 +70,10 @@ def text_or_ids(prompt: Any) -> str | list[int]:
 
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:
-    """One conversation or several, as a list of them; see `parse_messages`.
+    """A list of conversations, from one conversation or several; see `parse_messages`.
 
     Raises:
-        BadInput: it is neither, or a message is none.
+        BadInput: the value is neither, or a message is wrong.
     """
     given = (
         list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []

@@ -1,1 +1,1 @@
-"""What both halves stand on: threads, files from outside, child processes, and progress bars."""
+"""Threads, files, child processes, option classes and progress bars, which every room uses."""

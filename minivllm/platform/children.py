@@ -1,4 +1,5 @@
-"""What processes that are started here have in common. Torch-free."""
+"""Start and end of child processes: their module path, and their death with the parent. Torch-
+free."""
 
 from __future__ import annotations
 
@@ -10,8 +11,7 @@ import sys
 
 
 def module_path() -> str:
-    """PYTHONPATH for a process that is to find what this one finds, a user's own classes
-    included."""
+    """A PYTHONPATH with which a child process imports the same modules, a user's own included."""
     return os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
 
 
@@ -19,8 +19,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """End when the supervisor ends, also if it is killed: an orphan would hold the device
-    unnoticed."""
+    """End this process when its parent ends, also by a kill, since an orphan would hold the device.
+
+    Args:
+        parent: process id of the parent.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent."""
+"""Writing of files so that each is either whole or absent, and reading of logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def atomically(path: Path, write: Callable[[Path], None]) -> None:
         raise
     finally:
         os.close(descriptor)
-    with suppress(OSError):  # the rename itself survives a power cut only once the folder is synced
+    with suppress(OSError):  # the rename survives a power cut only after a sync of the folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -54,15 +54,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def private(path: Path) -> Path:
-    """Where the private copy of a file is, while there is one."""
+    """The path of the private copy of a file."""
     return path.with_name(f".{path.name}.private")
 
 
 @contextmanager
 def private_json(path: Path, value: Any) -> Iterator[None]:
-    """While it is open there is a JSON file as it is, secrets too, that nobody else may read; None:
-    there is none."""
-    path.unlink(missing_ok=True)  # of a process that was killed
+    """A JSON file with its secrets, which only this user may read, while the context is open.
+
+    Args:
+        path: of the file.
+        value: its content; None makes no file.
+    """
+    path.unlink(missing_ok=True)  # a killed process may have left one
     try:
         if value is not None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -91,7 +95,7 @@ def write_yaml(path: Path, value: Any) -> None:
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Any:
-    """Rows as a pyarrow table: a dictionary a row; a column that a row lacks is null there."""
+    """A pyarrow table of rows, each a dictionary; a key that a row lacks is null."""
     import pyarrow
 
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -113,10 +117,9 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def hide_in_log(path: Path) -> None:
-    """Overwrite secrets in a log where they lie: native code writes to it past everything that
-    hides them.
+    """Overwrite the secrets in a log in place, since native code writes to it unfiltered.
 
-    Whoever still has the log open goes on behind it.
+    A process that has the log open can go on appending.
     """
     with suppress(OSError), path.open("r+b") as file:
         while line := file.readline():
@@ -126,8 +129,13 @@ def hide_in_log(path: Path) -> None:
 
 
 def log_tail(path: Path, lines: int = 30, limit: int = 8000) -> str:
-    """The last lines of a log, at most `limit` characters that are safe to show; empty where there
-    is none."""
+    """The last lines of a log, without secrets and control characters; empty without a log.
+
+    Args:
+        path: of the log.
+        lines: most lines.
+        limit: most characters.
+    """
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

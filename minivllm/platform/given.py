@@ -1,5 +1,5 @@
-"""Checks of values that a caller gives by name: known fields, numbers within a range, texts, token
-ids. Torch-free."""
+"""Checks of a caller's arguments: known fields, numbers within a range, texts, token ids.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import Any, NamedTuple, TypeVar
 
 from minivllm.errors import BadInput, nearest
 
-FLOAT32 = 3.4028234663852886e38  # the largest number that it holds
-# The least above 0 that SamplingParams takes; top_p's is float32's smallest.
+FLOAT32 = 3.4028234663852886e38  # the largest finite float32
+# The least positive values of SamplingParams; that of top_p is the smallest float32.
 LEAST = {"temperature": 1e-3, "top_p": 1e-45, "repetition_penalty": 1e-30}
-_SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character: no text that can be encoded
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character, which cannot be encoded
 T = TypeVar("T")
 
 
 def whole(value: Any) -> Any:
-    """16 for 16.0, which is how JSON of other programs may write a whole number; any other value as
-    it is."""
+    """The int of a float without a fraction (JSON may have 16.0 for 16); any other value
+    unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Range(NamedTuple):
-    """The numbers that a field may hold."""
+    """The range and the kind of the numbers that a field may hold."""
 
     least: float
     most: float
-    words: str  # how a message says what is wanted
+    words: str  # describes the range in an error
     whole: bool = False
     nullable: bool = False
     as_float: bool = False  # a whole number may also be written 16.0, as JSON does
 
     def number(self, what: str, value: Any) -> int | float | None:
-        """The value as a number of Python's own.
+        """Convert a value to a Python number.
 
         Raises:
-            BadInput: it is no number, or out of range.
+            BadInput: the value is no number, or is out of range.
         """
         if value is None and self.nullable:
             return None
@@ -56,7 +56,8 @@ class Range(NamedTuple):
 
 
 def known_fields_only(cls: type[T]) -> type[T]:
-    """A dataclass whose constructor refuses unknown fields with the nearest known name."""
+    """Class decorator: the constructor raises BadInput for an unknown field, with the nearest
+    name."""
     init, known = cls.__init__, [item.name for item in fields(cls)]  # type: ignore
 
     @wraps(init)
@@ -71,8 +72,8 @@ def known_fields_only(cls: type[T]) -> type[T]:
 
 
 def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:
-    """Whole numbers, of a list, a tensor or an array; None stays. Raises BadInput for anything
-    else."""
+    """Token ids of a list, a tensor or an array as a tuple; None stays None. Raises BadInput for
+    anything else."""
     try:
         return None if ids is None else tuple(operator.index(token) for token in ids)
     except TypeError:
@@ -80,8 +81,8 @@ def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:
 
 
 def texts(what: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One text or several; None is none of them. Raises BadInput for anything else, for empty ones,
-    and for those that cannot be encoded."""
+    """One text or several as a tuple; None gives an empty one. Raises BadInput for anything else,
+    and for texts that are empty or cannot be encoded."""
     try:
         strings = (value,) if isinstance(value, str) else () if value is None else tuple(value)
     except TypeError:
@@ -94,8 +95,8 @@ def texts(what: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def biases(what: str, value: Any) -> dict[int, float] | None:
-    """Token id -> number that is finite in float32; JSON's keys are strings. None stays. Raises
-    BadInput for anything else."""
+    """Biases by token id, each finite in float32; JSON may give the ids as strings. None stays
+    None. Raises BadInput for anything else."""
     if value is None:
         return None
     try:
@@ -104,5 +105,5 @@ def biases(what: str, value: Any) -> dict[int, float] | None:
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise BadInput(f"{what}={value!r} must be {{token id: number}}") from None
     if not all(math.fabs(bias) <= FLOAT32 for bias in numbers.values()):
-        raise BadInput(f"{what}={value!r} must be of numbers that are finite in float32")
+        raise BadInput(f"{what}={value!r} must have numbers that are finite in float32")
     return numbers

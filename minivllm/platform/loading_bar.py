@@ -1,4 +1,4 @@
-"""A progress bar for loading a model, on a terminal, once that has taken a second."""
+"""The progress bar of a loading model, shown on a terminal after the first second."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-PATIENCE_S = 1.0  # what loads faster needs no bar
+PATIENCE_S = 1.0  # a model that loads faster shows no bar
 
 
 class LoadingBar:
-    """A context manager to be called with (done, total), as `load_model(progress=...)` does.
+    """A context manager that `load_model(progress=...)` calls with (done, total).
 
     Args:
-        stream: where to draw; nothing is drawn unless it is a terminal. None takes stderr.
+        stream: where to draw, if that is a terminal. None takes stderr.
         clock: monotonic seconds.
     """
 
@@ -43,7 +43,7 @@ class LoadingBar:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far it is."""
+        """Draw the progress."""
         if self._bar is None:
             if not self._stream.isatty() or self._clock() - self._began < PATIENCE_S:
                 return
@@ -61,7 +61,7 @@ class LoadingBar:
         )
 
         columns = TextColumn("loading"), BarColumn(24), TaskProgressColumn(), TimeRemainingColumn()
-        # Standard output is the answer's: it must not be drawn over into the bar's stream.
+        # Standard output holds answers, so the bar's stream must not take it over.
         bar = Progress(
             *columns, console=Console(file=self._stream), transient=True, redirect_stdout=False
         )

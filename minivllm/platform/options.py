@@ -1,5 +1,5 @@
-"""What the option dataclasses in every `options.py` are made of. They import only `errors` and
-`platform`, never torch."""
+"""Base class and fields of the option dataclasses in each `options.py`, which import only `errors`
+and `platform`, never torch."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ def knob(
     Args:
         default, factory: as of `dataclasses.field`.
         at_least, above, at_most: the range of the value, where that is a number.
-        infinite: what to do instead of giving an infinite number.
-        unasked: the default is what was done before there was this knob, so at its default the knob
-            is no part of `cell_id`.
-        null_means: the number that null stands for in `cell_id`, where older records have that
-            number.
+        infinite: advice in the error about an infinite number.
+        unasked: whether the knob is left out of `cell_id` at its default, which is the behaviour of
+            older versions without the knob.
+        null_means: the number that null stands for in `cell_id`; older records have the number.
     """
     rules = {
         "at_least": at_least,
@@ -62,24 +61,24 @@ def knob(
 
 
 def default_of(item: Field[Any]) -> Any:
-    """The default of a field as a configuration holds it, or MISSING."""
+    """The default of a field in the form of a configuration, or MISSING."""
     default = item.default if item.default_factory is MISSING else item.default_factory()
     return list(default) if isinstance(default, tuple) else default
 
 
 @cache
 def type_hints(cls: type) -> dict[str, Any]:
-    """The types of the fields of an option dataclass, which a class may inherit from."""
+    """The field types of an option dataclass, or of a class that inherits from one."""
     return get_type_hints(
         next(base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
     )
 
 
 def typed(cls: type, name: str, value: Any, key: str) -> Any:
-    """The value of a knob as the type of its field.
+    """Convert the value of a knob to the type of its field.
 
     Raises:
-        BadInput: it has another type; names the key.
+        BadInput: the value has another type; the message names the key.
     """
     try:
         return convert(value, type_hints(cls)[name])
@@ -91,8 +90,8 @@ def typed(cls: type, name: str, value: Any, key: str) -> Any:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """`value` as the type that `hint` names, without guessing. Raises TypeError, which says what is
-    wanted."""
+    """Convert `value` to the type of `hint`, without guessing. Raises TypeError with the expected
+    type."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         for arm in args:
@@ -140,20 +139,20 @@ def _describe(hint: Any) -> str:
 
 
 class Options:
-    """Base of the dataclasses: checks types, and the ranges that `knob` declares.
+    """Base of the option dataclasses: checks types, and the ranges that `knob` declares.
 
     Raises:
-        BadInput: a value has another type or is out of range; names the key.
+        BadInput: a value has another type or is out of range; the message names the key.
     """
 
     group: ClassVar[str] = ""
-    names: ClassVar[tuple[str, ...]] = ()  # see `option`
+    names: ClassVar[tuple[str, ...]] = ()  # the `_target_`s, set by `option`
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value = typed(type(self), item.name, getattr(self, item.name), self._key(item.name))
-            object.__setattr__(self, item.name, value)  # dataclasses of options are frozen
-            if not isinstance(value, int | float):  # null, or a choice of words
+            object.__setattr__(self, item.name, value)  # option dataclasses are frozen
+            if not isinstance(value, int | float):  # null or a word has no range
                 continue
             low, above, high = (
                 item.metadata.get(rule) for rule in ("at_least", "above", "at_most")
@@ -165,22 +164,22 @@ class Options:
                 raise self.bad(item.name, f"must be {limits[0]}")
 
     def bad(self, name: str, complaint: str) -> BadInput:
-        """The error for the knob `name`."""
+        """An error about the knob `name`."""
         return BadInput(f"{self._key(name)}={getattr(self, name)!r} {complaint}")
 
     def _key(self, name: str) -> str:
         return f"{self.group}.{name}" if self.group else name
 
 
-# Folders below runs_dir that hold no sweep's records: what several share, and the logs of Slurm's
+# Folders below runs_dir that hold no records of a sweep: shared files, and the logs of Slurm's
 # jobs.
 KEPT_FOLDERS = ("workloads", "quality", ".submitit")
 
 
 def require_folder_name(options: Options, name: str) -> None:
-    """Raise BadInput unless the knob is null or can name a folder of records on any system.
+    """Raise BadInput unless the knob is null or is a valid folder name on every system.
 
-    A name begins with a letter or a digit: tables hold it, and a spreadsheet executes what begins
+    A name begins with a letter or a digit, because a spreadsheet would execute a name that begins
     with =, +, - or @.
     """
     value = getattr(options, name)

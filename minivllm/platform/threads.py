@@ -1,4 +1,4 @@
-"""Which cores a process runs on, and how many threads the CPU's kernels take. Torch-free."""
+"""The cores of a process, and the number of threads of the CPU kernels. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import psutil
 
 from minivllm.errors import BadInput
 
-CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # as taskset writes them
+CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # the syntax of taskset
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
-_before: set[int] = set()  # where the process might run before it was pinned
+_before: set[int] = set()  # the cores that were allowed before pinning
 
 
 def allowed_cores() -> set[int]:
-    """Numbers of the logical cores that this process may run on, or might before it was pinned."""
+    """The logical cores that this process may run on, or might before it was pinned."""
     if _before:
         return set(_before)
     return (
@@ -31,12 +31,12 @@ def allowed_cores() -> set[int]:
 
 
 def usable_cores() -> int:
-    """Logical cores that this process may run on."""
+    """The number of logical cores that this process may run on."""
     return len(allowed_cores())
 
 
 def wanted_cores(runtime: dict[str, Any]) -> set[int]:
-    """`runtime.cores`, or all that the process may run on. Raises BadInput for what names none."""
+    """The cores of `runtime.cores`, or all allowed ones. Raises BadInput where it names none."""
     setting = runtime.get("cores")
     if setting is None:
         return allowed_cores()
@@ -51,13 +51,13 @@ def wanted_cores(runtime: dict[str, Any]) -> set[int]:
 
 
 def validate_cores(runtime: dict[str, Any]) -> None:
-    """Raise BadInput where this process may not run on one of `runtime.cores`, or the system cannot
-    pin."""
+    """Raise BadInput where this process may not run on one of `runtime.cores`, or where the system
+    cannot pin processes."""
     if runtime.get("cores") is None:
         return
     if not hasattr(os, "sched_setaffinity"):
         raise BadInput(
-            f"runtime.cores={runtime['cores']}: this system pins no process to cores; leave it out"
+            f"runtime.cores={runtime['cores']}: this system cannot pin processes; leave it out"
         )
     if missing := wanted_cores(runtime) - allowed_cores():
         raise BadInput(
@@ -67,8 +67,8 @@ def validate_cores(runtime: dict[str, Any]) -> None:
 
 
 def pin(runtime: dict[str, Any]) -> None:
-    """Keep this process to `runtime.cores`: all its threads, and those that it will start. Without
-    them it may run again wherever it might before.
+    """Pin this process to `runtime.cores`, with all its present and future threads; null undoes an
+    earlier pinning.
 
     Raises:
         BadInput: see `validate_cores`.
@@ -78,17 +78,17 @@ def pin(runtime: dict[str, Any]) -> None:
         return
     cores = wanted_cores(runtime)
     _before.update(allowed_cores())
-    os.sched_setaffinity(0, cores)  # what this thread starts from here on is kept there, too
+    os.sched_setaffinity(0, cores)  # threads and processes started later inherit it
     seen: set[int] = set()
     while fresh := {thread.id for thread in psutil.Process().threads()} - seen:
         for thread in fresh:
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(thread, cores)
         seen |= fresh
 
 
 def physical_cores(cores: Iterable[int]) -> int:
-    """How many physical cores the logical ones lie on; at least 1."""
+    """The number of physical cores of these logical cores; at least 1."""
     cores = list(cores)
     try:
         return len(
@@ -99,11 +99,11 @@ def physical_cores(cores: Iterable[int]) -> int:
 
 
 def thread_count(runtime: dict[str, Any]) -> int:
-    """`runtime.threads`, or $MINIVLLM_THREADS, or one for each physical core of `runtime.cores`, or
-    of all that the process may use.
+    """The number of threads: `runtime.threads`, or $MINIVLLM_THREADS, or one for each physical core
+    of `runtime.cores`.
 
-    Not $OMP_NUM_THREADS: joblib and Ray set it for what they start, and the same cell would differ
-    between launchers.
+    $OMP_NUM_THREADS is ignored, because joblib and Ray set it for their jobs, and the same cell
+    would differ between launchers.
     """
     if count := runtime.get("threads") or usual_threads():
         return int(count)
@@ -111,8 +111,7 @@ def thread_count(runtime: dict[str, Any]) -> int:
 
 
 def crowded(runtime: dict[str, Any]) -> list[str]:
-    """A note on a measurement with more threads than cores for them, which no user need have meant;
-    else nothing."""
+    """A note on a measurement with more threads than cores; else an empty list."""
     threads, cores = thread_count(runtime), len(wanted_cores(runtime))
     if threads <= cores:
         return []
@@ -123,7 +122,7 @@ def crowded(runtime: dict[str, Any]) -> list[str]:
 
 
 def usual_threads() -> int | None:
-    """What the environment asks for where `runtime.threads` says nothing. Raises BadInput."""
+    """The number in $MINIVLLM_THREADS, or None. Raises BadInput where it is no number."""
     count = os.environ.get("MINIVLLM_THREADS")
     if not count:
         return None

@@ -1,8 +1,8 @@
-"""Reading what comes from outside the program: with a limit of size, and never a pipe or a device.
+"""Reading of files from outside the program, up to a size, and never from a pipe or a device.
 Torch-free.
 
-Whatever a user, a checkpoint, a record or a server brings is read through here, so that the limits
-and the words of their errors exist once.
+Files of a user, a checkpoint, a record or a server are read here, so that each limit and each error
+message exists once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MIB = 1 << 20
 MAX_JSON = 64 * MIB  # a configuration, an index, a record
 MAX_TOKENIZER = 256 * MIB  # the largest known tokenizer.json has 33 MiB
 MAX_TEXT = 1 << 30  # a file of prompts
-MAX_LINE = 16 * MIB  # of a file that is read line by line, or value by value
-MAX_ARCHIVE = 512 * MIB  # of an archive, and of all files in it
+MAX_LINE = 16 * MIB  # bytes of one line, or characters of one value
+MAX_ARCHIVE = 512 * MIB  # of an archive, packed and unpacked
 MAX_ARCHIVE_FILES = 1 << 17
-UNPACKING_MEMORY = 128 * MIB  # which the largest dictionary of `xz -9` is half of
-CHUNK = 1 << 18  # characters that a list is read by
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some editors begin UTF-8 with
+UNPACKING_MEMORY = 128 * MIB  # twice the largest dictionary of `xz -9`
+CHUNK = 1 << 18  # characters that one read of a list takes
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?"
     r"|[PX^_][^\x1b]*(?:\x1b\\)?|[@-Z\\-_])"
@@ -41,17 +41,17 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 
 
 def place(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
-    """A path as a user writes it, `~` being a home folder; there need not be anything.
+    """The path that a user wrote, with `~` replaced by the home folder; it need not exist.
 
     Args:
         path: of a file or a folder.
         what: how the message begins, such as "model.path=DIR".
-        advice: what to do where it cannot be looked at.
+        advice: what to do where the path cannot be read.
 
     Raises:
-        BadInput: nothing can have that name, or it may not be looked at.
+        BadInput: the name is impossible, or permission is denied.
     """
-    expanded = Path(os.path.expanduser(path))  # of a user that is not known the `~` stays
+    expanded = Path(os.path.expanduser(path))  # an unknown user's `~` stays
     try:
         os.stat(expanded)
     except (FileNotFoundError, NotADirectoryError):
@@ -63,14 +63,16 @@ def place(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
 
 
 def named(path: Path) -> bool:
-    """Whether a folder has a file of that name, of which also a link that leads nowhere is one: it
-    is refused when it is read, and not taken for a file that was never meant to be there."""
+    """Whether a folder has an entry of that name, a broken link included.
+
+    Reading a broken link raises an error, whereas a missing file may be optional.
+    """
     return os.path.lexists(path)
 
 
 def open_file(path: Path, what: str, advice: str = "") -> io.BufferedReader:
-    """Open a regular file for reading; a pipe or a device, which may never end, is refused without
-    waiting for it.
+    """Open a regular file for reading; a pipe or a device, which may never end, is an error at
+    once.
 
     Args:
         path: the file.
@@ -98,19 +100,19 @@ def open_file(path: Path, what: str, advice: str = "") -> io.BufferedReader:
 
 
 def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
-    """A file's whole content.
+    """The whole content of a file.
 
     Args:
         path: the file.
-        limit: most bytes that it may have.
+        limit: most bytes of the file.
         what, advice: as for `open_file`.
 
     Raises:
-        BadInput: as `open_file`; or the file is larger.
+        BadInput: as `open_file`; or the file is larger than `limit`.
     """
     with open_file(path, what, advice) as file:
         try:
-            # room is made for what is asked of `read`
+            # `read` allocates as many bytes as it is asked for
             expected = min(limit, os.fstat(file.fileno()).st_size)
             content = file.read(expected + 1)
             if len(content) > expected:
@@ -125,21 +127,20 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
 
 
 def read_text(path: Path, limit: int, what: str, advice: str = "") -> str:
-    """A UTF-8 file's whole content; see `read_bytes` and `decode`."""
+    """The whole text of a UTF-8 file; see `read_bytes` and `decode`."""
     return decode(read_bytes(path, limit, what, advice), path, advice=advice)
 
 
 def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[bytes]:
-    """A file's lines one after the other, without their ends (LF, CRLF); the file is not held in
-    memory.
+    """Iterate over the lines of a file, without their ends (LF, CRLF), in constant memory.
 
     Args:
         path: the file.
         what, advice: as for `open_file`.
-        longest: most bytes that a line may have.
+        longest: most bytes of a line.
 
     Raises:
-        BadInput: as `open_file`; or a line is longer, with its number.
+        BadInput: as `open_file`; or a line is longer; the message has its number.
     """
     with open_file(path, what, advice) as file:
         for number in itertools.count(1):
@@ -158,16 +159,16 @@ def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE)
 
 
 def decode(content: bytes, path: Path, line: int = 1, advice: str = "") -> str:
-    """Text of a UTF-8 file without its byte-order mark.
+    """Decode a UTF-8 file, without its byte-order mark.
 
     Args:
         content: the file's bytes from the beginning of a line on.
         path: the file, for the message.
         line: that line's number.
-        advice: what to do where it is other bytes.
+        advice: what to do where it is not UTF-8.
 
     Raises:
-        BadInput: the content is not UTF-8; the message begins with the file and the line's number.
+        BadInput: the content is not UTF-8; the message begins with the file and the line number.
     """
     try:
         return (content.removeprefix(BYTE_ORDER_MARK) if line == 1 else content).decode("utf-8")
@@ -179,19 +180,18 @@ def decode(content: bytes, path: Path, line: int = 1, advice: str = "") -> str:
 
 
 def read_text_lines(path: Path, what: str, advice: str = "") -> Iterator[str]:
-    """Lines of a UTF-8 file one after the other; see `read_lines` and `decode`."""
+    """Iterate over the lines of a UTF-8 file; see `read_lines` and `decode`."""
     for number, line in enumerate(read_lines(path, what, advice), start=1):
         yield decode(line, path, number)
 
 
 def read_list(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[Any]:
-    """Values of a file that holds one JSON list, one after the other; the file is not held in
-    memory.
+    """Iterate over the values of a JSON list in a file, in constant memory.
 
     Args:
         path: the file.
         what, advice: as for `open_file`.
-        longest: most characters that a value may have.
+        longest: most characters of a value.
 
     Raises:
         BadInput: as `open_file`; or the file is no JSON list or a value is longer. These messages
@@ -202,13 +202,13 @@ def read_list(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) 
 
 
 class _ListReader:
-    """Values of one JSON list; see `read_list`."""
+    """Iterator over the values of one JSON list; see `read_list`."""
 
     def __init__(self, file: io.TextIOWrapper, path: Path, longest: int) -> None:
         self._file, self._path, self._longest = file, path, longest
-        # What was read last, how much of it is used, the line it begins in.
+        # The text of the last read, the position within it, and the line number of its start.
         self._text, self._at, self._line = "", 0, 1
-        self._ended = False  # all of the file was read
+        self._ended = False  # whether the whole file was read
 
     def __iter__(self) -> Iterator[Any]:
         if self._next() != "[":
@@ -223,13 +223,13 @@ class _ListReader:
                     raise self._error("not valid JSON (Expecting value)", self._at)
             elif mark != "]":
                 raise self._error("not valid JSON (Expecting ',' delimiter)", self._at)
-            yield value  # what follows it is known to be there
+            yield value  # only after the separator behind it was seen
         self._at += 1
         if self._next():
             raise self._error("not valid JSON (Extra data)", self._at)
 
     def _next(self) -> str:
-        """The next character that is no space; nothing at the end."""
+        """The next character that is no white space; an empty text at the end of the file."""
         while True:
             while self._at < len(self._text):
                 if (character := self._text[self._at]) not in " \t\r\n":
@@ -249,7 +249,9 @@ class _ListReader:
                 if self._ended or len(self._text) - self._at > self._longest:
                     raise self._wrong(error) from None
             else:
-                if end < len(self._text) or self._ended:  # else a number may go on
+                if (
+                    end < len(self._text) or self._ended
+                ):  # a number at the end of the text may be cut
                     if end - self._at > self._longest:
                         raise self._error(
                             f"a value longer than {self._longest:,} characters", self._at
@@ -284,7 +286,7 @@ class _ListReader:
 
 
 def parse_json(content: str | bytes, what: str, advice: str = "") -> Any:
-    """A JSON value.
+    """Parse a JSON value.
 
     Raises:
         BadInput: the content is no JSON, is not UTF-8 or is nested too deeply.
@@ -300,13 +302,12 @@ def parse_json(content: str | bytes, what: str, advice: str = "") -> Any:
 
 
 def read_json(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) -> Any:
-    """A JSON file's value; see `read_bytes` and `parse_json`."""
+    """The value of a JSON file; see `read_bytes` and `parse_json`."""
     return parse_json(read_bytes(path, limit, what, advice), what, advice)
 
 
 def read_object(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) -> dict[str, Any]:
-    """A JSON file that holds an object; see `read_json`. Raises BadInput for any other value,
-    too."""
+    """The object of a JSON file; see `read_json`. Raises BadInput also for any other value."""
     value = read_json(path, what, advice, limit)
     if not isinstance(value, dict):
         raise BadInput(_line(f"{what} is not a JSON object", advice))
@@ -314,17 +315,15 @@ def read_object(path: Path, what: str, advice: str = "", limit: int = MAX_JSON) 
 
 
 def read_archive(path: Path, what: str, advice: str = "") -> dict[str, bytes]:
-    """The files of a tar archive that xz has packed, by their names in it, such as "folder/file";
-    nothing is written.
+    """The contents of the files in a .tar.xz archive, by name, such as "folder/file"; in memory.
 
     Args:
         path: the archive.
         what, advice: as for `open_file`.
 
     Raises:
-        BadInput: as `read_bytes`; it is damaged or too large once unpacked; or it holds something
-            else than files and folders below it, such as links, devices, an absolute name, or a
-            name twice.
+        BadInput: as `read_bytes`; the archive is damaged or unpacks to too many bytes; or an entry
+            is no file or folder, has an absolute name or one that leads outside, or comes twice.
     """
     packed = read_bytes(path, MAX_ARCHIVE, what, advice)
     try:
@@ -346,7 +345,7 @@ def read_archive(path: Path, what: str, advice: str = "") -> dict[str, bytes]:
 
 
 def _archived(archive: tarfile.TarFile, what: str, advice: str) -> dict[str, bytes]:
-    """See `read_archive`."""
+    """The contents of an open archive's files by name; see `read_archive`."""
     members: dict[str, bytes] = {}
     for number, member in enumerate(archive):
         name = posixpath.normpath(member.name)
@@ -368,13 +367,13 @@ def _archived(archive: tarfile.TarFile, what: str, advice: str) -> dict[str, byt
 
 
 def printable(text: str) -> str:
-    """Text that a terminal may show: escape sequences, control characters and changes of direction
-    are left out; newlines and tabs stay."""
+    """Text that is safe on a terminal: without escape sequences, control characters and changes of
+    direction; newlines and tabs stay."""
     return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def size(count: int) -> str:
-    """A number of bytes in the largest unit that it reaches: "64 MiB"."""
+    """A number of bytes in words, in the largest unit that fits: "64 MiB"."""
     for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
         if count >= unit:
             return f"{count / unit:.3g} {name}"

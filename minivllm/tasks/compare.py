@@ -20,7 +20,7 @@ def run(config: dict[str, Any]) -> int:
 
     Args:
         config: the resolved configuration; uses `task.metric` (None: the metric of the ranking),
-            `task.threshold` and `task.margin`, `runs` (two folders or globs, the one to compare with first),
+            `task.threshold` and `task.margin`, `runs` (two folders or globs, the baseline first),
             `runs_dir`, `reports_dir` and `name`.
 
     Returns:

@@ -174,7 +174,7 @@ def test_a_gpu_that_torch_cannot_use_is_refused_at_once(
     config = compose([f"engine={engine}", "runtime.device=cuda:1"])
     if refused:
         with pytest.raises(
-            BadInput, match=r"runtime.device=cuda:1: the torch that is installed knows no GPU"
+            BadInput, match=r"runtime.device=cuda:1: the installed torch supports no GPU"
         ):
             preflight.require_hardware(config)
     else:
