@@ -1,5 +1,4 @@
-"""What a secret is, and texts without any: by the names that values stand under, and by their own
-forms. Torch-free."""
+"""Masking of secrets in texts, recognised by the name of a value or by its form. Torch-free."""
 
 from __future__ import annotations
 
@@ -34,35 +33,35 @@ _WEAK = (
     "bearer",
     "credential",
 )
-# of the weak ones: in a value they are mostly a word of something else
+# Weak names that are mostly ordinary words within a value.
 _BARE = ("key", "pat", "sig", "auth")
 NOTHING = ("", "null", "none", "true", "false", MASK)
 _ENV = re.compile(r"\$\{oc\.env:([^,{}]+)(?:,([^{}]*))?\}")
 _INTERPOLATION = r"\$\{(?:[^{}]|\$\{[^{}]*\}){0,500}\}"
 _QUOTED = r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'"
 _NAME = r"[A-Za-z_][\w.\-]*+"
-# The patterns take time in proportion to a text, whatever is in it: names begin at an edge and are
-# not tried again. name=value, in overrides, environments, options and queries
+# The patterns take linear time on any text: names begin at an edge and never backtrack.
+# name=value, in overrides, environments, options and queries.
 _ASSIGNED = re.compile(rf"([?&]?)(?<![\w.\-])(-{{0,2}})({_NAME})\s?=\s?")
 _ASSIGNED_VALUE = re.compile(rf"{_QUOTED}|\[[^\]]{{0,2000}}\]|{_INTERPOLATION}|[^\s&;}}\]'\"]+")
-# name: value, in headers, YAML, JSON and Python
+# name: value, in headers, YAML, JSON and Python.
 _MAPPED = re.compile(
     rf"(^[ \t]*+(?:-[ ]++)*+|[{{,]\s*+)?(?<![\w.\-])([\"']?)({_NAME})\2[ \t]*+:[ \t]*+",
     re.MULTILINE,
 )
 _MAPPED_VALUE = re.compile(
     rf"{_QUOTED}|{_INTERPOLATION}|{{(?:[^{{}}]|{{[^{{}}]{{0,500}}}}){{0,500}}}}"
-    # words up to the next name
+    # Words up to the next name.
     r"|(?!//)[^\s,{}\[\]'\"][^,{}\[\]'\"\n]{0,2000}(?=}|,\s{0,9}[\w.\-]{1,99}:)"
     r"|(?:(?:Bearer|Basic|Token)\s+)?(?!//)[^\s,{}\[\]'\"][^\s,}\]'\"]*"
 )
-# --name value ..., also as a list of words
+# --name value ..., also as a list of words.
 _FLAGGED = re.compile(
     rf"(?<![\w-])(--?[A-Za-z][\w-]*+)((?:\s++|[\"'],\s*+(?=[\"'])))"
     rf"({_QUOTED}|[^\s'\"-][^\s'\"]*+)((?:\s++[^\s'\"-][^\s'\"]*+)*+)"
 )
 _USER = re.compile(r"(?<![\w-])(-u|--user)(\s+|=)([^\s'\":]+:[^\s'\"]+)")
-# One of these is in every text that may hold a secret which is not yet known.
+# Every text with a secret that is not yet known has one of these.
 _SIGNS = (
     *(
         "key",
@@ -102,32 +101,31 @@ _SHAPES = re.compile(
     r"|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}+\.[\w-]{10,}+\.[\w-]{5,})"
 )
 
-OnSecret = Callable[[str], None]  # is given each secret that is masked
+OnSecret = Callable[[str], None]  # receives each masked secret
 
 
 def is_secret(name: str) -> bool:
-    """Whether what stands under such a name is secret: api_key, X-Api-Key, hf_token; but not
-    eos_token, max_tokens."""
+    """Whether a name is that of a secret: api_key, X-Api-Key, hf_token; but not eos_token,
+    max_tokens."""
     plain = _UNNAMED.sub("_", name).lower().strip("_")
     return bool(_SECRET.search(plain)) and not _HARMLESS.search(plain)
 
 
 def has_signs(text: str) -> bool:
-    """Whether a text may hold a secret at all: most have nothing that looks like one, and need not
-    be searched."""
+    """Whether a text has any sign of a secret; the others need no search."""
     small = text.lower()
-    tokens = small.count("token") > small.count("tokens")  # which are counted and no secrets
+    tokens = small.count("token") > small.count("tokens")  # max_tokens and its like are no secrets
     return tokens or any(sign in small for sign in _SIGNS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Masking:
-    """How secrets that are known by name or form are masked in a text.
+    """Masks the secrets of a text that a name or a form shows.
 
     Args:
         strict: see `hide`.
-        on_secret: is given each.
-        inner: whether the text is a value of a configuration, whose beginning is no name.
+        on_secret: receives each secret.
+        inner: whether the text is a value of a configuration, which begins with no name.
     """
 
     strict: bool
@@ -135,7 +133,7 @@ class Masking:
     inner: bool = False
 
     def masked(self, text: str) -> str:
-        """The text with them masked."""
+        """The text with its secrets masked."""
         if not has_signs(text):
             return text
         text = _URL.sub(self._url, text)
@@ -147,8 +145,8 @@ class Masking:
         return _SHAPES.sub(MASK, text)
 
     def _value(self, value: str) -> str:
-        """The mask in a value's own quotes; what is nothing, or is taken from the environment,
-        stays."""
+        """The mask in the quotes of the value; an empty value, or one from the environment, is
+        unchanged."""
         quotes = value[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
         content = value[1:-1] if quotes else value
         if content.lower() in NOTHING or from_environment(content) or not re.search(r"\w", content):
@@ -182,18 +180,18 @@ class Masking:
         return self.strict
 
     def _flagged(self, match: re.Match[str]) -> str:
-        """An option and its values, masked if they are secret."""
+        """An option with its values, which are masked if the option is a secret's."""
         flag, space, value, more = match.groups()
         if not is_secret(flag.lstrip("-")):
             return match[0]
-        if "api" in flag:  # takes several
+        if "api" in flag:  # such options take several values
             for word in more.split():
                 self.on_secret(word)
             more = ""
         return f"{flag}{space}{self._value(value)}{more}"
 
     def _url(self, match: re.Match[str]) -> str:
-        """The beginning of a URL without its user and password."""
+        """The start of a URL, with its user and password masked."""
         if match[2] == MASK or _ENV.search(match[2]):
             return match[0]
         user, _, password = match[2].partition(":")
@@ -203,7 +201,7 @@ class Masking:
         return f"{match[1]}{MASK}@"
 
     def _scheme(self, match: re.Match[str]) -> str:
-        """An authentication scheme without its credentials."""
+        """An authentication scheme, with its credentials masked."""
         word, value = match[1] or match[3], match[2] or match[4]
         self.on_secret(value)
         return f"{word}{MASK}"
@@ -216,8 +214,8 @@ def _replace(
     applies: Callable[[re.Match[str]], bool],
     mask: Callable[[str], str],
 ) -> str:
-    """The text with the value behind each wanted head masked; what no head is wanted for is looked
-    through, too."""
+    """The text with the value behind each head masked for which `applies` is true; the search goes
+    on within the values of other heads."""
     parts, end = [], 0
     for head in heads.finditer(text):
         if head.end() > end and applies(head) and (value := values.match(text, head.end())):
@@ -227,8 +225,7 @@ def _replace(
 
 
 def from_environment(value: str) -> bool:
-    """Whether a text is an interpolation that says where a secret is and not what it is, not even
-    as a default."""
+    """Whether a text is an interpolation of environment variables without a secret default."""
     references = _ENV.findall(value)
     return (
         bool(references)

@@ -1,14 +1,13 @@
-"""Secrets: how configurations, commands and texts are stored and shown without any. Torch-free.
+"""Storing and showing of configurations, commands and texts without secrets. Torch-free.
 
-A secret is known by the name that it stands under (`api_key`, `--token`, `HF_TOKEN=`,
-`Authorization:`, the user and password of a URL), or by its form (`Bearer ...`, `hf_...`). What is
-found under a name in a configuration, or in the environment, is remembered (`learn`), so that it is
-hidden also where it stands in another text without its name, as in a server's error. Identities,
-names and overrides are made without what is remembered, which may differ tomorrow.
+A secret is recognised by its name (`api_key`, `--token`, `HF_TOKEN=`,
+`Authorization:`, the user and password of a URL), or by its form (`Bearer ...`, `hf_...`). The
+named secrets of configurations and of the environment are remembered (`learn`), and masked also in
+texts without the name, such as a server's error. Identities, names and overrides do not depend on
+the remembered secrets, which may change.
 
-Whatever is written or shown goes through here: `shown` for a configuration, `hide` for a text,
-`clean` for a value that holds texts, `console` for what is printed; and `overrides.py` for an
-override.
+Everything written or shown passes one of these: `shown` for a configuration, `hide` for a text,
+`clean` for a value that holds texts, `console` for printed text, and `overrides.py` for overrides.
 """
 
 from __future__ import annotations
@@ -36,46 +35,46 @@ from minivllm.masking import (
     is_secret,
 )
 
-# of a resolved configuration: values from the environment, see `interpolation.py`
+# The key in a resolved configuration of its values from the environment, see `interpolation.py`.
 AS_WRITTEN = "as_written"
-# characters of a secret that is looked for in every text: shorter ones are parts of words
+# Least characters of a remembered secret: shorter ones are parts of words.
 SHORTEST = 6
-_STRUCTURE = ("choices", "_target_")  # of what a configuration is made: no word of it is masked
-_PLAIN = re.compile(r"[A-Za-z]{1,15}")  # a word like any other, which texts are full of
-# What is known is the process's: an error of one engine may repeat a secret that another one's
-# configuration has, and exceptions, logs and the console belong to no engine. Secrets are only
-# added, so that no engine can uncover another's.
+_STRUCTURE = ("choices", "_target_")  # structure of a configuration, never masked
+_PLAIN = re.compile(r"[A-Za-z]{1,15}")  # an ordinary word, common in texts
+# The remembered secrets belong to the process: an error of one engine may repeat a secret of
+# another
+# one's configuration, and exceptions, logs and the console belong to no engine. Secrets are only
+# added, so that no engine can uncover those of another.
 _known: set[str] = set()
-_pattern: re.Pattern[str] | None = None  # of all that are known; made when first needed
-_lock = threading.Lock()  # of both
+_pattern: re.Pattern[str] | None = None  # matches all remembered secrets; None until it is needed
+_lock = threading.Lock()  # guards _known and _pattern
 
 
 # ---- texts
 
 
 def hide(text: str, strict: bool = False) -> str:
-    """A text without secrets.
+    """The text with its secrets masked.
 
     Args:
         text: any text.
-        strict: whether it is a command or part of a configuration, where also `key=...` is a
-            secret's name; in a sentence that may be any key.
+        strict: whether the text is a command or part of a configuration, in which `key=...` is a
+            secret's name, too; in a sentence it may be any key.
     """
     return Masking(strict, _ignore).masked(_hide_known(text))
 
 
 def suspicious(text: str) -> bool:
-    """Whether `hide` has to look closely: of a long text of many, most have nothing that may be a
-    secret."""
+    """Whether a text may hold a secret, so that `hide` has to search it."""
     return has_signs(text) or _hide_known(text) != text
 
 
 def _ignore(secret: str) -> None:
-    """For who does not ask which secrets there were."""
+    """The default `on_secret`, which does nothing."""
 
 
 def clean(value: Any) -> Any:
-    """A value of nested dictionaries and lists, with every text in it hidden."""
+    """Nested dictionaries and lists with the secrets of every text masked."""
     if isinstance(value, Mapping):
         return {
             key: redact(item) if key in _STRUCTURE else clean(item) for key, item in value.items()
@@ -98,8 +97,8 @@ def _hide_known(text: str, mask: str | Callable[[re.Match[str]], str] = MASK) ->
 
 
 def blank(content: bytes) -> bytes:
-    """Bytes of a text with every secret that is known overwritten: of the same length, so that a
-    file may stay open."""
+    """Bytes of a text with every remembered secret overwritten, of the same length, so that a file
+    may stay open."""
     text = content.decode("utf-8", "surrogateescape")
     hidden = _hide_known(
         text, lambda secret: "*" * len(secret[0].encode("utf-8", "surrogateescape"))
@@ -111,13 +110,12 @@ def blank(content: bytes) -> bytes:
 
 
 def redact(value: Any, name: str = "", on_secret: OnSecret = _ignore) -> Any:
-    """A configuration, or a part of one, without secrets: what stands under a secret's name, and
-    what texts hold.
+    """A configuration, or a part of one, with its secrets masked: by name, and within texts.
 
     Args:
         value: nested dictionaries and lists.
-        name: what it stands under.
-        on_secret: is given every secret.
+        name: the key of the value.
+        on_secret: receives every secret.
     """
     return _redact(value, is_secret(name), on_secret)
 
@@ -147,7 +145,7 @@ def _redact(value: Any, secret: bool, on_secret: OnSecret) -> Any:
             return value
         on_secret(value)
         return MASK
-    # with its quotes, of an override
+    # A quoted text of an override.
     if dataclasses.is_dataclass(value) and hasattr(value, "text"):
         return dataclasses.replace(cast(Any, value), text=_redact(value.text, secret, on_secret))
     if secret and isinstance(value, int | float) and not isinstance(value, bool):
@@ -157,11 +155,11 @@ def _redact(value: Any, secret: bool, on_secret: OnSecret) -> Any:
 
 
 def learn(config: Mapping[str, Any]) -> None:
-    """Remember the secrets of a resolved configuration and of the environment, so that `hide` finds
+    """Remember the secrets of a resolved configuration and of the environment, so that `hide` masks
     them in any text.
 
-    What is a plain word there, as `ollama`, or names a part of this package is none: texts would
-    lose what they say.
+    A plain word, such as `ollama`, or the name of a part of this package is no secret, since
+    masking it would garble texts.
     """
     redact(config, on_secret=_remember)
     for path, _, secret in config.get(AS_WRITTEN) or ():
@@ -192,8 +190,7 @@ def _remember(value: str) -> None:
 
 @functools.cache
 def _structure() -> frozenset[str]:
-    """The names of what configurations consist of: groups, options, and the modules of their
-    `_target_`."""
+    """The names in the structure of configurations: groups, options, and modules of `_target_`s."""
     package = Path(__file__).resolve().parent
     folders = (package, package / "conf", package.parent / "conf")
     paths = [
@@ -206,7 +203,7 @@ def _structure() -> frozenset[str]:
 
 
 def forget() -> None:
-    """Forget every secret that was learned."""
+    """Forget all remembered secrets."""
     global _pattern
     with _lock:
         _known.clear()
@@ -214,20 +211,21 @@ def forget() -> None:
 
 
 def shown(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration as it is stored and shown: values from the environment as written,
+    """A resolved configuration for storing and showing: values from the environment as written,
     secrets masked."""
     return cast(dict[str, Any], clean(redact(_written(config, lambda secret: True))))
 
 
 def anonymous(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration as it counts for an identity: values from the environment count
-    unless they are secret."""
+    """A resolved configuration for an identity: with values from the environment, unless they are
+    secret."""
     return cast(dict[str, Any], redact(_written(config, lambda secret: secret)))
 
 
-def _written(config: Mapping[str, Any], wanted: Callable[[bool], bool]) -> dict[str, Any]:
-    """The configuration with those values as written that are wanted."""
-    entries = [(path, raw) for path, raw, secret in config.get(AS_WRITTEN) or () if wanted(secret)]
+def _written(config: Mapping[str, Any], applies: Callable[[bool], bool]) -> dict[str, Any]:
+    """The configuration with its environment values as written where `applies(is secret)` is
+    true."""
+    entries = [(path, raw) for path, raw, secret in config.get(AS_WRITTEN) or () if applies(secret)]
     result = {key: value for key, value in config.items() if key != AS_WRITTEN}
     result = copy.deepcopy(result) if entries else result
     for path, raw in entries:
@@ -237,7 +235,7 @@ def _written(config: Mapping[str, Any], wanted: Callable[[bool], bool]) -> dict[
 
 
 def _leaf(node: Any, path: list[Any]) -> Any:
-    """What lies at a path of keys and indices; None where nothing does."""
+    """The value at a path of keys and indices, or None."""
     for key in path:
         try:
             node = node[key]
@@ -250,18 +248,18 @@ def _leaf(node: Any, path: list[Any]) -> Any:
 
 
 class _Hiding:
-    """A stream that hides secrets in all that is printed."""
+    """An output stream that masks secrets."""
 
     def __init__(self, stream: Any, hide_text: Callable[[str], str]) -> None:
         self._stream, self._hide = stream, hide_text
 
     def write(self, text: str) -> int:
-        """Print it; returns its length, as every stream does."""
+        """Write a text with its secrets masked; returns its length, as every stream does."""
         self._stream.write(self._hide(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Print each."""
+        """Write each line with its secrets masked."""
         for line in lines:
             self.write(line)
 
@@ -271,16 +269,16 @@ class _Hiding:
 
 @contextlib.contextmanager
 def console(whole: bool = False) -> Iterator[None]:
-    """While it is open, nothing secret that is known is printed. For a process's main thread: the
-    streams are the process's.
+    """Mask remembered secrets on stdout and stderr while the context is open; for the main thread,
+    since the streams belong to the process.
 
     Args:
-        whole: whether configurations are printed, in which secrets are also found by name; not for
-            a model's answers.
+        whole: whether configurations are printed, in which names show secrets, too; not for a
+            model's answers.
     """
     saved = sys.stdout, sys.stderr
     if whole:
-        learn({})  # the environment's, which may be resolved
+        learn({})  # the secrets of the environment, which a printed configuration may resolve
     hiding = (lambda text: hide(text, strict=True)) if whole else _hide_known
     sys.stdout, sys.stderr = (cast(Any, _Hiding(stream, hiding)) for stream in saved)
     try:

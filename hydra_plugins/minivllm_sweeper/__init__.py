@@ -1,1 +1,1 @@
-"""Hydra finds its plugins in the namespace `hydra_plugins`; ours is the sweeper."""
+"""Our sweepers, in the namespace `hydra_plugins` where Hydra finds plugins."""

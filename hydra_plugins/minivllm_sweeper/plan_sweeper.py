@@ -1,4 +1,4 @@
-"""Hydra's face of the sweep: reads the overrides of `-m`, leaves the rest to minivllm.ablation."""
+"""Hydra's sweeper for `-m`: passes the overrides on to minivllm.experiments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from omegaconf import DictConfig
 from minivllm.config.overrides import without_secrets
 from minivllm.errors import BadInput
 
-# The package of a launcher -> our extra that installs it.
+# Package of a launcher -> the extra of minivllm that installs it.
 EXTRAS = {
     "hydra_joblib_launcher": "joblib",
     "hydra_ray_launcher": "ray",
     "hydra_submitit_launcher": "slurm",
 }
-# A plain dictionary: Hydra runs this file outside sys.modules, where a dataclass cannot find its
-# types. The sweep's own settings are the configuration's `sweep` node.
+# A plain dictionary, because Hydra runs this file outside sys.modules, where a dataclass cannot
+# resolve its types. The settings of the sweep are the configuration's `sweep` node.
 ConfigStore.instance().store(
     group="hydra/sweeper",
     name="plan",
@@ -35,10 +35,10 @@ ConfigStore.instance().store(
 def make_launcher(
     hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
 ) -> Launcher:
-    """The configured launcher, which is shown no secret: it may store what it is given.
+    """The configured launcher, on a configuration without secrets, since it may store that.
 
     Raises:
-        BadInput: its plugin is not installed.
+        BadInput: the launcher's plugin is not installed.
     """
     target = str(config.hydra.launcher["_target_"])
     if target not in Plugins.instance().class_name_to_class:
@@ -53,7 +53,7 @@ def make_launcher(
 
 
 class PlanSweeper(Sweeper):
-    """Turns the product of `-m` into a plan, and hands its jobs to the configured launcher."""
+    """Turns the overrides of `-m` into a plan, and passes its jobs to the configured launcher."""
 
     def __init__(self) -> None:
         self.hydra_context: HydraContext | None = None
@@ -69,7 +69,7 @@ class PlanSweeper(Sweeper):
         self.launcher = make_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run the sweep that these overrides describe; its exit code goes to the command line."""
+        """Run the sweep of these overrides; its exit code goes to the command line."""
         from minivllm.cli import note_exit_code, sweep_overrides
         from minivllm.experiments.arms import ablation
         from minivllm.experiments.plan import product

@@ -1,4 +1,4 @@
-"""Optuna's sweeper of Hydra in front of minivllm.ablation: each trial is an arm of one sweep."""
+"""Hydra's Optuna sweeper in front of minivllm.experiments: each trial is an arm of one sweep."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ UNSUPPORTED = ("fresh", "retry")
 
 
 class TuneSweeper(Sweeper):
-    """Asks Optuna for trials, has them measured as arms of a sweep, and tells it what they are
-    worth.
+    """Measures Optuna's trials as arms of a sweep, and returns their objectives to Optuna.
 
-    Cells that have a record are not measured again. The sampler is seeded, so the same search
-    proposes the same trials: after an interruption it goes on where it was.
+    Recorded cells are not measured again. The sampler is seeded, so the same search proposes the
+    same trials and an interrupted one continues.
 
     Args:
-        sampler: of Optuna, with its options.
+        sampler: Optuna's sampler with its options.
         params: the search space, knob -> choice(...), range(...) or interval(...).
         options: n_trials and n_jobs, see Hydra's Optuna sweeper.
     """
@@ -43,8 +42,8 @@ class TuneSweeper(Sweeper):
         """See Hydra's Sweeper.
 
         Raises:
-            BadInput: Optuna's plugin or the launcher's is not installed, the goal is no number of a
-                record, no report can be written, or an option of the sweeper is not one.
+            BadInput: the plugin of Optuna or of the launcher is not installed, the goal is no
+                number of a record, no report can be written, or the sweeper has no such option.
         """
         from minivllm.config.compose import finish
         from minivllm.errors import BadInput
@@ -94,8 +93,8 @@ class TuneSweeper(Sweeper):
         self.optuna: Any = sweeper.sweeper
 
     def sweep(self, arguments: list[str]) -> None:
-        """Search, or with sweep.dry_run=true tell what would be; the exit code goes to the command
-        line."""
+        """Run the search, or with sweep.dry_run=true print its plan; the exit code goes to the
+        command line."""
         from minivllm.cli import note_exit_code
         from minivllm.experiments.preview import show_search
 
@@ -118,14 +117,14 @@ class TuneSweeper(Sweeper):
             note_exit_code(self.search.run(lambda: self._propose(arguments, folder)))
 
     def _propose(self, arguments: list[str], folder: str) -> None:
-        """Have Optuna's sweeper launch its trials; it leaves its result in the folder."""
+        """Run Optuna's sweeper, which launches its trials and writes its result into the folder."""
         self.optuna.config = config = copy.deepcopy(self.optuna.config)
         with read_write(config), open_dict(config):
             config.hydra.sweep.dir = folder
         self.optuna.sweep(arguments)
 
     def _trials(self) -> str:
-        """How many there are, and who chooses them."""
+        """The number of trials and their sampler in words."""
         knobs = ", ".join(
             f"{key!s}={value}" for key, value in self.sampler.items() if str(key)[0] != "_"
         )
@@ -139,13 +138,13 @@ class TuneSweeper(Sweeper):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> list[JobReturn]:
-        """What Optuna's sweeper takes for a launcher: a job returns what it is worth."""
+        """Stand in for a launcher of Optuna's sweeper: each job returns its objective."""
         values = self.search.measure(job_overrides)
         return [JobReturn(status=JobStatus.COMPLETED, _return_value=value) for value in values]
 
 
 def _sampler(config: DictConfig) -> Any:
-    """Optuna's sampler. Raises BadInput where it does not take its options."""
+    """Build Optuna's sampler. Raises BadInput for a wrong option."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
@@ -169,7 +168,7 @@ def _check_values(text: str) -> None:
 
 
 def _varied(overrides: list[str]) -> dict[str, str]:
-    """The knobs that are searched and their values as written; one that is set is not searched."""
+    """The search space: knob -> its values as written; a fixed knob is not searched."""
     parsed = OverridesParser.create().parse_overrides(overrides)
     space = {one.get_key_element(): str(one.input_line).partition("=")[2] for one in parsed}
     fixed = {one.get_key_element() for one in parsed if not one.is_sweep_override()}

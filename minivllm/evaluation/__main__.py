@@ -1,5 +1,4 @@
-"""`python -m minivllm.evaluation ...`: lm-eval's command line, with `--model minivllm` known to
-it."""
+"""`python -m minivllm.evaluation ...`: lm-eval's command line with `--model minivllm`."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from importlib.util import find_spec
 
 from minivllm.errors import BadInput, first_line
 
-HUB = "https://huggingface.co"  # unless HF_ENDPOINT says otherwise
+HUB = "https://huggingface.co"  # without HF_ENDPOINT
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-YES = ("1", "ON", "YES", "TRUE")  # as the hub's libraries read these
+YES = ("1", "ON", "YES", "TRUE")  # the values that the hub's libraries take for true
 ASK_S = 5.0
 
 
@@ -22,7 +21,7 @@ def main() -> int:
     """Register the model and hand over to lm-eval, which reads `sys.argv`.
 
     Returns:
-        Exit code: 0, or 2 for bad input and data sets that cannot be reached, told in one line.
+        Exit code: 0, or 2 after a one-line error about bad input or an unreachable data set.
     """
     try:
         if find_spec("lm_eval") is None:
@@ -31,8 +30,8 @@ def main() -> int:
             not any(os.environ.get(name, "").upper() in YES for name in OFFLINE)
             and not hub_answers()
         ):
-            # Before its libraries are imported, which read this once; they would try each file
-            # again for minutes.
+            # The hub's libraries read this once, when they are imported; without it they would
+            # retry each file for minutes.
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
         from lm_eval.__main__ import cli_evaluate
 
@@ -53,11 +52,9 @@ def main() -> int:
 
 
 def hub_answers() -> bool:
-    """Whether the hub that data sets come from can be reached at all, whatever it answers, within
-    ASK_S seconds.
+    """Whether the hub of the data sets answers anything within ASK_S seconds.
 
-    A time-out of the connection would count for each of the hub's addresses, and not for looking
-    these up.
+    A connection's time-out would apply to each address of the hub, and not to the DNS lookup.
     """
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(_ask()), daemon=True)

@@ -1,1 +1,1 @@
-"""Experiments: which cells are measured, in which order."""
+"""Experiments: the choice and the order of the cells that a command measures."""

@@ -1,5 +1,4 @@
-"""What every task that measures ends with: its tables, its report, and word of it to the
-tracker."""
+"""The end of every task that measures: its tables, its report, and the copy to the tracker."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def require_writable_reports(config: dict[str, Any]) -> None:
-    """Raise BadInput where `conclude` could write no report, before anything is measured for it;
-    nothing is written."""
+    """Raise BadInput where `conclude` could write no report; called before measuring, and writes
+    nothing."""
     folder = Path(config.get("reports_dir") or "reports")
     nearest = next(there for there in (folder, *folder.parents) if os.path.exists(there))
     if not os.access(nearest, os.W_OK | os.X_OK):
@@ -30,7 +29,7 @@ def require_writable_reports(config: dict[str, Any]) -> None:
 
 
 def list_reports(reports_dir: Path) -> None:
-    """Bring the page that lists all reports up to date; that it cannot be written is one line."""
+    """Update the page that lists all reports; a failure is a one-line warning."""
     from minivllm.report.index import rebuild
 
     try:
@@ -40,7 +39,7 @@ def list_reports(reports_dir: Path) -> None:
 
 
 def percentiles(config: dict[str, Any]) -> list[float]:
-    """Those of latencies that the tables are asked to have; none: the usual."""
+    """The percentiles of latencies that the tables show; empty for the default ones."""
     return (config.get("report") or {}).get("percentiles") or []
 
 
@@ -51,19 +50,18 @@ def conclude(
     planned: Planned | None = None,
     goal: Goal | None = None,
 ) -> ReportInputs | None:
-    """Print and report whatever has been recorded; a failure here is one line, and hides nothing
-    before it.
+    """Print the tables and build the report of all records; a failure is a one-line error.
 
     Args:
-        folder: of the records.
-        out_dir: of the report.
-        config: the resolved configuration, which names the tracker, the percentiles and the user's
-            own studies.
-        planned: of an ablation, see `Planned`.
-        goal: of a search.
+        folder: holds the records.
+        out_dir: receives the report.
+        config: the resolved configuration, with the tracker, the percentiles and the user's own
+            studies.
+        planned: the design of an ablation, see `Planned`.
+        goal: the goal of a search.
 
     Returns:
-        What the report is of; None where there is none.
+        The inputs of the report; None where there is no report.
     """
     if not any(folder.glob(f"*/{RECORD}")):
         print("nothing has been recorded, so there is no report", file=sys.stderr)
@@ -96,8 +94,13 @@ def conclude(
 
 
 def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) -> None:
-    """Tables and sentences: of the cells, then of the leading study; `asked`: for percentiles, see
-    `too_few`."""
+    """Print tables and sentences, of the cells and then of the leading study.
+
+    Args:
+        inputs: of the report.
+        known: the studies with their results.
+        asked: whether the user has chosen the percentiles, see `too_few`.
+    """
     from minivllm.report.notices import simulated
     from minivllm.report.percentiles import too_few
     from minivllm.report.studies.listed import leading, terminal_tables
@@ -126,7 +129,7 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
 
 
 def _of_cells(inputs: ReportInputs) -> list[str]:
-    """What is said of the cells of a plain sweep."""
+    """The sentences about the cells of a plain sweep."""
     from minivllm.analysis import factors
     from minivllm.analysis.ranking import rank
     from minivllm.report.ranking import not_separated

@@ -1,4 +1,4 @@
-"""The knobs of `sweep` and `ablation`: which cells are measured."""
+"""The knobs of `sweep` and `ablation`, which choose the cells of a command."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class AblationOptions(Options):
 
 
 def _texts(value: Any, empty: bool = False) -> bool:
-    """Whether a value is a list of text."""
+    """Whether a value is a list of texts; `empty` allows one without items."""
     return (
         isinstance(value, list)
         and all(isinstance(v, str) for v in value)

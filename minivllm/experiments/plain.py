@@ -1,5 +1,5 @@
-"""Sweeps over tasks that leave no records: every combination is run, and what is secret in it stays
-with its job."""
+"""Sweeps over tasks without records: every combination runs, and each job receives its secrets
+privately."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from minivllm.redaction import learn
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 
-RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that leave records
-LIST = ".jobs-"  # begins the name of a list of configurations with secrets
+RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that write records
+LIST = ".jobs-"  # prefix of the file of configurations with secrets
 
 
 def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int:
-    """Run every arm that could be composed, and say which failed.
+    """Run every valid arm, and print the failures.
 
-    A launcher may store the overrides that it is handed, so they have no secrets; where there are
-    any, the whole configurations are in a private file for as long as the jobs run.
+    A launcher may store its overrides, so secrets are masked in them; while the jobs run, a private
+    file holds the configurations with secrets.
 
     Args:
         cells: the arms.
-        sweep: how to run them.
+        sweep: the settings of the sweep.
         launch: see `run_sweep`.
 
     Returns:
-        The exit code: 0 if all ended well, 2 if those that did not were refused, else 1.
+        The exit code: 0 if all succeeded, 2 if all failures were bad input, else 1.
 
     Raises:
-        BadInput: there are secrets, and no private file can be written.
+        BadInput: there are secrets and the private file cannot be written.
     """
     for cell in cells:
         if cell.problem is not None:
@@ -61,7 +61,8 @@ def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int
 
 @contextmanager
 def _overrides(cells: Sequence[PlannedArm], sweep: Sweep) -> Iterator[list[list[str]]]:
-    """The overrides of each arm's job; while it is open, a job finds there what they do not say."""
+    """The overrides of each arm's job, without secrets; the private file exists while the context
+    is open."""
     whole = [[*cell.arm.overrides, *sweep.settings] for cell in cells]
     public = [[hidden(text) for text in job] for job in whole]
     if public == whole:
@@ -79,7 +80,7 @@ def _overrides(cells: Sequence[PlannedArm], sweep: Sweep) -> Iterator[list[list[
             kept.enter_context(files.private_json(path, configs))
         except OSError as error:
             raise BadInput(
-                f"runs_dir={folder}: the jobs' secrets cannot be kept there "
+                f"runs_dir={folder}: the file of the jobs' secrets cannot be written "
                 f"({error.strerror or error})"
             ) from None
         yield [
@@ -91,14 +92,14 @@ def _overrides(cells: Sequence[PlannedArm], sweep: Sweep) -> Iterator[list[list[
 def _remove_empty(folders: Sequence[Path]) -> None:
     with suppress(OSError):
         for folder in folders:
-            os.rmdir(folder)  # fails, as it should, unless empty
+            os.rmdir(folder)  # fails on purpose unless empty
 
 
 def settings_of_job(config: dict[str, Any]) -> dict[str, Any]:
-    """The whole configuration of a job whose overrides were without secrets; any other as it is.
+    """The configuration of a job with its secrets, from the private file if `sweep.plan` names one.
 
     Raises:
-        BadInput: the list that `sweep.plan` names cannot be read.
+        BadInput: the private file cannot be read.
     """
     sweep = config["sweep"]
     path = Path(sweep["plan"] or "")

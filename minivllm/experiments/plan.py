@@ -1,4 +1,4 @@
-"""Which cells a sweep has: arms, each a name and a list of overrides."""
+"""The arms of a sweep, each a name and a list of overrides."""
 
 from __future__ import annotations
 
@@ -17,53 +17,51 @@ from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput
 
-SETTINGS = "sweep."  # overrides that say how to run the sweep, not what is in it
-MAX_ARMS = 10_000  # composing one takes a fifth of a second
+SETTINGS = "sweep."  # prefix of overrides that are settings of the sweep, not of its cells
+MAX_ARMS = 10_000  # composing an arm takes 0.2 s
 NEUTRAL = (
     "name",
     "runs_dir",
     "reports_dir",
     "ablation.max_arms",
-)  # where things go; not part of a sweep's definition
+)  # knobs that are not part of a sweep's definition
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One cell of a sweep: its name, and all overrides that make it."""
+    """One cell of a sweep: a name and all of its overrides."""
 
     name: str
     overrides: tuple[str, ...]
-    on: tuple[str, ...] = ()  # of an ablation: its optimisations
+    on: tuple[str, ...] = ()  # the optimisations that an ablation turns on
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a command asks for: its arms, and how to run them."""
+    """The sweep of a command: its arms and its settings."""
 
     arms: tuple[Arm, ...]
     settings: tuple[str, ...]  # overrides of the `sweep` node, common to all arms
     blocks: Blocks | None = None  # of an ablation
 
     def definition(self) -> list[list[str]]:
-        """The overrides of every arm, in an order that does not depend on how they were written."""
+        """The overrides of every arm, in sorted order."""
         return sorted(essential(arm.overrides) for arm in self.arms)
 
     def hash(self) -> str:
-        """Equal for equal definitions, so that the same command finds its records again."""
+        """A hash of the definition, so that the same command finds its records again."""
         return digest(self.definition())
 
 
 def essential(overrides: Iterable[str]) -> list[str]:
-    """The overrides that change what is measured, without secrets, in an order that does not depend
-    on how they were written."""
+    """The overrides that change what is measured, without secrets, in sorted order."""
     return sorted(hidden(text) for text in overrides if not _neutral(text))
 
 
 def _neutral(override: str) -> bool:
-    """Whether an override changes where things go or how they are taken down, but not what is
-    measured."""
+    """Whether an override changes where or how results are written, but not what is measured."""
     key = override.partition("=")[0].lstrip("+~")
-    if key == "measure.quality":  # changes no cell, but there is more to measure
+    if key == "measure.quality":  # changes no cell, but adds a measurement
         return False
     group, _, knob = key.partition(".")
     return (
@@ -74,12 +72,13 @@ def _neutral(override: str) -> bool:
 
 
 def is_setting(override: str) -> bool:
-    """Whether it says how to run the sweep, not what is in it."""
+    """Whether an override is a setting of the sweep, not of its cells."""
     return override.lstrip("+~").startswith(SETTINGS)
 
 
 def part(overrides: Iterable[Override]) -> tuple[list[tuple[Override, str, str]], list[str]]:
-    """What is measured, as (override, key, text), and the settings of the sweep, as texts."""
+    """Split overrides into those of cells, as (override, key, text), and settings of the sweep, as
+    texts."""
     measured, settings = [], []
     for override in overrides:
         key, text = override.get_key_element(), str(override.input_line)
@@ -91,14 +90,13 @@ def part(overrides: Iterable[Override]) -> tuple[list[tuple[Override, str, str]]
 
 
 def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
-    """Every combination of the values that the overrides give, later keys varying fastest.
+    """The sweep of every combination of the overrides' values; later keys vary fastest.
 
-    As everywhere in Hydra, a key given twice counts as given last. An arm is named by the values
-    that vary, and by those of the keys `named`.
+    As in Hydra, the last override of a key wins. The name of an arm has the values that vary, and
+    those of the keys `named`.
 
     Raises:
-        BadInput: an override asks for a search over a continuous interval, or arms differ in a
-            secret alone.
+        BadInput: an override has a continuous interval, or arms differ only in a secret.
     """
     choices: dict[str, list[str]] = {}
     varying: set[str] = set()
@@ -129,15 +127,14 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     )
     if len({arm.name for arm in arms}) < len(arms):
         raise BadInput(
-            "arms of the sweep differ in a secret alone, which makes no other cell: give it one "
-            "value"
+            "arms of the sweep differ only in a secret, which is not part of a cell: give it "
+            "one value"
         )
     return Sweep(arms, tuple(settings))
 
 
 def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> Arm:
-    # In an order that does not depend on how they were written: the name is part of a measurement's
-    # identity.
+    # Sorted, because the name is part of the identity of a measurement.
     chosen = (text for key, text in zip(keys, combination, strict=True) if key in varying)
     named = sorted(hidden(text) for text in chosen)
     return Arm(" ".join(named or essential(combination)) or DEFAULT_ARM, tuple(combination))
@@ -145,16 +142,15 @@ def _arm(keys: Sequence[str], combination: Sequence[str], varying: set[str]) -> 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What an ablation adds to a sweep: its arms are measured in shuffled blocks and compared as
-    designed."""
+    """The shuffled blocks of an ablation, and the design of its comparisons."""
 
     design: Design
     metric: str | None  # None: the records decide
     seed: int
-    lossless: tuple[str, ...] = ()  # optimisations that are declared to change no output
+    lossless: tuple[str, ...] = ()  # optimisations declared to leave outputs unchanged
 
     def record(self, arm: Arm, order: int) -> dict[str, Any]:
-        """The record's `ablation` for one measurement."""
+        """The field `ablation` of one measurement's record."""
         requires = {name: list(needed) for name, needed in self.design.requires.items() if needed}
         return {
             "design": self.design.kind,

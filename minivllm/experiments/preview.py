@@ -1,4 +1,4 @@
-"""sweep.dry_run: the plan of a sweep or a search as a table, with what is known of its time."""
+"""sweep.dry_run: the plan of a sweep or a search as a table, with an estimate of its time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(plan: Plan) -> None:
-    """Print what the sweep would do."""
+    """Print the plan of a sweep."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column
@@ -67,14 +67,14 @@ def show_plan(plan: Plan) -> None:
 
 
 def _jobs(numbers: set[int]) -> str:
-    """Which jobs, or from which to which."""
+    """Job numbers in words: a list, or a range."""
     if len(numbers) > 2 and max(numbers) - min(numbers) == len(numbers) - 1:
         return f"{min(numbers)}-{max(numbers)}"
     return ", ".join(map(str, sorted(numbers))) or "-"
 
 
 def show_lone(measurements: Sequence[Measurement]) -> None:
-    """Print what a lone run would measure; it is valid, or this would not be reached."""
+    """Print the measurements of a single run, whose configuration was checked."""
     first = measurements[0]
     known = recorded_durations(first.path.parents[1])
     lines = (
@@ -86,7 +86,7 @@ def show_lone(measurements: Sequence[Measurement]) -> None:
 
 
 def _show_design(plan: Plan, console: Console) -> None:
-    """Which arms are compared for each optimisation, and how many blocks that takes."""
+    """Print the compared arms of each optimisation, and the number of blocks for a verdict."""
     from rich.markup import escape
     from rich.table import Column
 
@@ -132,14 +132,14 @@ def show_search(
     how: str,
     pending: str | None,
 ) -> None:
-    """Print what a search is for, and how far its records lead.
+    """Print the goal of a search, and its progress by its records.
 
     Args:
-        aim: what the search is for.
-        measurements: that it has asked for so far, see `Search.follow`.
-        space: knob -> the values it may take, as written.
-        how: in words, how many trials are chosen and by whom.
-        pending: what is to be measured next.
+        aim: the goal in words.
+        measurements: those requested so far, see `Search.follow`.
+        space: knob -> its values, as written.
+        how: the number of trials and their sampler, in words.
+        pending: the next trials to measure.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -162,11 +162,11 @@ def show_search(
 
 
 def progress(measurements: Sequence[Measurement], pending: str | None) -> str:
-    """In words, how much of a search is recorded, how long that took, and what comes next.
+    """A sentence with the recorded part of a search, its time, and the next measurements.
 
     Args:
-        measurements: that it has asked for so far.
-        pending: the first that are not recorded; None if all of the search is.
+        measurements: those requested so far.
+        pending: the first without a record; None if all have one.
     """
     recorded = [m for m in measurements if recorded_status(m) is not None]
     text = f"{len(recorded)} measurement{'' if len(recorded) == 1 else 's'} recorded"
@@ -177,7 +177,7 @@ def progress(measurements: Sequence[Measurement], pending: str | None) -> str:
 
 
 def estimate(todo: list[str], durations: dict[str, float]) -> str:
-    """In words, how long the cells `todo` (cell_ids) take, by what cells have taken before."""
+    """The estimated time of the cells `todo` (cell_ids) in words, from `durations` in seconds."""
     known = [durations[cell] for cell in todo if cell in durations]
     if not todo:
         return "nothing left to do"

@@ -1,5 +1,5 @@
-"""How many blocks: those that a verdict needs, and, with `measure.target_ci`, those that a narrow
-interval needs."""
+"""The number of blocks that a verdict needs, and that a narrow interval (`measure.target_ci`)
+needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def too_few(design: Design, plan: Plan) -> str | None:
-    """What to say where the planned blocks cannot give a verdict however large the effects are."""
+    """A warning where the planned blocks are too few for a verdict on any effect; else None."""
     from minivllm.analysis.statistics import blocks_needed
 
     needed = blocks_needed(len(design.names))
@@ -31,13 +31,11 @@ def too_few(design: Design, plan: Plan) -> str | None:
 
 
 def more_blocks(plan: Plan) -> int | None:
-    """How many blocks the plan should have, of which all that it has are recorded; None if it has
-    enough.
+    """The new number of blocks of a plan whose blocks are all recorded; None if it has enough.
 
-    With `measure.target_ci` blocks are added until the widest confidence interval is narrower, and
-    an ablation has those that a verdict takes, or there are `measure.max_repeats`. A width is high
-    / low - 1. Only the plan's own records count, so that a resumed sweep decides as an undisturbed
-    one would.
+    With `measure.target_ci`, blocks are added until the widest confidence interval (high / low - 1)
+    is narrower and an ablation has enough for a verdict, up to `measure.max_repeats`. Only the
+    plan's own records count, so that a resumed sweep decides like an uninterrupted one.
     """
     from minivllm.analysis.statistics import blocks_needed
 
@@ -45,10 +43,10 @@ def more_blocks(plan: Plan) -> int | None:
     if target is None:
         return None
     fewest = 0 if plan.sweep.blocks is None else blocks_needed(len(plan.sweep.blocks.design.names))
-    fewest = fewest if fewest <= limit else 0  # no verdict is to be had, as `too_few` has said
+    fewest = fewest if fewest <= limit else 0  # no verdict is possible, see `too_few`
     widths = _widths(plan)
     known = [width for width in widths if width is not None]
-    if not widths:  # nothing has figures
+    if not widths:  # no cell has metrics
         return None
     widest = max(known) if len(known) == len(widths) else None
     shown = "none yet" if widest is None else f"{sig(100 * widest, 2)} %"
@@ -61,8 +59,7 @@ def more_blocks(plan: Plan) -> int | None:
     if plan.blocks >= limit:
         print(f"{state}: ended at measure.max_repeats={limit}")
         return None
-    # An interval's width goes with one over the root of the number of blocks; never more than
-    # double at once.
+    # The width of an interval is proportional to 1 / sqrt(blocks). The number at most doubles.
     estimate = (
         2 * plan.blocks if widest is None else math.ceil(plan.blocks * (widest / target) ** 2)
     )
@@ -73,8 +70,8 @@ def more_blocks(plan: Plan) -> int | None:
 
 
 def _widths(plan: Plan) -> list[float | None]:
-    """Relative widths: of an ablation's effects, else of what ranks the cells, in each; None where
-    there is no interval."""
+    """Relative widths of the intervals: of an ablation's effects, else of the metric that ranks the
+    cells, one a cell; None without an interval."""
     from minivllm.analysis import statistics
     from minivllm.analysis.ablation import analyse
     from minivllm.analysis.cells import gather

@@ -1,4 +1,4 @@
-"""Which measurements a sweep has, which of them are still to be made, and in which order."""
+"""The measurements of a sweep: those recorded, those pending, and their order in jobs."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from minivllm.experiments.plan import Arm, Sweep, essential
 
 @dataclass
 class PlannedArm:
-    """An arm, and what has become of it."""
+    """An arm with its configuration and its measurements, or the reason why it has none."""
 
     arm: Arm
     position: int  # within the sweep
     config: dict[str, Any] | None = None
     fingerprint: str = ""  # of the weights
-    problem: str | None = None  # why it cannot be measured
-    absent: bool = False  # because something is not installed, and the sweep is of what is
+    problem: str | None = None  # the reason why the arm cannot be measured
+    absent: bool = False  # whether to leave the arm out, as something is not installed
     measurements: list[Measurement] = field(default_factory=list)
 
 
 @dataclass
 class Plan:
-    """A sweep with its records: what there is, and what is still to be measured."""
+    """A sweep with its recorded and its pending measurements."""
 
     name: str
     folder: Path
     sweep: Sweep
     cells: list[PlannedArm]
-    # of its first arm that has one: where records go, and how the sweep is run
+    # The configuration of the first valid arm, for the folders and the settings of the sweep.
     config: dict[str, Any]
     warnings: list[str]
-    blocks: int = 0  # of every cell; 0 before `extend`: what each cell's own measure.repeats says
+    blocks: int = 0  # of every cell; 0 before `extend`
     recorded: dict[str, str] = field(default_factory=dict)  # run_id -> status
     jobs: list[list[Measurement]] = field(default_factory=list)  # pending measurements
-    launched: set[str] = field(default_factory=set)  # run_ids that this process has had measured
-    refused: bool = False  # whether no job of the last launch could measure anything
+    launched: set[str] = field(default_factory=set)  # run_ids that this process has launched
+    refused: bool = False  # whether every job of the last launch ended with bad input
 
     @property
     def measurements(self) -> list[Measurement]:
-        """Of every cell, recorded or not."""
+        """The measurements of every cell, recorded or not."""
         return [measurement for cell in self.cells for measurement in cell.measurements]
 
     @property
     def ablations(self) -> Planned | None:
-        """How this sweep's records are to be read; None where it is no ablation."""
+        """The field `ablation` of each measurement by run_id; None without an ablation."""
         if self.sweep.blocks is None:
             return None
         rows = [*self.measurements, *map(self.row_of_invalid, self.invalid)]
@@ -64,11 +64,11 @@ class Plan:
 
     @property
     def invalid(self) -> list[PlannedArm]:
-        """Cells that cannot be measured."""
+        """The cells that cannot be measured."""
         return [cell for cell in self.cells if cell.problem is not None]
 
     def row_of_invalid(self, cell: PlannedArm) -> Measurement:
-        """What stands in the records for a cell that cannot be measured."""
+        """The measurement that records why a cell cannot be measured."""
         run = identity.digest(["invalid", essential(cell.arm.overrides)])
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", cell.arm.name).strip("-.")[:80] or "cell"
         config = cell.config or {"overrides": list(cell.arm.overrides), "choices": {}}
@@ -79,7 +79,7 @@ class Plan:
         )
 
     def extend(self, blocks: int | None = None) -> None:
-        """Give every cell so many blocks; None is its `measure.repeats`."""
+        """Give every cell this number of blocks; None takes its `measure.repeats`."""
         for cell in self.cells:
             if cell.problem is None and cell.config is not None:
                 cell.measurements = identity.expand(
@@ -101,11 +101,11 @@ class Plan:
                         cell.measurements[block] = replace(cell.measurements[block], ablation=about)
 
     def look_up(self) -> None:
-        """Fill in what is recorded, and so what is still to be measured.
+        """Read which measurements are recorded, and put the others into jobs.
 
-        Measurements that share an engine share a job, in which it is loaded once. Those of an
-        ablation, and of several blocks where each measurement has a process of its own, share one
-        with their block, in shuffled order: the host that takes a job measures a whole block.
+        Measurements of one engine share a job, which loads the engine once. In an ablation, and
+        with several blocks of isolated processes, the measurements of a block share a job in
+        shuffled order, so that one host measures the whole block.
         """
         self.recorded = {
             m.run_id: status
@@ -113,8 +113,7 @@ class Plan:
             if (status := recorded_status(m)) is not None
         }
         alone = self.config["measure"]["isolation"] == "run"
-        # In a single block nothing is measured twice: there are no turns to take, and jobs may run
-        # side by side.
+        # A single block has no repeats to interleave, so its jobs may run side by side.
         in_turns = self.sweep.blocks is not None or (alone and self.blocks > 1)
         jobs: dict[Any, list[Measurement]] = {}
         for measurement in self.measurements:
@@ -132,18 +131,18 @@ class Plan:
                 self.jobs.append(sorted(jobs[block], key=lambda m: turns[m.arm]))
 
     def order(self, block: int) -> list[str]:
-        """The arms of one block, as they take turns."""
+        """The arms of one block in measuring order."""
         seed = self.sweep.blocks.seed if self.sweep.blocks else self.config["measure"]["seed"]
         return shuffled((cell.arm.name for cell in self.cells), seed, block)
 
 
 def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[PlannedArm]:
-    """Compose every arm by itself, so that a mistake in it is its own.
+    """Compose every arm by itself, so that an error stays with its arm.
 
     Args:
         sweep: the arms.
         load: composes a configuration from overrides.
-        before: arms of the sweep that came before these.
+        before: the number of arms of the sweep before these.
     """
     cells = []
     for position, arm in enumerate(sweep.arms, before):
@@ -157,23 +156,22 @@ def compose_arms(sweep: Sweep, load: Load, before: int = 0) -> list[PlannedArm]:
 
 
 def require_one(cells: Sequence[PlannedArm]) -> None:
-    """Raise BadInput if not one arm can be measured: then the command is wrong, not an arm of
-    it."""
+    """Raise BadInput if no arm can be measured, since then the command itself is wrong."""
     if all(cell.problem is not None for cell in cells):
         prefix = "" if len(cells) == 1 else f"none of the {len(cells)} arms is valid; the first: "
         raise BadInput(f"{prefix}{cells[0].problem}")
 
 
 def check_arms(cells: Sequence[PlannedArm], skip_absent: bool) -> list[str]:
-    """Find out which of the composed arms can be measured, and say so in them; returns warnings.
+    """Check the composed arms and note the problem of each; returns warnings.
 
     Args:
         cells: see `compose_arms`.
-        skip_absent: whether arms of what is not installed are marked as absent.
+        skip_absent: whether arms whose engine is not installed are marked as absent.
     """
     from minivllm.experiments.preflight import check
 
-    settled: dict[str, dict[str, Any]] = {}  # model options -> the same with their weights found
+    settled: dict[str, dict[str, Any]] = {}  # model options -> the same with resolved weights
     warnings: dict[str, None] = {}
     for cell in cells:
         if cell.config is None:
@@ -199,13 +197,13 @@ def make_plan(
     name: str,
     warnings: list[str],
 ) -> Plan:
-    """The plan of arms that are checked, with what is recorded of it.
+    """Make the plan of checked arms, and look up its records.
 
     Args:
-        sweep, cells: the arms; absent ones are left out, and said to be.
+        sweep, cells: the arms; absent ones are left out with a message.
         config: see `Plan`.
-        name: of the sweep.
-        warnings: for the user.
+        name: the name of the sweep.
+        warnings: the warnings for the user.
     """
     for cell in cells:
         if cell.absent:
@@ -213,7 +211,7 @@ def make_plan(
     there = [cell for cell in cells if not cell.absent]
     plan = Plan(name, Path(config["runs_dir"]) / name, sweep, there, config, warnings)
     plan.extend()
-    # records that were put aside are read where they are: nothing is moved
+    # A dry run moves nothing, so it reads records that were put aside in their present place.
     if config["sweep"]["dry_run"]:
         for cell in there:
             cell.measurements = [standing(measurement) for measurement in cell.measurements]
@@ -222,11 +220,11 @@ def make_plan(
 
 
 def standing(measurement: Measurement) -> Measurement:
-    """The measurement with the folder that its record lies in now, also where it was put aside."""
+    """The measurement with the present folder of its record, also if it was put aside."""
     return replace(measurement, directory=str(storage.standing(measurement.path)))
 
 
 def recorded_status(measurement: Measurement) -> str | None:
-    """Status of the measurement's record; None where there is none (or none that can be read)."""
+    """The status of the measurement's record; None where no record can be read."""
     record = record_in(measurement.path)
     return None if record is None else str(record["status"])

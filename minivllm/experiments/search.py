@@ -1,4 +1,4 @@
-"""A search: cells that are chosen one after the other, by what those before them were worth."""
+"""A search, which chooses each cell by the results of earlier ones."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from minivllm.experiments.schedule import (
 )
 from minivllm.experiments.sweep import measure
 
-WORST = 1e18  # beyond any figure, bytes and operations too
-FAILED = 1e3  # the relative excess that a failure counts as
-# metrics with at most a sample a request
+WORST = 1e18  # greater than any metric, bytes and operations included
+FAILED = 1e3  # the relative excess of a failed cell
+# Metrics with at most one sample a request.
 ONE_A_REQUEST = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 
 def goal_of(sweep: Mapping[str, Any]) -> Goal:
-    """The goal that the settings of `sweep` name.
+    """The goal in the settings of `sweep`.
 
     Raises:
-        BadInput: there is none, or a record has no such number.
+        BadInput: the objective is missing, or records have no such number.
     """
     if sweep["objective"] is None:
         raise BadInput(
@@ -57,7 +57,7 @@ def goal_of(sweep: Mapping[str, Any]) -> Goal:
             )
         node: Any = Record("", "", "", "", 0, "ok", {}, quality=Quality()).to_dict()
         for part in name.split("."):
-            if node is None:  # a part that only some records have
+            if node is None:  # an optional part of records
                 break
             if not isinstance(node, dict) or part not in node:
                 known = list(node) if isinstance(node, dict) else []
@@ -72,23 +72,22 @@ def goal_of(sweep: Mapping[str, Any]) -> Goal:
 
 
 def _names(goal: Goal) -> list[tuple[str, str]]:
-    """Every number that is asked for, with the setting that does so."""
+    """Pairs of a setting and the number of the record that it names."""
     return [("sweep.objective", goal.objective), *(("sweep.limits", name) for name in goal.limits)]
 
 
 def validate(goal: Goal, config: dict[str, Any]) -> None:
-    """Raise BadInput where a cell's configuration says that its record will lack one of the goal's
-    numbers."""
+    """Raise BadInput for a configuration whose record will lack one of the goal's numbers."""
     for key, name in _names(goal):
         if (needed := _needed(name, config)) is not None:
             raise BadInput(f"{key}: {name} takes {needed}")
 
 
 def excess(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
-    """By how much a cell misses the limits, see `Goal.excess`.
+    """The amount by which a cell exceeds the limits, see `Goal.excess`.
 
     Args:
-        blocks: the cell's records; none, or one that is not ok, counts as missing them by far.
+        blocks: the cell's records; without any, or with one that is not ok, the excess is FAILED.
     """
     if not blocks or any(block["status"] != "ok" for block in blocks):
         return FAILED
@@ -96,10 +95,10 @@ def excess(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
 
 
 def worth(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
-    """The number to optimise: the objective, averaged over blocks, or one worse than any that is
-    allowed.
+    """The number to optimise: the mean objective over blocks within the limits, else a far worse
+    one.
 
-    The further outside the limits, the worse, so that a search is led back to where they hold.
+    It worsens with the excess, so that the search returns to cells within the limits.
     """
     if over := excess(goal, blocks):
         return (-WORST if goal.maximize else WORST) * (1 + over)
@@ -107,19 +106,19 @@ def worth(goal: Goal, blocks: Sequence[dict[str, Any]]) -> float:
 
 
 class _Unrecorded(Exception):
-    """Trials that a dry search would have measured; names them."""
+    """The next trials of a dry search have no records; the message names them."""
 
 
 @dataclass
 class Search:
-    """Trials as the arms of one sweep that grows, so that what is recorded is not measured again.
+    """Trials as the arms of one growing sweep, which reuses records.
 
-    A trial that cannot be composed or measured is a row of status invalid, and worth as little as
-    one that failed.
+    A trial that cannot be composed or measured has a record of status invalid, and counts as
+    failed.
 
     Args:
-        goal: what a trial is worth.
-        config: of the command, without any trial: where records go.
+        goal: the objective and the limits.
+        config: of the command, without the knobs of trials.
         load, launch: as for `run_sweep`.
     """
 
@@ -129,22 +128,21 @@ class Search:
     launch: Launch
     name: str = ""
     fixed: Sequence[str] = ()
-    cells: dict[Arm, PlannedArm] = field(default_factory=dict)  # of every trial so far
-    dry: bool = False  # nothing is measured
-    most: int = 0  # trials that there will be, as far as that is known
+    cells: dict[Arm, PlannedArm] = field(default_factory=dict)  # by trial
+    dry: bool = False  # whether to measure nothing
+    most: int = 0  # trials in all; 0 where unknown
 
     def define(
         self, fixed: Sequence[str], space: Sequence[str], name: str | None, most: int = 0
     ) -> None:
-        """Say what all trials share and what they vary; without a name, that definition is the
-        name."""
+        """Set the fixed overrides and the search space; without a name, their hash is the name."""
         self.fixed, self.most = fixed, most
         cells = [text for text in fixed if not is_setting(text)]
         self.name = name or Sweep((Arm("search", (*cells, *space)),), ()).hash()
 
     @property
     def aim(self) -> str:
-        """In words, what is searched for: the objective, and every limit, those of a preset too."""
+        """The objective and all limits in words."""
         limits = " and ".join(f"{name} <= {limit:g}" for name, limit in self.goal.limits.items())
         most = "most" if self.goal.maximize else "least"
         return f"search {self.name}: the {most} {self.goal.objective}" + (
@@ -152,14 +150,13 @@ class Search:
         )
 
     def run(self, propose: Callable[[], object]) -> int:
-        """Let `propose` ask for trials, with `measure`, until it has had enough; then report them
-        all.
+        """Run `propose`, which calls `measure` with its trials, and report all trials.
 
         Returns:
-            The exit code: 1 if no trial kept within the limits.
+            The exit code: 1 if no trial was within the limits.
 
         Raises:
-            BadInput: another process is at the same search, or no trial at all was valid.
+            BadInput: another process runs the same search, or no trial was valid.
         """
         if (warning := caution(self.goal.objective, flatten({"config": self.config}))) is not None:
             print(f"warning: {warning}", file=sys.stderr)
@@ -174,13 +171,13 @@ class Search:
         return code
 
     def follow(self, propose: Callable[[], object]) -> str | None:
-        """Let `propose` ask for trials as far as they are recorded; nothing is measured or written.
+        """Run `propose` up to the first trials without records; nothing is measured or written.
 
         Returns:
-            The names of the first that would be measured; None where all are recorded.
+            The names of those trials; None where all are recorded.
 
         Raises:
-            BadInput: no trial at all was valid.
+            BadInput: no trial was valid.
         """
         self.dry = True
         try:
@@ -191,7 +188,8 @@ class Search:
         return None
 
     def measure(self, trials: Sequence[Sequence[str]]) -> list[float]:
-        """What each trial, given as all of its overrides, is worth."""
+        """Measure trials, each a list of all its overrides; returns the number to optimise of
+        each."""
         settings = [text for text in self.fixed if is_setting(text)]
         keys = {text.partition("=")[0] for text in self.fixed}
         arms = []
@@ -220,13 +218,13 @@ class Search:
         return [worth(self.goal, self._blocks(arm)) for arm in arms]
 
     def _progress(self, batch: int) -> str:
-        """Which trials the last ones are; what is proposed again is none."""
+        """The numbers of the last `batch` trials in words."""
         last = len(self.cells)
         which = f"trial {last}" if batch == 1 else f"trials {last - batch + 1} to {last}"
         return f"search {self.name}: {which}" + f" of at most {self.most}" * bool(self.most)
 
     def _conclude(self) -> int:
-        """Report all trials; the report says which was best."""
+        """Report all trials; returns the exit code."""
         from minivllm.experiments.ending import conclude
         from minivllm.report.studies.tuning import TuningStudy
 
@@ -243,15 +241,14 @@ class Search:
         return 0 if tuning is not None and tuning.kept else 1
 
     def _blocks(self, arm: Arm) -> list[dict[str, Any]]:
-        """Records of a trial; empty where one is missing, or the trial could not be measured at
-        all."""
+        """The records of a trial; empty where one is missing."""
         records = [record_in(measurement.path) for measurement in self.cells[arm].measurements]
         blocks = [record for record in records if record is not None]
         return blocks if len(blocks) == len(records) else []
 
 
 def _of_which(name: str, node: dict[str, Any]) -> str:
-    """What to choose instead of a group; some have no numbers that every record has."""
+    """Advice for an objective that is a group: one of its numbers; empty where none is certain."""
     while node:
         part, inner = next(iter(node.items()))
         name = f"{name}.{part}"
@@ -262,8 +259,8 @@ def _of_which(name: str, node: dict[str, Any]) -> str:
 
 
 def _needed(name: str, config: dict[str, Any]) -> str | None:
-    """What a record with the number `name` takes that the configuration denies; None also where the
-    record alone can say, as of energy."""
+    """The setting that the number `name` of a record needs and the configuration lacks; else
+    None."""
     group, _, figure = name.partition(".")
     if group == "quality" and not identity.quality_wanted(config):
         return "measure.quality=true"
@@ -290,7 +287,7 @@ def _mean(blocks: Sequence[dict[str, Any]], name: str) -> float:
         if not isinstance(node, int | float):
             raise BadInput(
                 f"{name} is {node} in the record: a percentile needs more requests, quality "
-                "measure.quality=true, others a device that has it"
+                "measure.quality=true, others a device that reports it"
             )
         values.append(node)
     return fmean(values)

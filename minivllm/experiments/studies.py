@@ -1,4 +1,4 @@
-"""Studies: presets that say themselves what to sweep over, in `sweep.params`."""
+"""Studies: presets with their own sweep in `sweep.params`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def expand(sweep: Sweep, load: Load, parse: Parse) -> Sweep:
     """Replace every arm that chooses a study by the arms of that study.
 
     A study is a list of products: `sweep.params: [{cache: "paged,none", quant: "bf16,int8"}, ...]`,
-    in Hydra's grammar. What the command line gives wins over the study's list of the same key. A
-    study that varies `preset` is the union of the studies that it names.
+    in Hydra's grammar. The command line's values of a key win over the study's. A study that varies
+    `preset` is the union of the studies that it names.
 
-    Arms are named by the study's keys and by what else varies.
+    The name of an arm has the study's keys and all other varying ones.
 
     Args:
-        sweep: what the command line asks for.
+        sweep: the sweep of the command line.
         load: composes a configuration from overrides.
         parse: reads overrides in Hydra's grammar.
 
     Raises:
-        BadInput: a study contains itself, or its list is no list of products.
+        BadInput: a study contains itself, or `sweep.params` is no list of products.
     """
     common = set.intersection(*(set(arm.overrides) for arm in sweep.arms))
 
-    @cache  # most arms are of the same preset, and composing takes a fifth of a second
+    @cache  # most arms have the same preset, and composing takes 0.2 s
     def params(preset: str) -> list[dict[str, Any]]:
-        # Alone, because other overrides may be for knobs that only its arms have.
+        # The preset alone, because other overrides may set knobs that only its arms have.
         return _params([preset, *sweep.settings], load)
 
     arms = (expanded for arm in sweep.arms for expanded in _arms(arm, common, params, parse, ()))
@@ -50,8 +50,15 @@ def expand(sweep: Sweep, load: Load, parse: Parse) -> Sweep:
 def _arms(
     arm: Arm, common: set[str], params: Params, parse: Parse, seen: tuple[str, ...]
 ) -> Iterator[Arm]:
-    """The arms that one arm stands for; `common` overrides are not worth naming, `params` reads a
-    preset's list."""
+    """The arms that replace one arm.
+
+    Args:
+        arm: of the command line or of an outer study.
+        common: overrides of all arms, which names leave out.
+        params: reads the products of a preset.
+        parse: reads overrides in Hydra's grammar.
+        seen: the presets of the outer studies.
+    """
     preset = next((text for text in arm.overrides if text.startswith(PRESET)), f"{PRESET}none")
     if preset in seen:
         raise BadInput(f"{preset}: this study contains itself")
@@ -72,13 +79,13 @@ def _arms(
 
 
 def _params(overrides: Sequence[str], load: Load) -> list[dict[str, Any]]:
-    """What a preset sweeps over by itself."""
+    """The products in `sweep.params` of a preset."""
     try:
         params: Any = OmegaConf.to_container(load(overrides).sweep.params)
     except Exception as error:
         if not is_config_error(error):
             raise
-        return []  # the arm is told wrong when it is composed
+        return []  # composing the arm reports the error
     if not all(isinstance(part, dict) for part in params):
         raise BadInput(
             f"sweep.params={params!r} must be a list of products, e.g. [{{quant: 'bf16,int8'}}]"

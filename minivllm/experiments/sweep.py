@@ -1,5 +1,4 @@
-"""Running a sweep: compose its arms, skip what is recorded, launch the rest, report whatever
-happened."""
+"""A sweep from its arms to its report: compose, skip recorded measurements, launch the others."""
 
 from __future__ import annotations
 
@@ -39,10 +38,10 @@ PLAN = "plan.json"
 
 
 def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
-    """Run a sweep to its report.
+    """Run a sweep and build its report.
 
     Args:
-        sweep: what to measure.
+        sweep: the arms and the settings.
         load: composes a configuration from overrides; raises what Hydra raises.
         launch: runs jobs, given as overrides, through Hydra's launcher; returns their JobReturns.
 
@@ -50,8 +49,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         The exit code: 0 if every record of the sweep is ok, 2 if nothing could be measured, else 1.
 
     Raises:
-        BadInput: no arm at all can be measured, or no report can be written; nothing has been
-            written then.
+        BadInput: no arm can be measured, or no report can be written; nothing is written.
     """
     from minivllm.experiments.ending import conclude, require_writable_reports
 
@@ -93,8 +91,8 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What a record file keeps when its folder is put aside and back, and a newer one does not
-    have; None: there is none."""
+    """The inode and modification time of a record file, which survive moving its folder; None
+    without a file."""
     try:
         status = path.stat()
     except OSError:
@@ -103,12 +101,16 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
-    """How far a sweep came, and what its command would do now; `before` are the stamps of older
-    records."""
+    """The progress of an interrupted sweep and the effect of repeating its command, in words.
+
+    Args:
+        plan: of the sweep.
+        before: the stamps of older records, see `_stamp`.
+    """
     total = len(plan.measurements)
     if not plan.config["sweep"]["fresh"]:
         done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
-        return f"{done} of {total} measurements are recorded; the same command goes on"
+        return f"{done} of {total} measurements are recorded; the same command continues"
     stamps = [_stamp(measurement.path / storage.RECORD) for measurement in plan.measurements]
     old = sum(stamp is not None and stamp in before for stamp in stamps)
     done = sum(stamp is not None for stamp in stamps) - old
@@ -120,21 +122,20 @@ def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
 
 
 def _recover(plan: Plan) -> None:
-    """Look up again what is recorded: another process may have measured, or been ended while
-    replacing."""
-    for measurement in plan.measurements:  # under the lock: nobody is replacing them now
+    """Look up the records again, after repairing folders of a process that ended while replacing
+    them."""
+    for measurement in plan.measurements:  # the lock keeps other processes from replacing them
         storage.recover(measurement.path)
     plan.look_up()
 
 
 def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
-    """Leave a record of every arm: launch what is pending, and add blocks as `measure.target_ci`
-    wants.
+    """Launch the pending measurements, record invalid arms, and add blocks for `measure.target_ci`.
 
     Args:
-        plan: its folder is held by this process.
+        plan: the plan, whose folder this process has locked.
         launch: see `run_sweep`.
-        what: said in place of the sweep's name and size.
+        what: printed in place of the sweep's name and size.
     """
     _recover(plan)
     todo = sum(map(len, plan.jobs))
@@ -197,7 +198,7 @@ def _launch(plan: Plan, launch: Launch) -> None:
             recorded_status(measurement) is not None for job in plan.jobs for measurement in job
         ):
             raise
-        # Without Slurm, say, or a Ray cluster at the address given.
+        # Slurm is missing, for example, or no Ray cluster has the given address.
         raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
     plan.refused = _report_crashes(returns)
 
@@ -207,8 +208,8 @@ def _hidden(overrides: Sequence[str]) -> list[str]:
 
 
 def _warn_of_old_terms(plan: Plan) -> None:
-    """A record says what it met and cost by the SLOs and prices that it was made with, and how near
-    it came to the limits if those were measured; no new ones are applied."""
+    """Warn of records with other SLOs, prices or limits than the command's, which stay
+    unchanged."""
     for knob in ("slo", "price", "roofline"):
         kept = 0
         for measurement in plan.measurements:
@@ -224,10 +225,11 @@ def _warn_of_old_terms(plan: Plan) -> None:
 
 
 def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
-    """For each job the overrides of one of its arms (they share an engine) and where its list is.
+    """The overrides of each job: those of one of its arms (all share an engine), and its plan's
+    path.
 
-    A job may run on another machine, from wherever its launcher starts it. A launcher may store
-    them, so they have no secrets; those are in the private copy of the list.
+    A job may run on another machine, in any folder. A launcher may store overrides, so secrets are
+    masked in them; the private copy of the plan has the secrets.
     """
     arms = {cell.arm.name: cell.arm for cell in plan.cells}
     return [
@@ -243,23 +245,22 @@ def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
 
 
 def _report_crashes(returns: Sequence[Any]) -> bool:
-    """Name jobs that raised; those that a failing cell ended have left a record, and say so there.
+    """Print the errors of jobs that raised; a failed cell has a record instead.
 
     Returns:
-        Whether every job was refused, and has said why: a lock file cannot be used, the disk is
-        full.
+        Whether every job ended with bad input, such as an unusable lock file or a full disk.
     """
     refused = 0
     for index, job in enumerate(returns):
         try:
-            refused += job.return_value == 2  # or raises what the job raised
+            refused += job.return_value == 2  # raises the job's exception
         except Exception as error:
             print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
     return bool(returns) and refused == len(returns)
 
 
 def _record_invalid(plan: Plan, cell: PlannedArm, tracker: Tracker) -> None:
-    """A row for an arm that cannot be measured; and none left of a time when it could not."""
+    """Write a record for an arm that cannot be measured; remove an old one of an arm that can."""
     row = plan.row_of_invalid(cell)
     if cell.problem is None:
         storage.remove(row.path)

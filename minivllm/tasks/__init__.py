@@ -1,1 +1,1 @@
-"""Tasks: one a file, named by `_target_`."""
+"""The tasks of the command line, one in each file, named by `_target_`."""

@@ -1,4 +1,4 @@
-"""One streamed answer in the terminal: shown as it comes, timed, and stoppable with Ctrl-C."""
+"""A streamed answer in the terminal, with its times; Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 @dataclass
 class Answer:
-    """What was said, and how fast.
+    """The text of an answer, its tokens and its times.
 
-    `text` leaves out thinking blocks; `ttft_s` and `finished_s` are seconds from the request.
+    `text` has no thinking blocks; `ttft_s` and `finished_s` are seconds from the request.
     """
 
     text: str = ""
@@ -30,13 +30,13 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first one by the time they took; None with fewer than two."""
+        """Tokens after the first one, divided by their time; None with fewer than two tokens."""
         if self.ttft_s is None or self.num_tokens < 2 or self.finished_s <= self.ttft_s:
             return None
         return (self.num_tokens - 1) / (self.finished_s - self.ttft_s)
 
     def summary(self) -> str:
-        """One line: prompt, output, TTFT, tokens/s, and why it ended."""
+        """One line: the tokens of prompt and output, TTFT, tokens/s, and the reason of the end."""
         parts = [f"{self.num_prompt_tokens} prompt tokens", f"{self.num_tokens} output tokens"]
         if self.ttft_s is not None:
             parts.append(f"TTFT {self.ttft_s * 1e3:.0f} ms")
@@ -49,12 +49,13 @@ class Answer:
 
 
 def split_thinking(pieces: Iterable[str], thinking: bool = False) -> Iterator[tuple[bool, str]]:
-    """Tell thinking from speaking in streamed text: (is it thought?, text), without the tags.
+    """Split streamed text into pairs (whether it is inside a thinking block, text), without the
+    tags.
 
-    A tag may be split over pieces, so what could be the beginning of one waits for the next piece.
+    A tag may be split over pieces, so a possible beginning of a tag waits for the next piece.
 
     Args:
-        pieces: the text as it comes.
+        pieces: the text in the order of generation.
         thinking: whether the text begins inside a block (some templates open it in the prompt).
     """
     held = ""
@@ -92,16 +93,16 @@ def stream_answer(
     thinking: bool | None = None,
     echo: str = "",
 ) -> Answer:
-    """Stream one completion; Ctrl-C ends it and leaves what was said so far.
+    """Stream one completion; Ctrl-C ends it, and the answer holds the text so far.
 
     Args:
-        llm: generates.
+        llm: generates the answer.
         prompt: text or token ids.
-        params: how to decode.
-        show: called with (is it thought?, text) as it comes.
-        thinking: whether the answer begins inside a thinking block; None shows all text as it is,
-            tags too.
-        echo: text to show before the answer, once the prompt is known to be served.
+        params: the decoding parameters.
+        show: called with (whether it is inside a thinking block, text) for each piece.
+        thinking: whether the answer begins inside a thinking block; None shows all text, with
+            the tags.
+        echo: text to show before the answer, after the prompt was accepted.
 
     Raises:
         BadInput: the prompt cannot be served.
@@ -133,6 +134,6 @@ def stream_answer(
     except KeyboardInterrupt:
         answer.finish_reason = "abort"
     finally:
-        pieces.close()  # aborts the request
+        pieces.close()  # aborts an unfinished request
     answer.text = "".join(spoken)
     return answer

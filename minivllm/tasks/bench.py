@@ -1,4 +1,4 @@
-"""task=bench: measure one cell, or one job of a sweep's plan."""
+"""task=bench: measurements of one cell, or of one job of a sweep's plan."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from minivllm.redaction import learn
 
 
 def run(config: dict[str, Any]) -> int:
-    """Measure, and for a lone run print a summary and build the report.
+    """Measure; a single run also prints a summary and builds the report.
 
     Args:
         config: the resolved configuration.
 
     Returns:
-        0 if every measurement is ok and there is a report, else 1.
+        0 if every measurement is ok and the report was built, else 1.
 
     Raises:
-        BadInput: this cannot be measured; nothing has been written then.
-        KeyboardInterrupt: Ctrl-C; what had finished is kept, and reported for a lone run.
+        BadInput: the configuration cannot be measured; nothing is written.
+        KeyboardInterrupt: Ctrl-C; finished measurements are kept, and a single run reports them.
     """
     sweep = config.get("sweep") or {}
     if sweep.get("plan"):
@@ -54,8 +54,8 @@ def _exit_code(outcomes: Sequence[Outcome]) -> int:
 
 
 def _go_to(folder: str) -> None:
-    """Be where the sweep was started: a launcher may start its jobs elsewhere, and paths may be
-    relative."""
+    """Change to the folder of the sweep's command, which relative paths refer to; a launcher may
+    start its jobs in another one."""
     try:
         os.chdir(folder)
     except OSError as error:
@@ -66,9 +66,9 @@ def _go_to(folder: str) -> None:
 
 
 def _run_job(path: Path, job: int) -> list[Outcome]:
-    """Measure one job of a plan. The sweeper reports."""
+    """Measure one job of a plan; the sweeper builds the report."""
     try:
-        whole = files.private(path)  # where there are secrets
+        whole = files.private(path)  # exists where configurations have secrets
         there = whole if whole.exists() else path
         plan = read_json(there, str(there), limit=MAX_TEXT)
         entries = plan if isinstance(plan, list) else plan["jobs"]
@@ -110,7 +110,7 @@ def _measurements(
 
 
 def _measure_into(root: Path, name: str, config: dict[str, Any], fingerprint: str) -> int:
-    """Measure a lone run into its folder; the exit code."""
+    """Measure a single run into its folder and report it; returns the exit code."""
     measurements = _measurements(root, name, config, fingerprint)
     code, reported, refused = 1, False, False
     try:

@@ -1,4 +1,4 @@
-"""task=capacity: the highest rate at which the objectives of `measure.slo` hold, by bisection."""
+"""task=capacity: a bisection for the highest rate at which the objectives of `measure.slo` hold."""
 
 from __future__ import annotations
 
@@ -37,27 +37,26 @@ from minivllm.experiments.preflight import (
 from minivllm.experiments.preview import progress
 from minivllm.experiments.schedule import recorded_status, standing
 
-DONE = ("ok", "timeout")  # of these something can be said about their rate
-DEPTH = 8  # how far below task.start_rate is searched where task.min_rate does not say
+DONE = ("ok", "timeout")  # statuses of a record that says something about its rate
+DEPTH = 8  # task.start_rate / the lowest rate, where task.min_rate is null
 
 
 def run(config: dict[str, Any]) -> int:
-    """Search, measuring each rate as task=bench would, and print what was found.
+    """Search for the capacity, measuring each rate as task=bench would, and print it.
 
     The engine is loaded once for all rates, unless measure.isolation=run. Every measurement is a
-    record; those of a search with the same definition are found again, so that the same command
-    resumes. Each block of a rate has a seed of its own, and so other arrivals and prompts.
+    record; a search with the same definition reads the records again, so that the same command
+    resumes. Each block of a rate has its own seed, and so its own arrivals and prompts.
 
     Args:
-        config: the resolved configuration; with sweep.dry_run=true the search is described and
-            nothing measured.
+        config: the resolved configuration; with sweep.dry_run=true the search is only described.
 
     Returns:
-        0 if a rate was found that holds, else 1; 0 of a dry run.
+        0 if the objectives hold at some rate, else 1; 0 after a dry run.
 
     Raises:
-        BadInput: this cannot be searched; nothing has been written then.
-        KeyboardInterrupt: Ctrl-C; what had finished is kept.
+        BadInput: the configuration cannot be searched; nothing is written.
+        KeyboardInterrupt: Ctrl-C; finished measurements are kept.
     """
     validate_single_run(config, allowed=("dry_run",))
     require_hardware(config)
@@ -94,7 +93,7 @@ def run(config: dict[str, Any]) -> int:
 
 
 def _check(config: dict[str, Any]) -> str:
-    """What can be told at once; returns the knob to search in."""
+    """Check the configuration of a search; returns the knob to search in."""
     knob = rate_knob(config["arrival"])
     if knob is None:
         raise BadInput(
@@ -119,19 +118,19 @@ def _check(config: dict[str, Any]) -> str:
 
 
 class _Failed(Exception):
-    """A measurement did not end well, so nothing can be said of its rate."""
+    """A measurement failed, so its rate is undecided."""
 
 
 class _Unrecorded(Exception):
-    """What comes next is still to be measured."""
+    """The next measurement of a dry search has no record."""
 
 
 class _Search:
     """The measurements of a search.
 
     Args:
-        config: checked.
-        knob: of `arrival`.
+        config: the checked configuration.
+        knob: the rate's name in `arrival`.
         fingerprint: of the weights.
     """
 
@@ -142,12 +141,12 @@ class _Search:
         cell = identity.cell_id(without, fingerprint)
         self.name: str = config.get("name") or f"capacity-{cell}"
         self.measurements: list[Measurement] = []
-        # of each rate: percentiles of its first block
+        # By rate: the metrics of its first block.
         self.latencies: dict[float, dict[str, Any]] = {}
         self.supervisor: Supervisor
 
     def measure(self, rate: float, block: int) -> Sequence[bool]:
-        """Whether each request met its objectives at a rate; from the record where there is one."""
+        """Whether each request met its objectives at a rate, from the record if there is one."""
         measurement = self._measurement(rate, block)
         storage.recover(measurement.path)
         if not self._stands(measurement):
@@ -168,15 +167,15 @@ class _Search:
         return self._met(rate, measurement)
 
     def recall(self, rate: float, block: int) -> Sequence[bool]:
-        """As `measure`, from records alone, where they are now. Raises _Unrecorded."""
+        """The result of `measure` from records alone. Raises _Unrecorded where there is none."""
         measurement = self.measurements[-1] = standing(self._measurement(rate, block))
         if not self._stands(measurement):
             raise _Unrecorded(f"{measurement.arm}{self.duration(rate)}")
         return self._met(rate, measurement)
 
     def _stands(self, measurement: Measurement) -> bool:
-        """Whether the record says something about its rate: one that timed out not if there is more
-        time now."""
+        """Whether the record decides its rate; a time-out does not where the time limit has
+        grown."""
         if (status := recorded_status(measurement)) not in DONE:
             return False
         record = read_record(measurement.path / storage.RECORD)
@@ -210,13 +209,12 @@ class _Search:
         return seen
 
     def duration(self, rate: float) -> str:
-        """How long it takes until the last request has come, where that can be told and is not
-        soon."""
+        """The seconds until the last arrival in words; empty where unknown or under a second."""
         seconds = arrivals_s({**self.config, "arrival": {self.knob: rate}}) or 0.0
         return f": {seconds:.0f} s of arrivals" if seconds >= 1 else ""
 
     def explain(self, capacity: Capacity) -> str:
-        """How far the lowest rate is from its objectives, and what to change."""
+        """A sentence on how far the lowest rate is from its objectives, with advice."""
         rate = capacity.probes[0].rate
         metrics, reasons = self.latencies[rate], []
         for name, limit in objectives(self.config["measure"]["slo"]).items():
@@ -230,7 +228,7 @@ class _Search:
         return f"{where}raise the objectives, or {below} to search below"
 
     def tell(self, probe: Probe) -> None:
-        """Say what came of a rate."""
+        """Print the share of requests that met their objectives at a rate."""
         criterion = criterion_of(self.config)
         low, high = probe.interval(criterion.confidence)
         print(
@@ -242,8 +240,7 @@ class _Search:
 
 
 def _preview(searching: _Search, start: float, least: float) -> None:
-    """Say how the search goes, what of it is recorded, and what is measured next; nothing is
-    written."""
+    """Print how the search proceeds, what is recorded and what comes next; nothing is written."""
     criterion, unit = criterion_of(searching.config), UNITS[searching.knob]
     limits = objectives(searching.config["measure"]["slo"])
     print(

@@ -1,4 +1,4 @@
-"""task=chat: a conversation in the terminal."""
+"""task=chat: a conversation with the model in the terminal."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Ctrl-C stops an answer."""
 
 
 class Chat:
-    """The conversation and its commands, apart from the terminal.
+    """A conversation and its commands, without the terminal.
 
-    With a base model (one without a chat template) every line is completed as it stands.
+    A base model (one without a chat template) completes every line by itself.
 
     Args:
-        llm: generates.
-        write: shows text as it is.
+        llm: generates the answers.
+        write: shows text of the model, called with (whether it is thinking, text).
         note: shows a line about the conversation.
         system: the system prompt, or None.
         show_thinking: whether thinking blocks are shown.
@@ -60,7 +60,8 @@ class Chat:
         self.is_base = llm.tokenizer is None or llm.tokenizer.chat_template is None
 
     def handle(self, line: str) -> bool:
-        """React to one line of the user's; False when the conversation is over."""
+        """Answer one line of the user, or run its command; returns False to end the
+        conversation."""
         command, _, rest = line.partition(" ")
         actions: dict[str, Callable[[str], object]] = {
             "/reset": self._reset,
@@ -174,17 +175,17 @@ class Chat:
 
 
 def run(config: dict[str, Any]) -> int:
-    """Talk until /exit or the end of the input; lines may also be piped in.
+    """Hold a conversation until /exit or the end of the input, which may be a pipe.
 
     Returns:
         Exit code 0.
 
     Raises:
         BadInput: the model has random weights or no tokenizer, or cannot be loaded, or `decoding`
-            asks for several completions, or for one that is known at its end only.
+            cannot be streamed, as several completions or a beam search.
     """
     if config["model"].get("weights") == "random":
-        raise BadInput("model.weights=random has nothing to say: chat needs trained weights")
+        raise BadInput("model.weights=random generates noise: chat needs trained weights")
     from rich.console import Console
     from rich.text import Text
 
@@ -196,7 +197,7 @@ def run(config: dict[str, Any]) -> int:
     def write(is_thought: bool, text: str) -> None:
         if is_thought:
             console.print(Text(printable(text), style="dim italic"), end="", soft_wrap=True)
-        else:  # the console would change tabs
+        else:  # rich would expand tabs
             console.file.write(printable(text) if console.is_terminal else text)
             console.file.flush()
 
@@ -224,14 +225,14 @@ def run(config: dict[str, Any]) -> int:
             try:
                 if not chat.handle(line):
                     break
-            except KeyboardInterrupt:  # one that came between answers; the conversation goes on
+            except KeyboardInterrupt:  # between answers; the conversation goes on
                 llm.engine.abort_all()
                 note("stopped")
     return 0
 
 
 def _lines() -> Any:
-    """Lines from the terminal, with history and editing, or from a pipe."""
+    """Iterate over the lines of the terminal, with history and editing, or of a pipe."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return

@@ -1,4 +1,4 @@
-"""task=convert: PyTorch's pickled weights as .safetensors."""
+"""task=convert: conversion of PyTorch's pickled weights to .safetensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(config: dict[str, Any]) -> int:
         0.
 
     Raises:
-        BadInput: there is nothing to convert there, or a file is refused; nothing is written then.
+        BadInput: there is no pickled file, or a file is unsafe; nothing is written.
     """
     task, given = config["task"], str(config["model"].get("path") or "")
     path = place(given, f"model.path={given}")

@@ -1,5 +1,5 @@
-"""task=generate: complete one prompt, or standard input; streamed, where there is one completion
-that can be."""
+"""task=generate: the completion of one prompt or of standard input, streamed where it is a single
+one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(config: dict[str, Any]) -> int:
         Exit code: 0, or 130 if interrupted.
 
     Raises:
-        BadInput: there is no prompt, or it cannot be served.
+        BadInput: the prompt is missing or cannot be served.
     """
     prompt = config["task"]["prompt"]
     if prompt is None:
@@ -25,7 +25,7 @@ def run(config: dict[str, Any]) -> int:
             raise BadInput("no prompt: give task.prompt='...', or pipe text into standard input")
         try:
             prompt = sys.stdin.read()
-            prompt.encode()  # some locales let undecodable bytes through as lone surrogates
+            prompt.encode()  # some locales decode invalid bytes to lone surrogates
         except UnicodeError as error:
             raise BadInput(f"standard input is not valid UTF-8 ({error}): pipe text in") from None
     if not prompt:
@@ -36,7 +36,7 @@ def run(config: dict[str, Any]) -> int:
     from minivllm.llm import LLM  # imports torch, so only now
     from minivllm.tasks.answer import stream_answer
 
-    shown = printable if sys.stdout.isatty() else str  # a file or a pipe gets the text as it is
+    shown = printable if sys.stdout.isatty() else str  # a file or a pipe gets the raw text
 
     def show_all(llm: LLM) -> int:
         (result,) = llm.generate(prompt, llm.default_params)

@@ -1,4 +1,4 @@
-"""task=quality: what a configuration costs in quality, without measuring its speed."""
+"""task=quality: the quality of a configuration, without its speed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from minivllm.tasks import bench
 
 
 def run(config: dict[str, Any]) -> int:
-    """Make a record whose `quality` is filled and whose metrics are empty; a table and a report, as
-    of bench.
+    """Measure quality alone: records with `quality` and without metrics, a table and a report.
 
-    Everything around it is the benchmark's: the worker and its timeout, records and their
-    identities, sweeps that resume. The session sees by the task that there is no load to measure.
+    The worker, its timeout, the records, their identities and resumed sweeps are those of
+    task=bench; the session skips the load because of the task.
 
     Args:
-        config: the resolved configuration; of its settings `quality` says what to measure.
+        config: the resolved configuration; `quality` says what to measure.
 
     Returns:
         0 if every measurement is ok, else 1.
 
     Raises:
-        BadInput: this cannot be measured, random weights above all.
-        KeyboardInterrupt: Ctrl-C; what had finished is kept.
+        BadInput: the configuration cannot be measured, for example with random weights.
+        KeyboardInterrupt: Ctrl-C; finished measurements are kept.
     """
     return bench.run(config)

@@ -1,4 +1,4 @@
-"""task=report: rebuild a report from records that are already there."""
+"""task=report: the report of existing records, built anew."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAME = 80
 
 
 def run(config: dict[str, Any]) -> int:
-    """Build the report of `runs` and print its path; a run of task=kernels has one of its own.
+    """Build the report of `runs` and print its path; each run of task=kernels has its own report.
 
     Args:
         config: the resolved configuration; uses `runs` (folders, archives or globs, also relative
@@ -28,8 +28,8 @@ def run(config: dict[str, Any]) -> int:
         0.
 
     Raises:
-        BadInput: `runs` is empty, or a pattern finds nothing, or there is no record below it, or
-            `reports_dir` cannot be written to, or `name` is given to several reports.
+        BadInput: `runs` is empty, a pattern matches no records, `reports_dir` cannot be written to,
+            or `name` is given for several reports.
     """
     folders = find_runs(config.get("runs") or [], Path(config.get("runs_dir") or "runs"))
     reports_dir, name = Path(config.get("reports_dir") or "reports"), config.get("name")
@@ -62,8 +62,8 @@ def run(config: dict[str, Any]) -> int:
 
 
 def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
-    """Folders and archives that the patterns name, each once; a pattern is tried as it is, then
-    below `runs_dir`."""
+    """Folders and archives that match the patterns, each once; a pattern is tried from the working
+    directory, then from `runs_dir`. Raises BadInput where one matches nothing."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns:
         raise BadInput(
@@ -82,8 +82,7 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
 
 
 def _matches(folder: Path, pattern: str) -> list[Path]:
-    """Folders and archives of a name, or of a pattern, in `folder` that hold records, so that `*`
-    means runs and not whatever else lies there."""
+    """Folders and archives with records in `folder` that match a name or a pattern."""
     if _holds_records(folder / pattern):
         return [folder / pattern]
     names = glob.glob(str(Path(glob.escape(str(folder))) / pattern))
@@ -108,7 +107,7 @@ def _available(runs_dir: Path) -> str:
 
 
 def joined_name(folders: list[Path]) -> str:
-    """A name for the report: that of the folder or the archive, or those of several joined."""
+    """The name of a report: that of its folder or archive, or those of several joined."""
     names = [folder.resolve().name.removesuffix(archive.SUFFIX) for folder in folders]
     name = "+".join(names)
     return name if len(name) <= MAX_NAME else f"{names[0]}+{len(folders) - 1}-more"

@@ -1,1 +1,1 @@
-"""Trackers: who else is told of a record."""
+"""Trackers, which copy each record to another system, such as MLflow."""

@@ -1,4 +1,4 @@
-"""Telling others of what is recorded. The records are the result; a tracker is a copy for a
+"""The tracker protocol. Records are the result; a tracker copies them, for example to a
 dashboard."""
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from minivllm.errors import first_line
 
 
 class Tracker:
-    """Is told of everything that is recorded; this one does nothing with it."""
+    """Receives every record and every report; this base class ignores them."""
 
     def record(self, directory: Path) -> None:
-        """A measurement has left its record in this directory, whatever its status."""
+        """Receive the directory of a measurement's record, of any status."""
 
     def report(self, name: str, page: Path) -> None:
-        """The report on the records of this name has been built."""
+        """Receive the page of a report, and the name of its records."""
 
 
 class SafeTracker(Tracker):
-    """What another tracker does, except that its failures are warnings: a measurement does not fail
-    by them.
+    """Wraps the configured tracker, and turns its failures into warnings.
 
     Args:
         config: the resolved configuration.
 
     Raises:
-        BadInput: the configured tracker cannot be had.
+        BadInput: the configured tracker cannot be built.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -40,7 +39,7 @@ class SafeTracker(Tracker):
         self.tracker = build(node) if node else Tracker()
 
     def record(self, directory: Path) -> None:
-        """See Tracker; a failure is also written into the record's log."""
+        """See Tracker; a warning also goes into the record's log."""
         if not (directory / storage.RECORD).exists():
             return
         warning = _attempt(lambda: self.tracker.record(directory))
@@ -54,7 +53,7 @@ class SafeTracker(Tracker):
 
 
 def _attempt(what: Callable[[], None]) -> str:
-    """Do something; the warning if that failed, which has been printed."""
+    """Call `what`; returns the printed warning if it failed, else an empty text."""
     try:
         what()
     except Exception as error:

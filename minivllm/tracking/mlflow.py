@@ -1,5 +1,4 @@
-"""tracker=mlflow: an MLflow run for each record, with its configuration, its numbers and its
-files."""
+"""tracker=mlflow: an MLflow run for each record, with its configuration, numbers and files."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from minivllm.tracking.options import MLflowOptions
 NUMBERS = ("metrics", "cold", "memory", "energy", "cost", "roofline", "breakdown", "quality")
 TAGS = ("run_id", "cell_id", "sweep", "arm", "block", "status")
 FILES = (storage.RECORD, storage.CONFIG, storage.LOG)
-BATCH = 100  # parameters that MLflow takes at once
-LONGEST = 500  # characters of a parameter that every version of MLflow takes
-# MLflow would send usage data, and try a server that is away for minutes.
+BATCH = 100  # most parameters of one MLflow call
+LONGEST = 500  # most characters of a parameter in every version of MLflow
+# Turns off MLflow's usage data, and its minutes of retries for an absent server.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -31,7 +30,7 @@ ENVIRONMENT = {
 
 
 class MLflowTracker(MLflowOptions, Tracker):
-    """Logs through MLflow's client; nothing is imported or connected to before there is a record.
+    """Logs records through MLflow's client, which is imported and connected at the first record.
 
     Raises:
         BadInput: MLflow is not installed.
@@ -69,7 +68,7 @@ class MLflowTracker(MLflowOptions, Tracker):
             client.set_terminated(run, "FINISHED" if record["status"] == "ok" else "FAILED")
 
     def report(self, name: str, page: Path) -> None:
-        """See Tracker: a run of its own, which holds the page."""
+        """See Tracker; the page goes into an MLflow run of its own."""
         if not self.artifacts:
             return
         with self._run(f"report {name}", {"sweep": name}) as (client, run):
@@ -78,8 +77,7 @@ class MLflowTracker(MLflowOptions, Tracker):
 
     @contextmanager
     def _run(self, name: str, tags: dict[str, str]) -> Iterator[tuple[Any, str]]:
-        """A new MLflow run: the client, and the run's id there. Where the body fails the run is
-        FAILED."""
+        """A new MLflow run, as the client and the run's id; marked FAILED where the body raises."""
         if self._connected is None:
             for variable, value in ENVIRONMENT.items():
                 os.environ.setdefault(variable, value)
@@ -92,25 +90,25 @@ class MLflowTracker(MLflowOptions, Tracker):
         try:
             yield client, run
         except BaseException:
-            with suppress(Exception):  # the server may be away by now
+            with suppress(Exception):  # the server may be gone
                 client.set_terminated(run, "FAILED")
             raise
 
     def _experiment_of(self, client: Any) -> str:
-        """The experiment's id there; it is made if it is new."""
+        """The id of the experiment on the server, which is created if it is new."""
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is None:
             try:
                 return str(client.create_experiment(self.experiment))
             except Exception:
                 experiment = client.get_experiment_by_name(self.experiment)
-                if experiment is None:  # no other job of the sweep has made it meanwhile
+                if experiment is None:  # no other job of the sweep has created it meanwhile
                     raise
         return str(experiment.experiment_id)
 
 
 def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested dictionaries by its dotted name."""
+    """Iterate over the leaves of nested dictionaries, each with its dotted name."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from _flat(value, f"{path}.{key}" if path else str(key))

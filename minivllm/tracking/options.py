@@ -1,4 +1,4 @@
-"""The knobs of `tracker`: who else is told of a record."""
+"""The knobs of `tracker`: the system that receives a copy of each record."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class MLflowOptions(Options):
     """tracker=mlflow.
 
     Args:
-        uri: of the tracking server or database; None takes what MLflow is set to.
-        experiment: its name there; made if it is new.
+        uri: of the tracking server or database; None takes MLflow's own setting.
+        experiment: its name on the server; created if it is new.
         artifacts: whether files are uploaded too.
     """
 

@@ -66,5 +66,7 @@ def test_a_folder_that_cannot_hold_the_secrets_is_bad_input() -> None:
     sweep = sweep_of(*GIVEN, SECRET)
     cells = compose_arms(sweep, load)
     Path("there").write_text("in the way")
-    with pytest.raises(BadInput, match=r"runs_dir=.*there: the jobs' secrets cannot be kept there"):
+    with pytest.raises(
+        BadInput, match=r"runs_dir=.*there: the file of the jobs' secrets cannot be written"
+    ):
         plain.launch_all(cells, sweep, lambda jobs: [])

@@ -306,7 +306,7 @@ def test_interrupted_sweep_reports_what_there_is_and_resumes(sweep: Cli, bench: 
     bench.fault = KeyboardInterrupt()
     done = sweep(*SWEEP)
     assert done.code == 130 and len(bench.jobs) == 2 and len(records()) == 1
-    assert "1 of 4 measurements are recorded; the same command goes on" in done.err
+    assert "1 of 4 measurements are recorded; the same command continues" in done.err
     assert Path("reports/mine/index.html").exists()
     bench.fault = None
     assert sweep(*SWEEP).code == 0
