@@ -42,9 +42,8 @@ SHORTEST = 6
 _STRUCTURE = ("choices", "_target_")  # structure of a configuration, never masked
 _PLAIN = re.compile(r"[A-Za-z]{1,15}")  # an ordinary word, common in texts
 # The remembered secrets belong to the process: an error of one engine may repeat a secret of
-# another
-# one's configuration, and exceptions, logs and the console belong to no engine. Secrets are only
-# added, so that no engine can uncover those of another.
+# another one's configuration, and exceptions, logs and the console belong to no engine. Secrets
+# are only added, so that no engine can uncover those of another.
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None  # matches all remembered secrets; None until it is needed
 _lock = threading.Lock()  # guards _known and _pattern

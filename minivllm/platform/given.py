@@ -105,5 +105,5 @@ def biases(what: str, value: Any) -> dict[int, float] | None:
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise BadInput(f"{what}={value!r} must be {{token id: number}}") from None
     if not all(math.fabs(bias) <= FLOAT32 for bias in numbers.values()):
-        raise BadInput(f"{what}={value!r} must have numbers that are finite in float32")
+        raise BadInput(f"{what}={value!r} must be numbers that are finite in float32")
     return numbers

@@ -171,8 +171,7 @@ class Options:
         return f"{self.group}.{name}" if self.group else name
 
 
-# Folders below runs_dir that hold no records of a sweep: shared files, and the logs of Slurm's
-# jobs.
+# Folders below runs_dir without records of a sweep: shared files, and the logs of Slurm's jobs.
 KEPT_FOLDERS = ("workloads", "quality", ".submitit")
 
 
