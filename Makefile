@@ -29,7 +29,8 @@ run: $(RUNNING)
 	$(BIN)/python run.py
 
 test: install
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+	@echo "Looking for tests; a dot is a test that passes, and all of them take some minutes."
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --tb short --disable-warnings -r fEs
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz

@@ -11,10 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.announcing import announcement
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
 from tests.triton_interpreter import prepare_once
@@ -63,6 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Say what is tested with, and how much; once, though every process finds all tests."""
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    if node.gateway.id == "gw0" and reporter is not None:
+        for line in announcement(len(ids), len(node.config.getoption("tx"))):
+            reporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
