@@ -49,11 +49,11 @@ def ceilings(device: torch.device, size: int, dtypes: tuple[str, ...] = DTYPES) 
     }
     notes: list[str] = []
     for dtype in dtypes:
-        limits, said = probe(str(device), dtype)
+        limits, probe_notes = probe(str(device), dtype)
         best = max(found.get("read_bytes_per_s") or 0.0, limits.bandwidth_bytes_per_s or 0.0)
         found["read_bytes_per_s"] = best or None
         found["matrix_flops_per_s"][dtype] = limits.matrix_flops_per_s
-        notes += [note for note in said if note not in notes]
+        notes += [note for note in probe_notes if note not in notes]
     return {**found, "notes": notes}
 
 

@@ -144,12 +144,12 @@ class Target:
     def row(self, runs: Runs) -> str:
         """A line of the table."""
         figure = self.figure(runs)
-        value, span, verdict, told = MISSING, "–", "–", self._missing(runs)
+        value, span, verdict, sources = MISSING, "–", "–", self._missing(runs)
         if figure is not None:
             value, span = self._shown(figure.value), self._range(figure)
-            verdict, told = self._verdict(figure), [figure.source]
+            verdict, sources = self._verdict(figure), [figure.source]
         aimed = f"at {'most' if self.most else 'least'} {self._shown(self.aim)}"
-        records = "; ".join(told + self._unreadable(runs))
+        records = "; ".join(sources + self._unreadable(runs))
         return f"| {self.what} | {value} | {span} | {aimed} | {verdict} | {records} |"
 
     def _shown(self, value: float) -> str:
@@ -178,7 +178,7 @@ class Target:
         """The sweeps that would tell, and what became of their arms."""
         found: dict[str, str] = {}
         for arms in self.compared():
-            told = {
+            statuses = {
                 name: cell.status_text
                 + ", without this figure" * bool(cell.ok and not self._values(cell))
                 for name, cell in arms.of(runs).items()
@@ -186,7 +186,7 @@ class Target:
             none = {
                 f"`{sweep}`": "no record" for sweep in arms.sweeps if not runs.unreadable.get(sweep)
             }
-            found |= told or none
+            found |= statuses or none
         return [f"{name}: {status}" for name, status in found.items()]
 
     def _unreadable(self, runs: Runs) -> list[str]:

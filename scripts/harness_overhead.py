@@ -79,8 +79,8 @@ def per_call(action: Callable[[], object], repetitions: int = 20_000) -> float:
 def event_cost() -> float:
     """Seconds to build and deliver the event of a step that the harness listens to."""
     bus = EventBus()
-    told: deque[StepTimed] = deque(maxlen=1000)
-    bus.subscribe(told.append, StepTimed)
+    events: deque[StepTimed] = deque(maxlen=1000)
+    bus.subscribe(events.append, StepTimed)
     timed: list[Any] = [1] * len(StepTimed._fields)
     return per_call(lambda: bus.emit(StepTimed(*timed)))
 

@@ -84,17 +84,17 @@ def test_of_a_users_own_precision_nothing_is_assumed(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("hidden_size", 1 << 18, "the weights take about"),
         ("max_position_embeddings", 1 << 26, "rotary tables of 67,108,864 positions take"),
     ],
 )
-def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, told: str) -> None:
+def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, message: str) -> None:
     config = compose(
         ["model=qwen3", "model.weights=random", "model.max_model_len=null", "runtime.device=cpu"]
     )
     config["model"]["architecture"] |= {key: value}
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError, match=told):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError, match=message):
         patch.setattr(assembly, "free_memory", lambda device: 16e9)
         require_memory_for_weights(config, torch.device("cpu"))

@@ -307,8 +307,8 @@ def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
     weight, bias, x = (
         torch.randn(size, generator=generator).bfloat16() for size in ((48, 64), (48,), (3, 64))
     )
-    packed, wanted = method.pack(weight, bias), x.double() @ weight.double().t() + bias.double()
-    assert (packed(x).double() - wanted).norm() / wanted.norm() < 0.04
+    packed, expected = method.pack(weight, bias), x.double() @ weight.double().t() + bias.double()
+    assert (packed(x).double() - expected).norm() / expected.norm() < 0.04
     assert sum(t.numel() * t.element_size() for t in packed.parameters()) == 48 * (64 + 2 + 2)
 
 

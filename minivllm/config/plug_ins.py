@@ -59,17 +59,17 @@ def studies(settings: Mapping[str, Any]) -> dict[str, Node]:
 def _in_knobs(settings: Mapping[str, Any]) -> dict[str, Node]:
     """The classes that knobs of groups name, by the knobs' keys: as a value, or within a list or a
     dictionary."""
-    found: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     for group in compose.GROUPS:
         for name, value in settings[group].items():
             key = f"{group}.{name}"
             if isinstance(value, list):
-                found |= {f"{key}[{i}]": node for i, node in enumerate(value)}
+                nodes |= {f"{key}[{i}]": node for i, node in enumerate(value)}
             elif names_class(value):
-                found[key] = value
+                nodes[key] = value
             elif isinstance(value, Mapping):
-                found |= {f"{key}.{part}": node for part, node in value.items()}
-    return {key: node for key, node in found.items() if names_class(node)}
+                nodes |= {f"{key}.{part}": node for part, node in value.items()}
+    return {key: node for key, node in nodes.items() if names_class(node)}
 
 
 def _is_users(node: Node) -> bool:

@@ -98,7 +98,7 @@ def make_own(key: str, node: Mapping[str, Any], kind: Any, otherwise: str, **run
     Raises:
         BadInput: see `make`; or it is another kind of object.
     """
-    made = make(str(node["_target_"]), knobs_of(node), **runtime)
-    if not isinstance(made, kind):
+    instance = make(str(node["_target_"]), knobs_of(node), **runtime)
+    if not isinstance(instance, kind):
         raise BadInput(f"{key}: {node['_target_']} is {otherwise}")
-    return made
+    return instance

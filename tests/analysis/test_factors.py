@@ -50,7 +50,7 @@ def swept(
     return rows
 
 
-def said(*args: Any, **changes: Any) -> str:
+def sentence(*args: Any, **changes: Any) -> str:
     (sentence,) = sentences(gather(swept(*args, **changes)))
     return sentence
 
@@ -64,11 +64,11 @@ def test_the_answer_follows_from_the_interval(blocks: int, alternate: bool) -> N
         "Not told apart, whether the effects of quant and batching multiply": ({"int8": 0.9}, 0.2),
     }
     for begin, (together, noise) in begins.items():
-        assert said(blocks, together, noise, alternate=alternate).startswith(f"{begin}: ")
+        assert sentence(blocks, together, noise, alternate=alternate).startswith(f"{begin}: ")
 
 
 def test_what_both_give_stands_beside_the_product() -> None:
-    text = said(3, {"int8": 0.5}, noise=0.0)
+    text = sentence(3, {"int8": 0.5}, noise=0.0)
     assert "int8 with continuous gives 3.00× the output tokens/s of the first cell" in text
     assert (
         "alone they give 1.50× and 4.00×, whose product is 6.00×: 0.500× [0.500, 0.500] of it."
@@ -77,19 +77,19 @@ def test_what_both_give_stands_beside_the_product() -> None:
 
 
 def test_a_single_block_tells_nothing_apart() -> None:
-    text = said(1, {"int8": 0.1}, noise=0.0)
+    text = sentence(1, {"int8": 0.1}, noise=0.0)
     assert text.startswith("Not told apart, ") and text.endswith(
         "0.100× of it, and a single block has no interval."
     )
 
 
 def test_what_a_block_has_in_common_is_no_scatter() -> None:
-    assert "do not multiply" in said(3, {"int8": 0.8}, drift=0.3)
-    assert "Not told apart" in said(3, {"int8": 0.8}, drift=0.3, alternate=False)
+    assert "do not multiply" in sentence(3, {"int8": 0.8}, drift=0.3)
+    assert "Not told apart" in sentence(3, {"int8": 0.8}, drift=0.3, alternate=False)
 
 
 def test_the_farthest_from_the_product_is_told_first() -> None:
-    text = said(4, {"nf4": 0.5}, noise=0.002, quants=("fp16", "int8", "nf4"))
+    text = sentence(4, {"nf4": 0.5}, noise=0.002, quants=("fp16", "int8", "nf4"))
     assert "do not multiply: nf4 with continuous gives" in text and text.endswith(" (multiply).")
     assert text.count("int8 with continuous") == 1
 

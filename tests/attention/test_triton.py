@@ -281,12 +281,12 @@ def test_norm_rotation_and_write_in_one(
     cos, sin = torch.randn(tokens, 2, 1, rotary_dim).to(dtype).unbind(1)
     weight = torch.randn(heads + kv_heads, head_dim).to(dtype)
     normed = torch.nn.functional.rms_norm(qk, (head_dim,), None, 1e-6)
-    wanted = {
+    expected = {
         "none": qk,
         "plain": normed * weight,
         "gemma": torch.addcmul(normed, normed, weight),
     }[norm]
-    wanted = rotate(wanted, cos, sin)
+    expected = rotate(expected, cos, sin)
     slots = (torch.randperm(28)[:tokens] + 4).to(DEVICE)
     given = None if norm == "none" else (weight.to(DEVICE), 1e-6, norm)
     on_device = [t.to(DEVICE) for t in (qkv, cos, sin)]
@@ -305,8 +305,8 @@ def test_norm_rotation_and_write_in_one(
     close = (
         {"atol": 2e-6, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.008}
     )
-    torch.testing.assert_close(torch.cat((q.cpu(), keys), 1), wanted, **close)
-    torch.testing.assert_close(alone.cpu(), wanted, **close)
+    torch.testing.assert_close(torch.cat((q.cpu(), keys), 1), expected, **close)
+    torch.testing.assert_close(alone.cpu(), expected, **close)
     assert torch.equal(values, v.cpu())
     assert (
         sum(int(part.isfinite().sum()) for part in kv.parts[0]) == 2 * tokens * kv_heads * head_dim

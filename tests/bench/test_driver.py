@@ -101,12 +101,17 @@ def test_an_answer_for_a_stranger_is_an_error() -> None:
 
 def test_progress_is_told_seldom_and_at_the_end() -> None:
     engine = ScriptedEngine(ScriptedClock(), step_s=0.0625)
-    told: list[Progress] = []
+    progress: list[Progress] = []
     drive(
-        engine, workload((1, 16), (1, 16)), Offline(), SamplingParams(), engine.clock, told.append
+        engine,
+        workload((1, 16), (1, 16)),
+        Offline(),
+        SamplingParams(),
+        engine.clock,
+        progress.append,
     )
-    assert len(told) == 5  # every fourth step of 1 s, and at the end
-    assert told[-1] == Progress(done=2, total=2, output_tokens=32, elapsed_s=1.0)
+    assert len(progress) == 5  # every fourth step of 1 s, and at the end
+    assert progress[-1] == Progress(done=2, total=2, output_tokens=32, elapsed_s=1.0)
 
 
 @pytest.mark.parametrize(

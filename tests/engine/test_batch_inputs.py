@@ -51,12 +51,12 @@ def test_every_tensor_is_what_the_step_says(
     for slot, (request, at) in zip(tensors["slot_mapping"].tolist(), rows, strict=True):
         index = at - request.cache.num_evicted
         assert slot == request.cache.block_table.blocks[index // size] * size + index % size
-    wanted = [
+    expected = [
         row
         for row, (request, at) in enumerate(rows)
         if every or request.params.prompt_logprobs is not None or at == request.num_tokens - 1
     ]
-    assert tensors["logit_rows"].tolist() == wanted
+    assert tensors["logit_rows"].tolist() == expected
     counts = [part.num_tokens for part in parts]
     assert tensors["query_start_loc"].tolist() == [0, *np.cumsum(counts)]
     assert list(query_lens) == counts

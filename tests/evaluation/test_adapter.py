@@ -86,9 +86,9 @@ def test_the_engine_s_options_leave_scores_as_they_are(pair: Pair, engine: dict[
     tokens = pair.ours.tok_encode(HELDOUT[:1200])
     # Each continuation has blocks of its own, whose scores a cache of prefixes could lose.
     requests = [(("", ""), tokens[:200], tokens[200 + i : 250 + i]) for i in range(6)]
-    wanted = pair.ours._loglikelihood_tokens(requests, disable_tqdm=True)
+    expected = pair.ours._loglikelihood_tokens(requests, disable_tqdm=True)
     for _ in range(2):  # the second time, a cache of prefixes knows them
-        assert_same(wanted, model._loglikelihood_tokens(requests, disable_tqdm=True))
+        assert_same(expected, model._loglikelihood_tokens(requests, disable_tqdm=True))
 
 
 def test_a_continuation_that_cannot_be_scored_is_refused(pair: Pair) -> None:

@@ -209,12 +209,12 @@ def test_a_named_ablation_that_is_changed_is_told_as_it_is_now(
     ablate: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records that are reused were made for one optimisation and another metric."""
-    told: list[Analysis] = []
+    analyses: list[Analysis] = []
 
     def keep(inputs: ReportInputs, out_dir: Path, studies: object) -> Path:
         analysis = AblationStudy().finding(inputs)
         assert analysis is not None
-        told.append(analysis)
+        analyses.append(analysis)
         return out_dir
 
     monkeypatch.setattr("minivllm.report.page.write_report", keep)
@@ -223,7 +223,7 @@ def test_a_named_ablation_that_is_changed_is_told_as_it_is_now(
     done = ablate(*given, "ablation.only=[slow,free]")
     assert "21 of 28 recorded already, skipped" in done.out and len(bench.measured) == 28
     ablate(*given, "ablation.only=[slow]")
-    first, more, less = told
+    first, more, less = analyses
     assert first.metric == "requests_per_s" and {e.verdict for e in first.effects} == {"failed"}
     assert more.metric == "output_tokens_per_s"
     assert {e.name: e.verdict for e in more.effects} == {"slow": "slower", "free": "none"}
@@ -300,9 +300,9 @@ def test_a_list_has_only_what_can_do_something_on_its_device() -> None:
         assert [*found["optimisations"]] == [*shared["optimisations"], *own[name]]
         assert found["optimisations"].items() >= shared["optimisations"].items()
         assert found["baseline"][: len(shared["baseline"])] == shared["baseline"]
-        told = " ".join([*found["baseline"], str(found["optimisations"])])
-        assert ("runtime.cpu_kernels" in told) == (name == "engine")
-        assert ("runtime.fused_kernels" in told) == (name == "gpu")
+        message = " ".join([*found["baseline"], str(found["optimisations"])])
+        assert ("runtime.cpu_kernels" in message) == (name == "engine")
+        assert ("runtime.fused_kernels" in message) == (name == "gpu")
     assert compose(["+ablation=leave_one_out"])["ablation"] == lists["engine"]
 
 

@@ -26,11 +26,11 @@ KILLS = 10
 def kill_sometime(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> bool:
     """Kill the process and all that it started, a few lines of the engine's log from now; False if
     it was done."""
-    wanted = len(cluster.log(folder)) + chance.choice([0, 0, 1, 2, 3])
-    while len(cluster.log(folder)) < wanted and process.poll() is None:
+    expected = len(cluster.log(folder)) + chance.choice([0, 0, 1, 2, 3])
+    while len(cluster.log(folder)) < expected and process.poll() is None:
         time.sleep(0.02)
     # anywhere: also while it starts, or writes a record
-    with_luck = chance.uniform(0, 0.3 if wanted else 3)
+    with_luck = chance.uniform(0, 0.3 if expected else 3)
     try:
         process.wait(with_luck)
     except subprocess.TimeoutExpired:

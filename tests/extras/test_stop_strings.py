@@ -164,17 +164,17 @@ def test_stop_strings_are_found_however_the_text_is_split(
     edges = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
     pieces = [whole[begin:end] for begin, end in itertools.pairwise(edges)]
     detokenizer = stop_strings(Pieces(pieces), stop)  # type: ignore[arg-type]
-    shown, told = "", ""
+    shown, complete = "", ""
     for token, end in enumerate(edges[1:]):
         shown += detokenizer.push(token)
-        told = whole[:end].decode(errors="ignore")  # the characters that are complete
-        if any(one in told for one in stop):
+        complete = whole[:end].decode(errors="ignore")  # the characters that are complete
+        if any(one in complete for one in stop):
             break
-        assert detokenizer.stop_reason is None and told.startswith(shown)
+        assert detokenizer.stop_reason is None and complete.startswith(shown)
     shown += detokenizer.finish()
-    begins = [told.find(one) for one in stop if one in told]
+    begins = [complete.find(one) for one in stop if one in complete]
     assert (detokenizer.stop_reason is not None) == bool(begins)
-    assert shown == told[: min(begins)] if begins else shown == text
+    assert shown == complete[: min(begins)] if begins else shown == text
     assert not any(one in shown for one in stop)
 
 

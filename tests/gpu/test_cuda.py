@@ -172,6 +172,6 @@ def test_a_graph_holds_grouped_experts() -> None:
         out = grouped(x)
     x.copy_(fresh)
     graph.replay()
-    wanted = loop(fresh)
-    torch.testing.assert_close(out, wanted, atol=0.02 * wanted.abs().max().item(), rtol=0)
+    expected = loop(fresh)
+    torch.testing.assert_close(out, expected, atol=0.02 * expected.abs().max().item(), rtol=0)
     assert int(grouped.experts_run) == loop.experts_run

@@ -153,8 +153,8 @@ def halves(capability: int) -> Iterator[Made]:
     for made in attention("fp16", torch.float16):
         kernel, _, constants, _ = made
         # products are other instructions on 90
-        wanted = kernel is paged._attend or capability == FIRST
-        if wanted and constants.get("FORMAT") and not constants.get("SPLIT_SIZE"):
+        needed = kernel is paged._attend or capability == FIRST
+        if needed and constants.get("FORMAT") and not constants.get("SPLIT_SIZE"):
             yield made
     for made in others("fp16", torch.float16) if capability == FIRST else ():
         kernel, kinds, constants, _ = made
@@ -175,7 +175,7 @@ def ends(
         yield rows, {**end, "ADDING": adding if rows == least else 0}
 
 
-def told(tool: str, option: str, binary: bytes) -> str:
+def tool_output(tool: str, option: str, binary: bytes) -> str:
     """What a tool of CUDA's says of machine code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
@@ -188,7 +188,7 @@ def told(tool: str, option: str, binary: bytes) -> str:
 def spilled(binary: bytes) -> int:
     """Bytes of a thread's stack."""
     found = re.search(
-        r"STACK:(\d+)", told(triton.knobs.nvidia.cuobjdump.path, "-res-usage", binary)
+        r"STACK:(\d+)", tool_output(triton.knobs.nvidia.cuobjdump.path, "-res-usage", binary)
     )
     assert found
     return int(found[1])
@@ -197,7 +197,7 @@ def spilled(binary: bytes) -> int:
 def longest_loop(binary: bytes) -> int:
     """Instructions from the target of a branch backwards to the branch, those of loops within it
     included."""
-    lines = told(triton.knobs.nvidia.nvdisasm.path, "-c", binary).splitlines()
+    lines = tool_output(triton.knobs.nvidia.nvdisasm.path, "-c", binary).splitlines()
     count, longest, labels = 0, 0, dict[str, int]()
     for line in lines:
         if label := re.match(r"(\.L_x_\d+):", line):

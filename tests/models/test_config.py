@@ -169,7 +169,7 @@ def test_both_spellings_of_dtype(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, "'axial'.*yarn"),
@@ -195,8 +195,8 @@ def test_both_spellings_of_dtype(key: str) -> None:
         ({"vocab_size": "many"}, "vocab_size"),
     ],
 )
-def test_what_is_not_supported_is_refused_in_one_line(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told) as caught:
+def test_what_is_not_supported_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
         ModelConfig.from_dict(BASE | change, "folder/config.json")
     assert "folder/config.json" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -75,10 +75,10 @@ def test_greedy_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> N
     with LLM(str(tmp_path), quant="fp32", attention="eager", device="cpu") as llm:
         ours = [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, params)]
     for prompt, tokens in zip(PROMPTS, ours, strict=True):
-        wanted = reference.generate(
+        expected = reference.generate(
             torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0
         )
-        assert tokens == wanted[0, len(prompt) :].tolist()
+        assert tokens == expected[0, len(prompt) :].tolist()
 
 
 @each_family
@@ -86,9 +86,9 @@ def test_a_16_bit_mixture_is_as_exact_as_that_of_transformers(case: str, tmp_pat
     reference = save(case, tmp_path).to(torch.bfloat16)
     x = torch.randn(64, SMALL["hidden_size"], generator=torch.Generator().manual_seed(1)).bfloat16()
     theirs = reference.model.layers[0].mlp(x[None])[0].float()
-    wanted = reference.float().model.layers[0].mlp(x[None].float())[0]  # the same rounded weights
+    expected = reference.float().model.layers[0].mlp(x[None].float())[0]  # the same rounded weights
     ours = mixtures(load(tmp_path, "bfloat16").model)[0](x).float()
-    assert (ours - wanted).norm() < 1.2 * (theirs - wanted).norm()
+    assert (ours - expected).norm() < 1.2 * (theirs - expected).norm()
 
 
 @each_family
@@ -112,12 +112,12 @@ def test_experts_that_no_token_chooses_are_not_touched(tmp_path: Path) -> None:
     save("qwen3 moe", tmp_path)
     moe = mixtures(load(tmp_path).model)[0]
     x = torch.randn(3, SMALL["hidden_size"], generator=torch.Generator().manual_seed(1))
-    wanted = moe(x)
+    expected = moe(x)
     chosen = set(moe.gate(x).topk(2).indices.flatten().tolist())
     assert len(chosen) == moe.experts_run < moe.num_experts
     for i in set(range(moe.num_experts)) - chosen:
         moe.experts[i] = Linear(1, {"never": 1})  # raises when it is called
-    assert torch.equal(moe(x), wanted)
+    assert torch.equal(moe(x), expected)
 
 
 @each_family
@@ -158,8 +158,8 @@ def test_quantised_experts(
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
     for moe, exact in zip(mixtures(loaded.model), mixtures(plain.model), strict=True):
         assert torch.equal(moe.gate(x), exact.gate(x))  # so the choice of experts is the same
-        out, wanted = moe(x), exact(x)
-        assert 0 < (out - wanted).norm() / wanted.norm() < tolerance
+        out, expected = moe(x), exact(x)
+        assert 0 < (out - expected).norm() / expected.norm() < tolerance
 
 
 def test_experts_can_be_skipped(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_both_spellings_of_the_number_of_experts(tmp_path: Path) -> None:
     name."""
     save("qwen3 moe", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    wanted = run(load(tmp_path), PROMPTS)[1]
+    expected = run(load(tmp_path), PROMPTS)[1]
     for name in ("num_experts", "num_local_experts"):
         rest = {key: value for key, value in config.items() if not key.endswith("_experts")}
         (tmp_path / "config.json").write_text(json.dumps(rest | {name: 8}))
-        assert torch.equal(run(load(tmp_path), PROMPTS)[1], wanted)
+        assert torch.equal(run(load(tmp_path), PROMPTS)[1], expected)
 
 
 def test_a_step_tells_which_share_of_the_experts_it_read(tmp_path: Path) -> None:

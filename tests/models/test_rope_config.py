@@ -52,9 +52,9 @@ def test_logits_are_those_of_transformers_with_the_same_parameters(
     config = json.loads(file.read_text())
     theta = config["rope_parameters"]["rope_theta"]
     parameters = {"rope_theta": theta, **SCALINGS[kind]}
-    wanted = AutoConfig.from_pretrained(tmp_path, rope_parameters=parameters)
+    expected = AutoConfig.from_pretrained(tmp_path, rope_parameters=parameters)
     model = AutoModelForCausalLM.from_pretrained(
-        tmp_path, config=wanted, dtype=torch.float32
+        tmp_path, config=expected, dtype=torch.float32
     ).eval()
     if old_spelling:
         del config["rope_parameters"]
@@ -104,7 +104,7 @@ def test_a_scaling_that_was_written_into_the_file_counts_before_its_parameters(
 
 
 @pytest.mark.parametrize(
-    ("scaling", "told"),
+    ("scaling", "message"),
     [
         ({"factor": 4.0}, "lacks rope_type"),
         ({"rope_type": "yarn", "facter": 4.0}, "model.rope_scaling has no facter; its keys are"),
@@ -116,10 +116,10 @@ def test_a_scaling_that_was_written_into_the_file_counts_before_its_parameters(
     ],
 )
 def test_a_scaling_that_means_nothing_is_refused(
-    scaling: dict[str, Any], told: str, tmp_path: Path
+    scaling: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     make_checkpoint(tmp_path)
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         resolve(node(tmp_path, rope_scaling=scaling), False)
 
 

@@ -68,12 +68,12 @@ def test_a_value_out_of_its_type_or_range_is_one_line_with_file_and_key(
 ) -> None:
     with pytest.raises(BadInput) as caught:
         ModelConfig.from_dict(base | {key: value}, "folder/config.json")
-    told = str(caught.value)
+    message = str(caught.value)
     assert (
-        told.startswith("folder/config.json")
-        and key in told
-        and "\n" not in told
-        and len(told) < 250
+        message.startswith("folder/config.json")
+        and key in message
+        and "\n" not in message
+        and len(message) < 250
     )
 
 
@@ -153,8 +153,8 @@ def test_the_model_type_tells_what_a_file_without_architectures_is(architecture:
 
     kind = getattr(transformers, architecture).config_class.model_type
     base = BASE | {"num_key_value_heads": 2, "model_type": kind}
-    for said in (None, ["SomethingModel"]):
-        assert ModelConfig.from_dict(base | {"architectures": said}).architecture == architecture
+    for message in (None, ["SomethingModel"]):
+        assert ModelConfig.from_dict(base | {"architectures": message}).architecture == architecture
 
 
 KEYS = sorted(

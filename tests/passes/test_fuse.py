@@ -64,8 +64,8 @@ def test_gated_activation(dtype: torch.dtype, activation: str) -> None:
     torch.manual_seed(0)
     gate_up = (torch.randn(3, 2 * 1100) * 4).to(dtype).to(DEVICE)
     gate, up = gate_up.chunk(2, -1)
-    wanted = (ACTIVATIONS[activation](gate.double()) * up.double()).to(dtype)
-    torch.testing.assert_close(small.gated(gate_up, activation), wanted, **CLOSE[dtype])
+    expected = (ACTIVATIONS[activation](gate.double()) * up.double()).to(dtype)
+    torch.testing.assert_close(small.gated(gate_up, activation), expected, **CLOSE[dtype])
     assert F.silu(torch.tensor(-200.0)) == 0  # what the extremes must come to
     extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]], device=DEVICE)
     torch.testing.assert_close(small.gated(extreme, activation).cpu(), torch.tensor([[0.0, 200.0]]))
@@ -180,10 +180,10 @@ def test_sums_across_layers_are_those_of_each_layer_to_the_bit(
     batch = here([[5, 17], [1], [9, 4]])
     batch = batch._replace(logit_rows=batch.logit_rows[::2])  # the second prompt goes on
     attention = CausalAttention(model.attention_specs)
-    wanted = each_sum_at_once(model.model, batch, attention)
+    expected = each_sum_at_once(model.model, batch, attention)
     with monkeypatch.context() as patch, Counter(patch) as counter:
         found = model(batch, attention)
-    assert found.shape == (2 if trims else 5, 48) and torch.equal(found, wanted)
+    assert found.shape == (2 if trims else 5, 48) and torch.equal(found, expected)
     after = 2 if isinstance(model.model.layers[0], FusedSandwich) else 0  # norms of what is added
     assert counter.calls == {"norm": 1 + after * 3, "add_norm": 2 * 3, "sum": 0}
 
@@ -200,7 +200,7 @@ def test_a_model_with_a_layer_or_norm_of_its_own_keeps_its_sums(tmp_path: Path) 
     for own in (OwnLayer, OwnNorm):
         loaded = load_model(str(tmp_path), quant=Plain("float32"), device=DEVICE)
         model, attention = loaded.model, CausalAttention(loaded.model.attention_specs)
-        wanted = model(batch, attention)
+        expected = model(batch, attention)
         changed = model.model.layers[1]
         if own is OwnNorm:
             changed = changed.input_layernorm
@@ -208,7 +208,7 @@ def test_a_model_with_a_layer_or_norm_of_its_own_keeps_its_sums(tmp_path: Path) 
         fuse(model)
         names = {type(module).__name__ for module in model.modules()}
         assert {"Decoder", "DecoderLayer", "FusedNorm", own.__name__} <= names
-        torch.testing.assert_close(model(batch, attention), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(batch, attention), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cpu_kernels", ["auto", "'off'"])

@@ -17,7 +17,7 @@ from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
 CPU = torch.device("cpu")
 
 
-def wanted(passes: tuple[RuntimePass, ...], *overrides: str) -> list[str]:
+def chosen_passes(passes: tuple[RuntimePass, ...], *overrides: str) -> list[str]:
     runtime: dict[str, Any] = compose(["runtime.device=cpu", *overrides])["runtime"]
     context = PassContext(CPU, runtime)
     return [one.name for one in passes if one.is_wanted(context)]
@@ -41,7 +41,10 @@ def test_names_are_one_pass_s_each() -> None:
     ],
 )
 def test_knobs_turn_them_on(overrides: list[str], before: list[str], after: list[str]) -> None:
-    assert (wanted(BEFORE_ENGINE, *overrides), wanted(AFTER_ENGINE, *overrides)) == (before, after)
+    assert (chosen_passes(BEFORE_ENGINE, *overrides), chosen_passes(AFTER_ENGINE, *overrides)) == (
+        before,
+        after,
+    )
 
 
 @pytest.mark.parametrize("knob", ["fused_kernels", "linear_kernel"])

@@ -103,7 +103,7 @@ def test_more_threads_than_cores_are_noted_in_the_record(
     assert crowded({"cores": "0"}) == [note.format(2, "1 core")]
     monkeypatch.setattr(threads, "allowed_cores", lambda: {0})
     small = ["workload.num_requests=1", "workload.output_len=2", "measure.roofline=false"]
-    for engine, told in (
+    for engine, message in (
         (["engine=minivllm"], [note.format(2, "1 core")]),
         # no thread computes
         (["engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=1"], []),
@@ -111,13 +111,13 @@ def test_more_threads_than_cores_are_noted_in_the_record(
         config = compose([*engine, *small, "runtime.threads=2", "runtime.device=cpu"])
         measurement = Measurement("r", "c", "sweep", "a", 0, str(tmp_path / engine[0]), config)
         record = Session(config, lambda event, **details: None).measure(measurement).record
-        assert [said for said in record.validity.notes if "threads" in said] == told
+        assert [message for message in record.validity.notes if "threads" in message] == message
 
 
 @pytest.mark.usefixtures("torch_threads")
-@pytest.mark.parametrize(("overrides", "wanted"), [([], 3), (["runtime.threads=2"], 2)])
+@pytest.mark.parametrize(("overrides", "expected"), [([], 3), (["runtime.threads=2"], 2)])
 def test_an_engine_is_built_with_the_threads_that_it_runs_with(
-    overrides: list[str], wanted: int, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are packed and layers compiled for so many."""
     monkeypatch.setenv("MINIVLLM_THREADS", "3")
@@ -131,4 +131,4 @@ def test_an_engine_is_built_with_the_threads_that_it_runs_with(
 
     monkeypatch.setattr(assembly, "build", spy)
     assembly.build_engine(compose(["runtime.device=cpu", *overrides]))
-    assert seen and set(seen) == {wanted} and torch.get_num_threads() == wanted
+    assert seen and set(seen) == {expected} and torch.get_num_threads() == expected

@@ -56,14 +56,14 @@ def matrix(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor
 
 
 def relative_error(packed: nn.Module, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
-    wanted = x.double() @ weight.double().t()
+    expected = x.double() @ weight.double().t()
     if bias is not None:
-        wanted += bias.double()
+        expected += bias.double()
     with torch.inference_mode():
         out = packed(x)
-    assert out.shape == wanted.shape
+    assert out.shape == expected.shape
     assert out.dtype == x.dtype and out.is_contiguous()
-    return float((out.double() - wanted).norm() / wanted.norm())
+    return float((out.double() - expected).norm() / expected.norm())
 
 
 def stored(packed: nn.Module) -> int:
@@ -128,10 +128,10 @@ def test_every_block_size_of_nf4(block_size: int, double: bool) -> None:
     method = NF4(block_size=block_size, double_quant=double)
     weight = matrix(64, 4096, torch.bfloat16)
     codes, state = quantize(method.library, weight, block_size, double)
-    wanted, wanted_state = method.library.functional.quantize_4bit(
+    expected, wanted_state = method.library.functional.quantize_4bit(
         weight, blocksize=block_size, compress_statistics=double, quant_type="nf4"
     )
-    assert torch.equal(codes, wanted)
+    assert torch.equal(codes, expected)
     assert torch.equal(state.absmax, wanted_state.absmax)
     packed = method.pack(weight, None)
     # 256 values of the map, and one scale
@@ -188,8 +188,8 @@ def test_the_int4_layout_is_torch_s_own() -> None:
         pytest.skip("needs a CPU with AVX2 or AVX-512")
     codes = torch.randint(0, 16, (192, 96), dtype=torch.uint8)
     packed = layout.pack(codes)
-    wanted = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
-    assert torch.equal(packed.view(192, 48), wanted)
+    expected = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+    assert torch.equal(packed.view(192, 48), expected)
     assert torch.equal(layout.unpack(packed, 64, 192).t(), codes[64:])
 
 
@@ -216,9 +216,9 @@ def test_the_tensor_core_layout_is_undone_whatever_its_order(
 
 def test_bytes_widen_to_the_values_of_float8() -> None:
     values = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)
-    wanted = values.to(torch.bfloat16)
-    finite = ~wanted.isnan()
-    assert torch.equal(fp8._widened(values.view(torch.int8))[finite], wanted[finite])
+    expected = values.to(torch.bfloat16)
+    finite = ~expected.isnan()
+    assert torch.equal(fp8._widened(values.view(torch.int8))[finite], expected[finite])
 
 
 def test_outlier_columns_are_kept_by_int8_mixed() -> None:
@@ -241,9 +241,9 @@ def test_rows_with_outliers_and_without_are_independent_in_int8() -> None:
     weight[3] *= 1000
     packed = Int8().pack(weight, None)
     x = matrix(4, 128, torch.bfloat16, 1)
-    wanted = x.double() @ weight.double().t()
+    expected = x.double() @ weight.double().t()
     with torch.inference_mode():
-        error = ((packed(x).double() - wanted).norm(dim=0) / wanted.norm(dim=0)).max()
+        error = ((packed(x).double() - expected).norm(dim=0) / expected.norm(dim=0)).max()
     assert error < 0.03
 
 
@@ -282,13 +282,13 @@ def test_the_codes_are_bitsandbytes_own(rows: int, blocks: int, double: bool, se
     functional = method.library.functional
     weight = matrix(rows, 64 * blocks, torch.bfloat16, seed)
     codes, state = quantize(method.library, weight, 64, double)
-    wanted, wanted_state = functional.quantize_4bit(
+    expected, wanted_state = functional.quantize_4bit(
         weight, blocksize=64, compress_statistics=double, quant_type="nf4"
     )
-    assert torch.equal(codes, wanted)
+    assert torch.equal(codes, expected)
     assert torch.equal(state.absmax, wanted_state.absmax)
     assert torch.equal(
-        functional.dequantize_4bit(codes, state), functional.dequantize_4bit(wanted, wanted_state)
+        functional.dequantize_4bit(codes, state), functional.dequantize_4bit(expected, wanted_state)
     )
 
 
@@ -314,7 +314,7 @@ def test_an_unknown_dtype_is_bad_input(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: NF4(block_size=100), "block_size=100.*64"),
         (lambda: Int4(group_size=100), "group_size=100.*32 or 64 or 128 or 256"),
@@ -323,8 +323,8 @@ def test_an_unknown_dtype_is_bad_input(name: str) -> None:
         (lambda: Int8(skip=[""]), "skip"),
     ],
 )
-def test_bad_knobs_are_bad_input(make: Any, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_bad_knobs_are_bad_input(make: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         make()
 
 

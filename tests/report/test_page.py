@@ -97,11 +97,11 @@ def test_a_record_leads_to_the_operations_of_its_trace(sweep: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("without_figures")
 def test_each_number_leads_to_its_record_or_to_the_list_of_them(tmp_path: Path) -> None:
-    for blocks, wanted in ((1, r'href="[^"#]*record\.json"'), (2, r'href="#records-1"')):
+    for blocks, expected in ((1, r'href="[^"#]*record\.json"'), (2, r'href="#records-1"')):
         page, _ = build(tmp_path / str(blocks), make_sweep(blocks), parquet=False)
         first = page.source[page.source.index("<tbody>") :]
         row = first[: first.index("</tr>")]
-        assert re.search(r'class="figure-link" ' + wanted, row), row
+        assert re.search(r'class="figure-link" ' + expected, row), row
         assert row.count("figure-link") >= 5
     assert 'id="records-1"' in page.source
 

@@ -68,10 +68,14 @@ def test_blocks_that_overlap_separate_nothing(tmp_path: Path) -> None:
         for arm, figures in (("a", (30.0, 34.0)), ("b", (33.0, 36.0)))
         for block, ms in enumerate(figures)
     ]
-    said = verdict(cells_of(tmp_path, *records))
-    assert said.headline == "Lowest TTFT p50: knob=a, 32.0 ms, not separated from knob=b, 34.5 ms."
-    assert "Over 2 blocks it was 30.0 ms to 34.0 ms; these are least and greatest" in said.lines[1]
-    assert said.lines[2] == (
+    message = verdict(cells_of(tmp_path, *records))
+    assert (
+        message.headline == "Lowest TTFT p50: knob=a, 32.0 ms, not separated from knob=b, 34.5 ms."
+    )
+    assert (
+        "Over 2 blocks it was 30.0 ms to 34.0 ms; these are least and greatest" in message.lines[1]
+    )
+    assert message.lines[2] == (
         "Not separated: knob=a and knob=b, the lowest two, whose ranges over blocks overlap."
     )
 
@@ -162,9 +166,9 @@ def test_latencies_at_other_rates_are_not_called_inseparable(tmp_path: Path) -> 
 
 
 def test_other_rates_are_not_held_against_each_other(tmp_path: Path) -> None:
-    said = verdict(cells_of(tmp_path, arrived("a", 30.6), arrived("b", 2590.0, rate=8.0)))
-    assert said.headline.startswith("Lowest TTFT p50:") and "against" not in said.headline
-    assert "Requests arrived at different rates" in said.lines[0]
+    message = verdict(cells_of(tmp_path, arrived("a", 30.6), arrived("b", 2590.0, rate=8.0)))
+    assert message.headline.startswith("Lowest TTFT p50:") and "against" not in message.headline
+    assert "Requests arrived at different rates" in message.lines[0]
 
 
 def test_without_ttft_it_is_the_whole_time_and_without_any_the_throughput(tmp_path: Path) -> None:

@@ -222,9 +222,9 @@ def test_a_busy_machine_is_told_with_the_result(
     ):
         folder = write(tmp_path / name, [met, second])
         assert conclude(folder, tmp_path / name / "out", {})
-        said = f"Other processes used the machine while {who} measured"
-        assert said in capsys.readouterr().out
-        assert said in Page(tmp_path / name / "out" / "index.html").text
+        message = f"Other processes used the machine while {who} measured"
+        assert message in capsys.readouterr().out
+        assert message in Page(tmp_path / name / "out" / "index.html").text
     quiet = write(tmp_path / "quiet", [make_record("fp16"), make_record("nf4", index=1)])
     assert "Other processes" not in Page(build_report(quiet, tmp_path / "quiet" / "out")).text
 
@@ -270,7 +270,7 @@ def test_a_row_that_was_not_alone_is_marked(
 
 
 def test_what_each_request_was_is_told_where_all_are_alike(tmp_path: Path) -> None:
-    for last, said in (
+    for last, message in (
         (32, "2 requests of 64 tokens in and 32 out"),
         (31, "2 requests, 128 tokens in and"),
     ):
@@ -279,7 +279,7 @@ def test_what_each_request_was_is_told_where_all_are_alike(tmp_path: Path) -> No
         requests = [{"input_tokens": 64, "output_tokens": tokens} for tokens in (32, last)]
         write_record(tmp_path / str(last) / "s" / "r", record, requests=requests)
         page = Page(build_report(tmp_path / str(last), tmp_path / str(last) / "out"))
-        assert said in page.text
+        assert message in page.text
     assert (
         "tokens in and 3,072 out in total" in build(tmp_path / "unknown", [make_record()])[0].text
     )

@@ -198,10 +198,13 @@ def test_only_tests_compile_with_few_processes(tmp_path: Path) -> None:
         "peer",
         then="echo compiling with ${TORCHINDUCTOR_COMPILE_THREADS-all}",
     )
-    said = {
+    message = {
         part: (tmp_path / "out" / f"{part}.log").read_text() for part in ("kernel-tests", "peer")
     }
-    assert "compiling with 2\n" in said["kernel-tests"] and "compiling with all\n" in said["peer"]
+    assert (
+        "compiling with 2\n" in message["kernel-tests"]
+        and "compiling with all\n" in message["peer"]
+    )
 
 
 def test_what_is_traced_comes_last(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def test_any_cut_gives_the_same_split(parts: list[tuple[bool, str]], cuts: list[
     whole = "".join(f"<think>{text}</think>" if thought else text for thought, text in parts)
     points = sorted({0, len(whole), *(c for c in cuts if c < len(whole))})
     pieces = [whole[a:b] for a, b in itertools.pairwise(points)]
-    for wanted in (True, False):
-        got = "".join(text for thought, text in split_thinking(pieces) if thought is wanted)
-        assert got == "".join(text for thought, text in parts if thought is wanted)
+    for expected in (True, False):
+        got = "".join(text for thought, text in split_thinking(pieces) if thought is expected)
+        assert got == "".join(text for thought, text in parts if thought is expected)
 
 
 def test_an_unclosed_tag_is_text() -> None:

@@ -345,8 +345,8 @@ def compute(
     first_arrival = min((trace.scheduled_s for trace in traces), default=None)
     last_end = max((trace.ended_s for trace in traces if trace.ended_s is not None), default=None)
     run = Run(completed, first_arrival, last_end, max_running, slo)
-    found = {metric.name: metric.measure(run) for metric in METRICS}
-    return Metrics(**found, own={name: one.measure(run) for name, one in (own or {}).items()})
+    values = {metric.name: metric.measure(run) for metric in METRICS}
+    return Metrics(**values, own={name: one.measure(run) for name, one in (own or {}).items()})
 
 
 def fewest(p: float) -> int:

@@ -19,7 +19,7 @@ def after(monotonic: float, counter: float, wall: float, boot: float | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("later", "told"),
+    ("later", "message"),
     [
         (after(10.0, 10.0, 10.0, 10.0), None),
         (after(10.0, 10.004, 10.004, 10.004), None),  # as slow as reading them one by one may be
@@ -32,10 +32,10 @@ def after(monotonic: float, counter: float, wall: float, boot: float | None) -> 
         (after(10.0, 10.0, 70.0, None), "went 10.00 s and the time of day 70.00 s"),
     ],
 )
-def test_clocks_that_do_not_go_alike(later: Reading, told: str | None) -> None:
+def test_clocks_that_do_not_go_alike(later: Reading, message: str | None) -> None:
     before = replace(BEFORE, boot=None) if later.boot is None else BEFORE
     found = before.jumped(later)
-    assert found is None if told is None else told in (found or "")
+    assert found is None if message is None else message in (found or "")
 
 
 def test_the_clocks_of_this_machine_go_alike(monkeypatch: pytest.MonkeyPatch) -> None:

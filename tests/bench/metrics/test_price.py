@@ -28,5 +28,5 @@ def test_a_cost_without_its_energy_is_said_to_be() -> None:
     both = {"device_hour": 4.0, "kwh": 0.5}
     assert remarks(both, Energy(joules=1.0)) == remarks({"device_hour": 4.0}, Energy()) == []
     assert remarks({"kwh": 0.5}, Energy()) == []  # there is no cost
-    (said,) = remarks(both, Energy(reason="no counter"))
-    assert "device-hours alone" in said and "no counter" in said
+    (message,) = remarks(both, Energy(reason="no counter"))
+    assert "device-hours alone" in message and "no counter" in message

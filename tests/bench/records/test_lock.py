@@ -82,14 +82,14 @@ def test_whoever_waits_for_a_device_is_told_for_whom(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     held = HolderLock(tmp_path / "minivllm-cpu.lock", "x")
     held.acquire()
-    told: list[str] = []
+    holders: list[str] = []
 
     def waiting(holder: str) -> None:
-        told.append(holder)
+        holders.append(holder)
         held.release()
 
     with device_lock(CPU, waiting):
-        assert told[0].startswith(f"process {os.getpid()} (")
+        assert holders[0].startswith(f"process {os.getpid()} (")
 
 
 def test_a_folder_is_held_by_one_and_removed_where_nothing_came_into_it(tmp_path: Path) -> None:

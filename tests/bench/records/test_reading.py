@@ -160,7 +160,7 @@ def test_a_table_that_was_swapped_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "needed", "said"),
+    ("columns", "needed", "message"),
     [
         ({"num_requests": ["x"]}, [], "holds string in the column num_requests"),
         ({"token_times_s": [1.0]}, [], "holds double in the column token_times_s"),
@@ -172,13 +172,13 @@ def test_a_table_that_was_swapped_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_whose_columns_are_others_is_not_the_one(
-    tmp_path: Path, columns: dict[str, Any], needed: list[str], said: str
+    tmp_path: Path, columns: dict[str, Any], needed: list[str], message: str
 ) -> None:
     import pyarrow
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "steps.parquet")
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         read_table(tmp_path, "steps.parquet", None, [*columns, *needed], needed)
 
 

@@ -51,11 +51,11 @@ def test_no_record_says_where_on_a_machine_a_model_lies(
         "model": {"path": place, "weights": place, "max_model_len": None},
         "quant": {"dtype": "bfloat16"},
     }
-    wanted = {**config, "model": {"path": kept, "weights": kept, "max_model_len": None}}
+    expected = {**config, "model": {"path": kept, "weights": kept, "max_model_len": None}}
     storage.prepare(tmp_path / "run", config)
     storage.write_record(tmp_path / "run", make_record(config=config))
-    assert json.loads((tmp_path / "run" / storage.RECORD).read_text())["config"] == wanted
-    assert yaml.safe_load((tmp_path / "run" / storage.CONFIG).read_text()) == wanted
+    assert json.loads((tmp_path / "run" / storage.RECORD).read_text())["config"] == expected
+    assert yaml.safe_load((tmp_path / "run" / storage.CONFIG).read_text()) == expected
     assert config["model"]["path"] == place  # the configuration itself can still be run
 
 

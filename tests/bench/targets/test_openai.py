@@ -131,14 +131,14 @@ def test_a_server_that_gives_no_reason_for_an_end_is_told_before_anything_is_mea
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [("die", "closed the stream before it was done"), ("error", "the GPU fell off")],
 )
 def test_a_stream_that_breaks_off_is_a_request_that_failed(
-    make: Make, fault: str, said: str
+    make: Make, fault: str, message: str
 ) -> None:
     (trace,) = run(make(fault=fault), workload(8))
-    assert trace.status == "aborted" and said in str(trace.error)
+    assert trace.status == "aborted" and message in str(trace.error)
     assert len(trace.token_ids) == 4
 
 
@@ -162,7 +162,7 @@ def test_a_cache_that_cannot_be_emptied_is_noted(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("knobs", "message"),
     [
         ({"url": "http://127.0.0.1:9/v1"}, "no server answers there"),
         ({"model": "large"}, "does not serve it; it serves small"),
@@ -170,8 +170,8 @@ def test_a_cache_that_cannot_be_emptied_is_noted(make: Make) -> None:
         ({"command": "no-such-program --port 1"}, "there is no program no-such-program"),
     ],
 )
-def test_a_server_that_is_not_there(make: Make, knobs: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_a_server_that_is_not_there(make: Make, knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         make(knobs)
 
 
@@ -341,7 +341,7 @@ def test_a_prompt_that_the_server_counts_otherwise_is_other_work(make: Make) -> 
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "message"),
     [
         (["data: {not json\n\n"], "not valid JSON"),
         (["data: \xff\xfe\x00\n\n"], "not UTF-8"),
@@ -365,9 +365,11 @@ def test_a_prompt_that_the_server_counts_otherwise_is_other_work(make: Make) -> 
         ([], "closed the stream before it was done"),
     ],
 )
-def test_what_a_stream_may_hold_instead_of_tokens(make: Make, events: list[Any], said: str) -> None:
+def test_what_a_stream_may_hold_instead_of_tokens(
+    make: Make, events: list[Any], message: str
+) -> None:
     (trace,) = run(make({"idle_timeout_s": 1.0}, events=events), workload(8))
-    assert trace.status == "aborted" and said in str(trace.error)
+    assert trace.status == "aborted" and message in str(trace.error)
     assert (
         "\x1b" not in str(trace.error)
         and "\n" not in str(trace.error)

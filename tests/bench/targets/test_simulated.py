@@ -521,8 +521,8 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a" / "profiled", compose(["runtime.profile=true"]), seed=2)
     before = {knob: value for knob, value in real["runtime"].items() if knob != "profile"}
     write_run(tmp_path / "runs" / "a" / "before", {**real, "runtime": before}, seed=3)
-    wanted = compose(["batching=sequential", "model.max_model_len=512"])
-    fitted = fit_records(str(tmp_path / "runs" / "a"), wanted)
+    expected = compose(["batching=sequential", "model.max_model_len=512"])
+    fitted = fit_records(str(tmp_path / "runs" / "a"), expected)
     assert (fitted.steps, fitted.records) == (1600, 4)
     assert fitted.coefficients == pytest.approx(PLANTED, rel=1e-6)
     assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(
@@ -538,7 +538,7 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="0 of 7 records"):
         fit_records(str(tmp_path / "runs"), compose(["cache.kv_dtype=int8"]))
     with pytest.raises(BadInput, match="no such file or folder"):
-        fit_records(str(tmp_path / "none"), wanted)
+        fit_records(str(tmp_path / "none"), expected)
 
 
 def test_other_steps_are_another_cell(tmp_path: Path) -> None:

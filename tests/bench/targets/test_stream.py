@@ -17,11 +17,11 @@ from minivllm.bench.targets.stream import ServerError, Tokens, apportion, read_s
 
 
 def stream(
-    *events: Any, wanted: int = 20, count: Any = None, by: str = "length"
+    *events: Any, max_tokens: int = 20, count: Any = None, by: str = "length"
 ) -> tuple[Tokens, list[int]]:
     """The tokens of a whole stream, and how many came with each chunk in the end."""
     outputs: list[EngineOutput] = []
-    tokens = Tokens("r", outputs.append, wanted, count, 100)
+    tokens = Tokens("r", outputs.append, max_tokens, count, 100)
     for event in events:
         tokens.take(event)
     tokens.take({"choices": [{"text": "", "finish_reason": by}]})
@@ -137,7 +137,7 @@ def test_more_chunks_than_tokens_end_a_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "message"),
     [
         ([1], "the event itself is [1]"),
         (5, "must be an object"),
@@ -160,11 +160,11 @@ def test_more_chunks_than_tokens_end_a_stream() -> None:
         ({"error": ["a", {"b": 1}]}, "['a', {'b': 1}]"),
     ],
 )
-def test_a_field_of_another_type_is_one_line(event: Any, said: str) -> None:
+def test_a_field_of_another_type_is_one_line(event: Any, message: str) -> None:
     with pytest.raises(ServerError) as caught:
         Tokens("r", print, 20, None, 100).take(event)
     assert (
-        said in str(caught.value)
+        message in str(caught.value)
         and "\x1b" not in str(caught.value)
         and "\n" not in str(caught.value)
     )
@@ -308,7 +308,7 @@ def test_events_are_read_however_the_standard_lets_them_be_written(raw: bytes) -
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"data: {not\ndata: json\n\n", "is not valid JSON"),
         (b"data: {not json", "is not valid JSON"),
@@ -317,8 +317,8 @@ def test_events_are_read_however_the_standard_lets_them_be_written(raw: bytes) -
         (b'data: {"object": "error", "message": "too long", "code": 400}\n', "too long"),
     ],
 )
-def test_an_event_that_cannot_be_read_is_one_line(raw: bytes, said: str) -> None:
-    with pytest.raises(ServerError, match=said):
+def test_an_event_that_cannot_be_read_is_one_line(raw: bytes, message: str) -> None:
+    with pytest.raises(ServerError, match=message):
         asyncio.run(read_stream(as_lines(raw.splitlines(True)), Tokens("r", print, 20)))
 
 
@@ -329,10 +329,12 @@ async def as_lines(raw: list[bytes]) -> AsyncIterator[bytes]:
 
 @pytest.mark.fuzz("server streams")
 @given(st.lists(events | values, max_size=30), st.integers(1, 20))
-def test_any_events_end_in_tokens_or_in_the_one_error(given_events: list[Any], wanted: int) -> None:
+def test_any_events_end_in_tokens_or_in_the_one_error(
+    given_events: list[Any], expected: int
+) -> None:
     raw = [b"data: " + json.dumps(event).encode() + b"\n" for event in given_events]
     outputs: list[EngineOutput] = []
-    tokens = Tokens("r", outputs.append, wanted, len, 100)
+    tokens = Tokens("r", outputs.append, expected, len, 100)
     try:
         asyncio.run(read_stream(as_lines(raw), tokens))
     except ServerError as error:
@@ -342,11 +344,11 @@ def test_any_events_end_in_tokens_or_in_the_one_error(given_events: list[Any], w
         True,
     ]
     held = sum(len(output.token_ids) for output in outputs)
-    assert held <= wanted + 1
+    assert held <= expected + 1
     if (counts := outputs[-1].counts) is not None:
         assert (
             len(counts) == held - len(outputs[-1].token_ids)
-            and sum(counts) <= wanted
+            and sum(counts) <= expected
             and min(counts) >= 0
         )
 

@@ -216,13 +216,13 @@ def test_a_failure_of_generate_reaches_the_driver(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"),
+    ("prompt", "message"),
     [([], "empty"), ([500], "in \\[0, 128\\)"), (list(range(100)) * 3, "context is 256")],
 )
 def test_requests_that_cannot_be_served(
-    engine: TransformersEngine, prompt: list[int], said: str
+    engine: TransformersEngine, prompt: list[int], message: str
 ) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         engine.submit("x", prompt, SamplingParams())
 
 
@@ -308,7 +308,7 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("quant=nf4", "quant=nf4 is not supported by engine=transformers: use quant=bf16"),
         (
@@ -326,9 +326,11 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
         ("decoding.stop_token_ids=[5]", r"decoding.stop_token_ids=\[5\]"),
     ],
 )
-def test_knobs_that_are_not_supported_are_refused(folder: Path, override: str, said: str) -> None:
+def test_knobs_that_are_not_supported_are_refused(
+    folder: Path, override: str, message: str
+) -> None:
     config = configuration(folder, override)
-    with pytest.raises(BadInput, match=said) as refusal:
+    with pytest.raises(BadInput, match=message) as refusal:
         build(config["engine"], config=config)
     assert "quant=bf16, fp16 or fp32" in str(refusal.value) and "\n" not in str(refusal.value)
 

@@ -167,7 +167,7 @@ def test_a_failure_within_transformers_reaches_the_driver(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("quant=nf4", "quant=nf4 is not supported by engine=transformers_continuous"),
         ("batching.chunked_prefill=false", "batching.chunked_prefill=False"),
@@ -175,9 +175,9 @@ def test_a_failure_within_transformers_reaches_the_driver(folder: Path) -> None:
         ("engine.attn_implementation=flash_attention_2", "attn_implementation=flash_attention_2"),
     ],
 )
-def test_what_is_not_supported_is_refused(folder: Path, override: str, said: str) -> None:
+def test_what_is_not_supported_is_refused(folder: Path, override: str, message: str) -> None:
     config = configuration(folder, override)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         build(config["engine"], config=config)
 
 

@@ -257,7 +257,7 @@ def test_the_process_ends_with_the_engine(engine: VllmEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "overrides", "kind", "said"),
+    ("env", "overrides", "kind", "message"),
     [
         ({"FAULT": "build"}, (), BadInput, "vLLM refuses this configuration: no such architecture"),
         ({}, ("engine.args={nonsense: 1}",), BadInput, "nonsense"),
@@ -272,22 +272,22 @@ def test_what_cannot_be_built(
     env: dict[str, str],
     overrides: tuple[str, ...],
     kind: type,
-    said: str,
+    message: str,
 ) -> None:
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         make(interpreter, *overrides, **env)
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [("step", "RuntimeError: out of memory"), ("die", "exit code 3.*something terrible")],
 )
 def test_a_failure_under_way_is_told_with_its_last_words(
-    interpreter: dict[str, str], fault: str, said: str
+    interpreter: dict[str, str], fault: str, message: str
 ) -> None:
     engine = make(interpreter, FAULT=fault)
     try:
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match=message):
             run(engine, workload(3))
     finally:
         engine.close()

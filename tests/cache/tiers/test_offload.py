@@ -184,12 +184,12 @@ def test_swapped_requests_and_cold_blocks_have_slots_of_their_own(
 def test_compressed_blocks_travel_with_their_scales(kv_dtype: str, checkpoint: Path) -> None:
     overrides = [f"cache.kv_dtype={kv_dtype}", HOST, DISK]
     with make_llm(checkpoint, overrides[0], "cache.num_blocks=200") as llm:
-        wanted = serve(llm)
+        expected = serve(llm)
         assert llm.engine.kv.bytes_per_token * 4 * 1e-9 < BLOCK_GB
     for host in (HOST, f"cache.offload_gb={9.5 * BLOCK_GB:.9f}"):
         with make_llm(checkpoint, *overrides, host) as llm:
             for _ in range(2):
-                assert serve(llm) == wanted
+                assert serve(llm) == expected
                 settled(llm)
             counters = llm.engine.cache.counters
             assert counters.blocks_restored > 0

@@ -109,8 +109,10 @@ def test_checkpoint_dtype_and_compute_dtype_are_independent(
     if compute == "float32":
         reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
         with torch.no_grad():
-            wanted = torch.cat([reference(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
-        torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=1e-4, rtol=0)
+            expected = torch.cat(
+                [reference(torch.tensor([prompt])).logits[0] for prompt in PROMPTS]
+            )
+        torch.testing.assert_close(run(loaded, PROMPTS)[1], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -228,8 +230,10 @@ def test_a_quantised_head_is_counted_and_leaves_the_embedding_alone(
     streamed, before = loaded.weight_bytes - size, plain.weight_bytes - plain.lookup_bytes
     assert before - streamed == size - stored_bytes(head)
     hidden = torch.randn(3, 128).bfloat16()
-    close, wanted = (model.compute_logits(hidden).float() for model in (loaded.model, plain.model))
-    assert 0 < (close - wanted).norm() / wanted.norm() < 0.13
+    close, expected = (
+        model.compute_logits(hidden).float() for model in (loaded.model, plain.model)
+    )
+    assert 0 < (close - expected).norm() / expected.norm() < 0.13
 
 
 def test_max_model_len_is_bounded_by_the_model(tmp_path: Path) -> None:

@@ -198,7 +198,8 @@ def test_a_single_file_beside_the_index_of_an_older_save_is_read_and_said(tmp_pa
         loaded = load(folder, FP32)
         torch.testing.assert_close(run(loaded, PROMPTS)[1], logits_of(model), atol=1e-4, rtol=0)
         assert any(
-            "model.safetensors is read, and not the files that" in told for told in loaded.warnings
+            "model.safetensors is read, and not the files that" in message
+            for message in loaded.warnings
         )
 
 
@@ -212,8 +213,8 @@ def test_tensors_that_the_index_does_not_list(tmp_path: Path) -> None:
     save_file({**load_file(files[0]), "model.visual.weight": torch.ones(3)}, files[0])
     loaded = load(tmp_path, FP32)
     torch.testing.assert_close(run(loaded, PROMPTS)[1], logits_of(model), atol=1e-4, rtol=0)
-    (told,) = (warning for warning in loaded.warnings if "index" in warning)
-    assert "tensor model.visual.weight (1 such)" in told
+    (message,) = (warning for warning in loaded.warnings if "index" in warning)
+    assert "tensor model.visual.weight (1 such)" in message
     # In a file that the index does not list either: said where it is.
     last = listed["weight_map"].popitem()
     name, file = last[0], tmp_path / last[1]

@@ -60,9 +60,9 @@ def test_the_command_says_what_it_made(tmp_path: Path, cli: Callable[..., Result
     done = cli("task=convert", f"model.path={tmp_path / 'old'}", f"task.output={tmp_path / 'new'}")
     assert done.code == 0, done.err
     assert f"model=hf model.path={tmp_path / 'new'}" in done.out
-    wanted = torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
+    expected = torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
     torch.testing.assert_close(
-        run(load(tmp_path / "new", FP32), PROMPTS)[1], wanted, atol=1e-4, rtol=0
+        run(load(tmp_path / "new", FP32), PROMPTS)[1], expected, atol=1e-4, rtol=0
     )
     again = cli("task=convert", f"model.path={tmp_path / 'old'}", f"task.output={tmp_path / 'new'}")
     assert again.code == 2 and "exists already" in again.err
@@ -70,10 +70,10 @@ def test_the_command_says_what_it_made(tmp_path: Path, cli: Callable[..., Result
     assert "give the folder" in cli("task=convert", "task.output=x").err
 
 
-def refused(folder: Path, told: str, **limits: Any) -> str:
+def refused(folder: Path, message: str, **limits: Any) -> str:
     """The message of a refusal, after which nothing is written, not even beside the output."""
     before = sorted(folder.parent.iterdir())
-    with pytest.raises(BadInput, match=told) as caught:
+    with pytest.raises(BadInput, match=message) as caught:
         convert(folder, folder.parent / "new", **{"timeout_s": 300, **limits})
     assert "\n" not in str(caught.value) and sorted(folder.parent.iterdir()) == before
     return str(caught.value)
@@ -108,8 +108,8 @@ def test_what_comes_out_wrong_is_told_by_the_output_s_name(tmp_path: Path) -> No
     folder.mkdir()
     both = {"model.embed_tokens.weight": torch.ones(2), "module.lm_head.weight": torch.ones(2)}
     torch.save({**both, "lm_head.weight": torch.zeros(2)}, folder / "pytorch_model.bin")
-    told = refused(folder, rf"^{tmp_path / 'new'}: tensors ")
-    assert "lm_head.weight" in told and ".bin" not in told
+    message = refused(folder, rf"^{tmp_path / 'new'}: tensors ")
+    assert "lm_head.weight" in message and ".bin" not in message
 
 
 @pytest.mark.parametrize(

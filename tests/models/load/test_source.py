@@ -225,7 +225,7 @@ def _a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (shutil.rmtree, "does not exist"),
         (_a_file, "is not a folder"),
@@ -285,11 +285,11 @@ def _a_file(folder: Path) -> None:
     ],
 )
 def test_an_unusable_folder_is_refused_in_one_line(
-    folder: Path, damage: Callable[[Path], None], told: str
+    folder: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(folder)
     for allow_random in (False, True):  # a folder that was asked for is never replaced by noise
-        with pytest.raises(BadInput, match=told) as caught:
+        with pytest.raises(BadInput, match=message) as caught:
             resolve(node(folder, architecture=ARCHITECTURE), allow_random)
         assert str(folder) in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -403,11 +403,11 @@ def test_a_hub_id_is_found_in_the_cache_that_the_environment_names(
     snapshot = hub_cache(home / "hub", folder)
     assert resolve_elsewhere(HF_HOME=str(home)) == str(snapshot)
     assert resolve_elsewhere(HF_HUB_CACHE=str(home / "hub"), HF_HOME=str(tmp_path)) == str(snapshot)
-    told = resolve_elsewhere(HF_HOME=str(tmp_path / "empty"))
-    assert told.startswith(
+    message = resolve_elsewhere(HF_HOME=str(tmp_path / "empty"))
+    assert message.startswith(
         "error: model.path=Org/Model-1B is no local folder, is not in the hub's cache"
     )
-    assert "HF_HUB_OFFLINE is set" in told
+    assert "HF_HUB_OFFLINE is set" in message
     (snapshot / SINGLE).resolve().unlink()  # the link stays, as after a blob was deleted
     assert "model.safetensors: there is no such file" in resolve_elsewhere(HF_HOME=str(home))
 

@@ -117,7 +117,7 @@ def test_one_storage_for_many_tensors_is_no_bomb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "message"),
     [
         ([torch.ones(1)], "holds no tensors by name, but a list"),
         ({}, "holds no tensors by name"),
@@ -128,8 +128,8 @@ def test_one_storage_for_many_tensors_is_no_bomb(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_no_set_of_tensors_is_refused(state: Any, told: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_what_is_no_set_of_tensors_is_refused(state: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
         convert_file(saved(tmp_path / "model.bin", state))
 
 

@@ -85,9 +85,9 @@ def test_error_is_at_most_twice_that_of_the_converted_weight(name: str, dtype: s
         x = torch.randn(rows, inputs).to(method.dtype).to(DEVICE)
         out = layer(x)
         assert out.dtype is method.dtype
-        wanted = x.double() @ exact.t() + bias.double()
+        expected = x.double() @ exact.t() + bias.double()
         plain = torch.nn.functional.linear(x, exact.to(method.dtype), bias)
-        errors = [float((y.double() - wanted).norm() / wanted.norm()) for y in (out, plain)]
+        errors = [float((y.double() - expected).norm() / expected.norm()) for y in (out, plain)]
         assert errors[0] <= 2 * errors[1] + 1e-6, (rows, errors)
 
 
@@ -287,8 +287,8 @@ def test_parts_beyond_those_fetched_at_once_are_added(
         assert ends.cuts[-1].grid == (1, 19)
         assert not ends.counters.any()
         assert layer.bias is not None
-        wanted = x.double() @ stored(layer).t() + layer.bias.double()
-        assert float((out.double() - wanted).norm() / wanted.norm()) < 0.005
+        expected = x.double() @ stored(layer).t() + layer.bias.double()
+        assert float((out.double() - expected).norm() / expected.norm()) < 0.005
 
 
 @torch.inference_mode()

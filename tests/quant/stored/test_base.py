@@ -157,9 +157,9 @@ def test_codes_and_scales_are_read_exactly(kind: str) -> None:
         for rows in (3, 60):
             x = torch.randn(rows, 96)
             half: Any = stored_format(SETTINGS[kind], Int4(dtype)).linear(parts, [24, 48], 96, None)
-            wanted = x @ torch.cat([weight for _, weight in made]).t()
+            expected = x @ torch.cat([weight for _, weight in made]).t()
             out = half(x.to(half.scales_and_zeros.dtype)).float()
-            assert (out - wanted).norm() / wanted.norm() < error
+            assert (out - expected).norm() / expected.norm() < error
 
 
 @pytest.mark.parametrize("group", [-1, 512])
@@ -174,16 +174,16 @@ def test_groups_that_no_kernel_has_are_split(group: int) -> None:
         [gptq_tensors(codes, zeros, scales, groups)], [16], 1024, None
     )
     assert packed.group_size == 256
-    wanted = (codes - 7).float() * scales.float()[groups].t()
-    assert torch.equal(packed.transposed(0, 64)[:, :16].t(), wanted)
+    expected = (codes - 7).float() * scales.float()[groups].t()
+    assert torch.equal(packed.transposed(0, 64)[:, :16].t(), expected)
 
 
 @pytest.mark.parametrize("kind", PACKERS)
 def test_a_quantised_checkpoint_computes_what_its_weights_mean(kind: str, tmp_path: Path) -> None:
     packed, plain = quantized_copy(tmp_path, kind)
     loaded = load(packed, Int4("float32", group_size=256))
-    wanted = run(load(plain, Plain("float32")), PROMPTS)[1]
-    torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=2e-4, rtol=1e-4)
+    expected = run(load(plain, Plain("float32")), PROMPTS)[1]
+    torch.testing.assert_close(run(loaded, PROMPTS)[1], expected, atol=2e-4, rtol=1e-4)
     assert loaded.quantized_layers == 12
     assert "quantised before" in loaded.warnings[-1]
     assert loaded.linear_bytes < 0.45 * loaded.linear_bytes_16bit
@@ -194,8 +194,8 @@ def test_layers_that_a_checkpoint_leaves_alone_stay_so(tmp_path: Path) -> None:
     loaded = load(packed, Int4("float32"))
     assert type(loaded.model.model.layers[0].mlp.down_proj).__name__ != "Int4Linear"
     assert loaded.quantized_layers == 11
-    wanted = run(load(plain, Plain("float32")), PROMPTS)[1]
-    torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=2e-4, rtol=1e-4)
+    expected = run(load(plain, Plain("float32")), PROMPTS)[1]
+    torch.testing.assert_close(run(loaded, PROMPTS)[1], expected, atol=2e-4, rtol=1e-4)
     # the head is the user's choice all the same
     with_head = load(packed, Int4("float32", lm_head=True))
     assert with_head.quantized_layers == 12
@@ -203,7 +203,7 @@ def test_layers_that_a_checkpoint_leaves_alone_stay_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"bits": 8}, "awq with bits=8.*read are 4 bits"),
         ({"version": "gemv"}, "version=gemv.*read are 4 bits, gemm"),
@@ -223,8 +223,8 @@ def test_layers_that_a_checkpoint_leaves_alone_stay_so(tmp_path: Path) -> None:
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, r"quant=int8_mixed \(not int4\)"),
     ],
 )
-def test_layouts_that_are_not_read_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_layouts_that_are_not_read_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         stored_format(AWQ | change, Int4())
 
 
@@ -246,7 +246,7 @@ Q = "model.layers.1.self_attn.q_proj."
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda t: t.pop(Q + "scales"), f"lacks tensor {Q}scales"),
         (
@@ -266,10 +266,12 @@ Q = "model.layers.1.self_attn.q_proj."
         ),
     ],
 )
-def test_what_does_not_fit_is_named(change: Callable[..., Any], told: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named(
+    change: Callable[..., Any], message: str, tmp_path: Path
+) -> None:
     packed, _ = quantized_copy(tmp_path, "gptq")
     spoil(packed, change)
-    with pytest.raises(BadInput, match=told) as caught:
+    with pytest.raises(BadInput, match=message) as caught:
         load(packed, Int4("float32"))
     assert "\n" not in str(caught.value)
 
@@ -318,11 +320,11 @@ def test_nf4_of_bitsandbytes_is_read_exactly(double: bool, tmp_path: Path) -> No
                 module.weight.data, state
             )
     save_file(tensors, tmp_path / "plain" / "model.safetensors")
-    wanted = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
-    torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=2e-4, rtol=1e-4)
+    expected = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
+    torch.testing.assert_close(run(loaded, PROMPTS)[1], expected, atol=2e-4, rtol=1e-4)
     # and with the 16-bit kernel, whose scales are rounded to bfloat16
     close = run(load(tmp_path / "packed", NF4()), PROMPTS)[1].float()
-    assert (close - wanted).norm() / wanted.norm() < 0.03
+    assert (close - expected).norm() / expected.norm() < 0.03
 
 
 def test_int8_of_bitsandbytes_is_read_exactly(tmp_path: Path) -> None:
@@ -337,9 +339,9 @@ def test_int8_of_bitsandbytes_is_read_exactly(tmp_path: Path) -> None:
         assert isinstance(packed, Int8MixedLinear)
         assert torch.equal(packed.weight, torch.cat([part.weight.data for part in parts]))
         assert torch.equal(packed.maxima, torch.cat([part.weight.SCB for part in parts]))
-    wanted = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
+    expected = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
     out = run(loaded, PROMPTS)[1].float()
-    assert (out - wanted).norm() / wanted.norm() < 0.05
+    assert (out - expected).norm() / expected.norm() < 0.05
 
 
 def test_a_fused_layer_of_two_block_sizes_is_refused() -> None:

@@ -179,8 +179,8 @@ def test_a_checkpoint_computes_what_its_weights_mean(case: str, tmp_path: Path) 
             {n: t.contiguous() for n, t in values.items()}, tmp_path / place / "model.safetensors"
         )
     loaded = load(tmp_path / "packed", quant)
-    wanted = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
-    torch.testing.assert_close(run(loaded, PROMPTS)[1], wanted, atol=2e-4, rtol=1e-4)
+    expected = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
+    torch.testing.assert_close(run(loaded, PROMPTS)[1], expected, atol=2e-4, rtol=1e-4)
     assert loaded.quantized_layers == 12
     assert ("converted to" in loaded.warnings[-1]) == isinstance(quant, Plain)
 
@@ -196,9 +196,9 @@ def test_fp4_of_bitsandbytes_is_converted(tmp_path: Path) -> None:
             state.dtype = torch.float32
             tensors[f"{name}.weight"] = functional.dequantize_4bit(module.weight.data, state)
     save_file(tensors, tmp_path / "plain" / "model.safetensors")
-    wanted = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
+    expected = run(load(tmp_path / "plain", Plain("float32")), PROMPTS)[1]
     out = run(load(tmp_path / "packed", Plain("float32")), PROMPTS)[1]
-    torch.testing.assert_close(out, wanted, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(out, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_label_that_zero_points_contradict_is_not_believed() -> None:
@@ -206,20 +206,20 @@ def test_a_label_that_zero_points_contradict_is_not_believed() -> None:
     be of the second."""
     codes, scales = torch.randint(0, 16, (16, 64)), torch.ones(2, 16).half()
     groups = torch.arange(64) // GROUP
-    wanted = (codes - 8).float()
+    expected = (codes - 8).float()
     for label in ("gptq", "gptq_v2"):
         settings = GPTQ | {"sym": True, "checkpoint_format": label}
         for stored in (7, 8):
             part = v2_tensors(codes, torch.full((2, 16), stored), scales, groups)
             packed: Any = stored_format(settings, Int4("float32")).linear([part], [16], 64, None)
-            assert torch.equal(packed.transposed(0, 64)[:, :16].t(), wanted)
+            assert torch.equal(packed.transposed(0, 64)[:, :16].t(), expected)
         part = v2_tensors(codes, torch.full((2, 16), 3), scales, groups)
         with pytest.raises(BadInput, match=r"sym: true, but zero points are \[3\]"):
             stored_format(settings, Int4("float32")).linear([part], [16], 64, None)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (GPTQ8 | {"group_size": "x"}, "group_size='x' must be a whole number"),
         (GPTQ | {"bits": 3}, "bits=3"),
@@ -233,7 +233,7 @@ def test_a_label_that_zero_points_contradict_is_not_believed() -> None:
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
     ],
 )
-def test_settings_that_mean_nothing_are_one_line(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_mean_nothing_are_one_line(settings: dict[str, Any], message: str) -> None:
     quant: Any = FP8() if settings["quant_method"] == "fp8" else Int4()
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         stored_format(settings, quant)

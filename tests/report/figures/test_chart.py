@@ -348,10 +348,10 @@ def test_drawings_follow_the_readers_colour_scheme(tmp_path: Path) -> None:
 
 def test_on_a_gpu_the_breakdown_says_what_forward_is(tmp_path: Path) -> None:
     record = make_record()
-    for device, said in ((None, False), (10**9, True)):
+    for device, message in ((None, False), (10**9, True)):
         record.memory.device_peak_allocated = device
-        plot = figure_of(breakdown, cells_of(tmp_path / str(said), record))
-        assert plot is not None and ("forward is the time to launch" in plot.caption) is said
+        plot = figure_of(breakdown, cells_of(tmp_path / str(message), record))
+        assert plot is not None and ("forward is the time to launch" in plot.caption) is message
 
 
 def test_steps_without_parts_are_not_said_to_take_nothing(tmp_path: Path) -> None:

@@ -38,15 +38,15 @@ def test_the_headline_is_what_each_is_worth_with_its_interval() -> None:
     rows = rows_of("leave_one_out")
     found = analyse(rows)
     assert found is not None
-    said = ablation.verdict(found, gather(rows))
+    message = ablation.verdict(found, gather(rows))
     caching, nf4, _ = found.effects
     assert caching.ratio is not None and math.isclose(caching.ratio, 1.42, rel_tol=0.02)
-    assert said.headline == (
+    assert message.headline == (
         "What each optimisation is worth in output tokens/s: prefix caching "
         f"{spanned(caching.ratio, caching.low, caching.high)}; nf4 "
         f"{spanned(nf4.ratio, nf4.low, nf4.high)}."
     )
-    assert "Not live, so not a result: graphs." in said.lines
+    assert "Not live, so not a result: graphs." in message.lines
 
 
 def test_a_p_value_is_never_nought_and_the_same_everywhere() -> None:
@@ -64,13 +64,13 @@ def test_too_few_blocks_have_no_verdict() -> None:
     rows = rows_of("leave_one_out", blocks=2)
     found = analyse(rows)
     assert found is not None
-    said = ablation.verdict(found, gather(rows))
-    assert said.headline == (
+    conclusion = ablation.verdict(found, gather(rows))
+    assert conclusion.headline == (
         f"Too few blocks for any verdict: over 3 optimisations it takes {found.blocks_needed}, "
         "and there are 2."
     )
     assert any(
-        line.startswith("Too few blocks for a verdict: prefix caching") for line in said.lines
+        line.startswith("Too few blocks for a verdict: prefix caching") for line in conclusion.lines
     )
 
 
@@ -78,9 +78,9 @@ def test_noise_alone_is_worth_nothing() -> None:
     rows = ablation_rows(Design("add_one_in", {"a": (), "b": ()}), {}, noise=0.01)
     found = analyse(rows)
     assert found is not None
-    said = ablation.verdict(found, gather(rows))
-    assert said.headline == "No optimisation is shown to change output tokens/s."
-    assert any(line.startswith("None: a (found from ") for line in said.lines)
+    conclusion = ablation.verdict(found, gather(rows))
+    assert conclusion.headline == "No optimisation is shown to change output tokens/s."
+    assert any(line.startswith("None: a (found from ") for line in conclusion.lines)
 
 
 def test_whether_two_multiply_is_said() -> None:
@@ -217,8 +217,8 @@ def test_weights_that_most_arms_share_are_told_by_those_that_do_not() -> None:
     for row in rows:
         row["memory.weights_16bit"] = 2e9
         row["memory.weights"] = 2e9 if row["arm"] == "without nf4" else 1e9
-    said = remarks(gather(rows))
-    assert said == [
+    conclusion = remarks(gather(rows))
+    assert conclusion == [
         "Smallest weights: 1.00 GB, 50.0 % of their 16-bit size (2.00 GB), in all but the arm "
         "without nf4."
     ]

@@ -70,7 +70,7 @@ def measured(folder: Path) -> Path:
 
 
 def test_help_finds_it(cli: Callable[..., Any], own: str) -> None:
-    assert "report" in (said := cli(own, "--help").out) and "loading" in said
+    assert "report" in (message := cli(own, "--help").out) and "loading" in message
     # lines are as wide as the terminal
     shown = " ".join(cli(own, "+report=loading", "--help").out.split())
     assert "report=loading: Adds how long loading took" in shown

@@ -184,10 +184,10 @@ def test_the_reference_is_not_held_against_itself(
     for record in records:
         assert record.quality is not None
         record.quality.reference = "fp16"
-    (said,) = headline(read(write(tmp_path, records, parquet=False)).cells)
-    assert said.startswith(f"Quality: KL to fp16 {told}") and said.count("nats") == told.count(
+    (message,) = headline(read(write(tmp_path, records, parquet=False)).cells)
+    assert message.startswith(f"Quality: KL to fp16 {told}") and message.count(
         "nats"
-    )
+    ) == told.count("nats")
 
 
 @pytest.mark.usefixtures("without_figures")
