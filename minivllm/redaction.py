@@ -20,7 +20,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote, unquote
@@ -171,7 +171,6 @@ def learn(config: Mapping[str, Any]) -> None:
 
 
 def _remember(value: str) -> None:
-    global _pattern
     value = value.strip().strip("'\"")
     if value in _structure():
         return
@@ -181,10 +180,7 @@ def _remember(value: str) -> None:
         for form in forms
         if len(form) >= SHORTEST and form.lower() not in NOTHING and MASK not in form
     }
-    with _lock:
-        if not new <= _known:
-            _known.update(new)
-            _pattern = None
+    learn_known(new)
 
 
 @functools.cache
@@ -199,6 +195,21 @@ def _structure() -> frozenset[str]:
         if path.suffix in ("", ".py", ".yaml")
     ]
     return frozenset((package.name, *(path.stem for path in paths)))
+
+
+def known() -> frozenset[str]:
+    """Every secret that was learned, for another process that reads texts for this one."""
+    with _lock:
+        return frozenset(_known)
+
+
+def learn_known(secrets: Collection[str]) -> None:
+    """Remember what another process has as `known`."""
+    global _pattern
+    with _lock:
+        if not _known.issuperset(secrets):
+            _known.update(secrets)
+            _pattern = None
 
 
 def forget() -> None:

@@ -75,8 +75,10 @@ class Cell:
     cell_id: str
     rows: list[Row]
     label: str = ""
-    # config column -> value, only those that vary
+    # value by title of its column, only of fields that vary
     varying: dict[str, str] = field(default_factory=dict)
+    # title by field, of the same fields
+    columns: dict[str, str] = field(default_factory=dict, repr=False)
     # what `stat` has found
     _stats: dict[str, Summary | None] = field(default_factory=dict, repr=False)
 
@@ -220,7 +222,8 @@ def gather(rows: list[Row]) -> list[Cell]:
     their own. Of a block that was measured again, with a trace say, the newest record counts.
     """
     known: dict[tuple[str, ...], dict[str, set[str]]] = {}
-    ground = foundations(rows).keys() & differing(rows) if rows else set()
+    titles = foundations(rows)
+    ground = titles.keys() & differing(rows, tuple(titles)) if rows else set()
     for row in rows:
         of_cell = known.setdefault(_identity(row), {})
         for key in ground:
@@ -319,10 +322,10 @@ def _identity(row: Row) -> tuple[str, ...]:
 
 def _label(cells: list[Cell]) -> None:
     """Fill in what varies among the cells and a unique label for each."""
-    for key, title in varying_columns(cells).items():
-        for cell in cells:
-            cell.varying[title] = cell.named(key)
+    columns = varying_columns(cells)
     for cell in cells:
+        cell.columns = columns
+        cell.varying = {title: cell.named(key) for key, title in columns.items()}
         parts = [spoken(title, value) for title, value in cell.varying.items() if value != MISSING]
         named = cell.arm and (
             not cell.configured
@@ -384,7 +387,13 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
     if len({cell.sweep for cell in cells}) > 1:
         columns["sweep"] = "run"
     rows = [row for cell in cells for row in cell.rows]
-    moving_fields = differing(rows)  # the others differ in no cell
+    others = {
+        "weights": "weights kind",
+        "attention_backend": "attention kernel",
+        **foundations(rows),
+    }
+    # all other fields differ in no cell
+    moving_fields = differing(rows, ("choices.", "config.", *others))
     names = sorted(moving_fields)
     choices = [f"choices.{group}" for group in CHOICE_ORDER if f"choices.{group}" in names]
     choices += [k for k in names if k.startswith("choices.") and k not in choices]
@@ -412,11 +421,7 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
             differs = _differs(cells, key)
         if differs:
             columns[key] = ".".join(path)
-    for key, title in (
-        ("weights", "weights kind"),
-        ("attention_backend", "attention kernel"),
-        *foundations(rows).items(),
-    ):
+    for key, title in others.items():
         if key not in moving_fields or (title == "threads" and "config.runtime.threads" in columns):
             continue
         # Missing in records of early failures, so only different known values count.

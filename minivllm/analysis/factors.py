@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.analysis import statistics
-from minivllm.analysis.cells import Cell, like_for_like, spoken, varying_columns
+from minivllm.analysis.cells import Cell, like_for_like, spoken
 from minivllm.analysis.format import count, ratio, spanned
 from minivllm.analysis.interleaving import took_turns
 from minivllm.analysis.metric import MetricRef, find_metric, logarithms
@@ -70,7 +70,7 @@ def sentences(cells: Sequence[Cell]) -> list[str]:
 def _knobs(cells: list[Cell]) -> list[str]:
     """Titles of the columns that vary, without those that follow from another; none where more than
     knobs vary."""
-    columns = varying_columns(cells)
+    columns = cells[0].columns
     known = [cell for cell in cells if cell.configured]
     kept: list[str] = []
     for key, title in columns.items():

@@ -96,7 +96,8 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
     base, results = cells[0], []
     if not base.ok:
         return []
-    moving = differing([cell.timed[0] for cell in cells if cell.ok])
+    prefixes = [name for group in LIVE_GROUPS for name in (f"config.{group}.", f"choices.{group}")]
+    moving = differing([cell.timed[0] for cell in cells if cell.ok], tuple(prefixes))
     settings = {group: _settings(moving, group) for group in LIVE_GROUPS}
     baseline_knobs = {group: _knobs(base, names) for group, names in settings.items() if names}
     for cell in cells[1:]:

@@ -5,33 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.absent import fill
 from minivllm.bench.metrics.validity import shared
+from minivllm.bench.records.chunks import flat_rows
 from minivllm.bench.records.measurement import SIMULATED
-from minivllm.bench.records.reading import flat_rows
 from minivllm.bench.records.schema import Damaged
 from minivllm.errors import BadInput
+from minivllm.platform.process_pool import ProcessPool
 from minivllm.platform.untrusted import printable
 
 # A flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key.
 Row = dict[str, Any]
 
 
-def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
+def read_rows(
+    source: Path | list[Path], pool: ProcessPool | None = None
+) -> tuple[list[Row], list[Damaged]]:
     """Rows of every record at or below the given folders, failed ones included, and the unreadable
     files.
 
-    Raises BadInput where there is no record at all that can be read.
+    Args:
+        source: folders.
+        pool: see `flat_rows`.
+
+    Raises:
+        BadInput: there is no record at all that can be read.
     """
     by_directory: dict[str, Row] = {}
     unreadable: dict[str, Damaged] = {}
     # in the order in which they are given
     for place in source if isinstance(source, list) else [source]:
-        rows, damaged = flat_rows(place)
+        rows, damaged = flat_rows(place, pool, _show)
         for row in rows:
             by_directory.setdefault(row["directory"], row)
         unreadable.update((str(path), path) for path in damaged)
@@ -47,8 +54,6 @@ def read_rows(source: Path | list[Path]) -> tuple[list[Row], list[Damaged]]:
             f"no record.json at or below {places}: run a benchmark first, or name its folder in "
             "runs=[...]"
         )
-    for row in by_directory.values():
-        _show(row)
     rows = list(by_directory.values())
     fill(rows)
     return rows, list(unreadable.values())
@@ -122,27 +127,23 @@ def fields(rows: Iterable[Row]) -> set[str]:
     return set().union(*{tuple(row) for row in rows})  # thousands of records have the same
 
 
-def differing(rows: Sequence[Row]) -> set[str]:
-    """The names of the fields that are not the same in all of the rows."""
-    varied: set[str] = set()
-    # of the rows that have the same fields, which are few kinds
-    firsts: dict[tuple[str, ...], Row] = {}
-    # which of the fields were the same in all of these rows
-    alike: dict[tuple[str, ...], list[bool]] = {}
+def differing(rows: Sequence[Row], prefixes: tuple[str, ...] = ("",)) -> set[str]:
+    """The names of the fields, of those that begin so, that are not the same in all of the rows."""
+    # rows that have the same fields, which are few kinds
+    kinds: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        names = tuple(row)
-        first = firsts.setdefault(names, row)
-        same = alike.setdefault(names, [True] * len(names))
-        if [*compress(row.values(), same)] != [*compress(first.values(), same)]:
-            pairs = zip(same, first.values(), row.values(), strict=True)
-            alike[names] = [kept and (one is other or one == other) for kept, one, other in pairs]
-    for names, same in alike.items():
-        varied.update(name for name, kept in zip(names, same, strict=True) if not kept)
-    one, *others = firsts.values()
+        kinds.setdefault(tuple(row), []).append(row)
+    varied: set[str] = set()
+    for names, alike in kinds.items():
+        for name in names:
+            values = [row[name] for row in alike] if name.startswith(prefixes) else []
+            if values and values.count(values[0]) < len(values):
+                varied.add(name)
+    one, *others = (alike[0] for alike in kinds.values())
     for other in others:
         varied |= other.keys() ^ one.keys()
         varied.update(name for name in other.keys() & one.keys() if other[name] != one[name])
-    return varied
+    return {name for name in varied if name.startswith(prefixes)}
 
 
 def record_folder(row: Row) -> Path | None:

@@ -14,11 +14,17 @@ from minivllm.analysis.findings import Goal, Planned
 from minivllm.analysis.format import count
 from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.rows import Row, read_rows, record_folder
+from minivllm.bench.records.chunks import CHUNK
 from minivllm.bench.records.schema import Damaged
+from minivllm.bench.records.storage import TABLES
 from minivllm.bench.records.tables import damaged_tables
+from minivllm.platform.process_pool import Begun, ProcessPool
 from minivllm.report import percentiles
 from minivllm.report.figures.looks import Looks
 from minivllm.report.tables import COLUMNS, Column
+
+# fields of a row by which its tables are checked
+CHECKED = ("status", "directory", "slimmed", *(f"digests.{name}" for name in TABLES))
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class ReportInputs:
         planned: of an ablation that has just ended, see `Planned`.
         goal: of a search that has just ended.
         columns: of its tables, see `percentiles.columns`.
+        pool: checks tables and draws figures where it was started for the records.
     """
 
     rows: list[Row]
@@ -38,8 +45,16 @@ class ReportInputs:
     planned: Planned | None = None
     goal: Goal | None = None
     columns: Sequence[Column] = COLUMNS
+    pool: ProcessPool = field(default_factory=ProcessPool, compare=False, repr=False)
     # What studies found, by their names, see `Study.finding`.
     findings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _checks: Begun[list[Row], list[Damaged]] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Begin to check the tables, which another process does while this one draws."""
+        rows = [{key: row.get(key) for key in CHECKED} for row in self.rows if record_folder(row)]
+        chunks = [rows[at : at + CHUNK] for at in range(0, len(rows), CHUNK)]
+        object.__setattr__(self, "_checks", self.pool.begin(_damaged, chunks))
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -54,7 +69,7 @@ class ReportInputs:
     @cached_property
     def damaged(self) -> list[Damaged]:
         """Tables beside the records that are missing, torn, or not those that were recorded."""
-        return [table for row in self.rows if record_folder(row) for table in damaged_tables(row)]
+        return [table for damaged in self._checks.results() for table in damaged]
 
     @cached_property
     def looks(self) -> Looks:
@@ -77,6 +92,7 @@ def read(
     planned: Planned | None = None,
     goal: Goal | None = None,
     asked: Sequence[float] = (),
+    pool: ProcessPool | None = None,
 ) -> ReportInputs:
     """Everything at or below a record folder, a sweep's folder, or several of them.
 
@@ -84,11 +100,19 @@ def read(
         source: what to read.
         planned, goal: see `ReportInputs`.
         asked: percentiles of latencies for the tables; none: the usual.
+        pool: shares the work on thousands of records; closed by the caller once the report is
+            written. None leaves all to this process.
 
     Raises:
         BadInput: there is no record at all. Failed records are enough for a report.
     """
-    rows, unreadable = read_rows(source)
+    rows, unreadable = read_rows(source, pool)
     if asked:
         percentiles.complete(rows, asked)
-    return ReportInputs(rows, unreadable, planned, goal, percentiles.columns(asked))
+    columns = percentiles.columns(asked)
+    return ReportInputs(rows, unreadable, planned, goal, columns, pool or ProcessPool())
+
+
+def _damaged(rows: list[Row]) -> list[Damaged]:
+    """See `damaged_tables`, of several records."""
+    return [table for row in rows for table in damaged_tables(row)]

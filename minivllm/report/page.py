@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +71,15 @@ def write_report(
 
 def _write(inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]]) -> Path:
     cells, known = inputs.cells, findings(inputs, studies)
-    own = {
+    described = {
         one.study.name: [
-            finish(figure) for figure in one.study.figures(one.result, inputs) if figure is not None
+            figure for figure in one.study.figures(one.result, inputs) if figure is not None
         ]
         for one in known
     }
-    plots = {plot.name: plot for drawn in own.values() for plot in drawn}
-    plots |= {figure.name: finish(figure) for figure in figures(inputs)}
-    figure_names = {*FIGURES, *(name for study in studies for name in study.figure_names)}
-    for name in figure_names | {*plots}:
-        write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
+    general = figures(inputs)
+    begun = inputs.pool.begin(finish, [*chain(*described.values(), general)])
+    front = _front(inputs, known)
     files = dict.fromkeys((name for study in studies for name in study.file_names), "")
     for study, result in known:
         files.update(study.files(result, inputs))
@@ -89,9 +88,15 @@ def _write(inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]]) -
         write_or_remove(out_dir / name, text.encode())
     write_bytes(out_dir / "table.csv", csv_text(cells, inputs.columns).encode())
     write_bytes(out_dir / "table.md", markdown_text(cells, inputs.columns).encode())
+    finished = iter(begun.results())
+    own = {name: [*islice(finished, len(drawn))] for name, drawn in described.items()}
+    plots = {plot.name: plot for plot in chain(*own.values(), finished)}
+    figure_names = {*FIGURES, *(name for study in studies for name in study.figure_names)}
+    for name in figure_names | {*plots}:
+        write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
     index = out_dir / "index.html"
     parts = sections(inputs, known, own, plots, out_dir)
-    write_bytes(index, page(_front(inputs, known), parts, plots).encode())
+    write_bytes(index, page(front, parts, plots).encode())
     return index
 
 

@@ -140,10 +140,13 @@ def entries(cell: Cell, columns: Sequence[Column]) -> list[dict[str, Any]]:
 def used_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list[Column]:
     """Columns that hold at least one figure; all-empty ones are explained beside the table
     instead."""
+    rows = [row for cell in cells for row in cell.rows]
     return [
         column
         for column in (*columns, COST)
-        if any(cell.mean(column.key) is not None for cell in cells)
+        # The first condition alone decides of most columns, and costs little.
+        if any(row.get(column.key) is not None for row in rows)
+        and any(cell.mean(column.key) is not None for cell in cells)
     ]
 
 
@@ -165,12 +168,14 @@ def speedups(cells: list[Cell]) -> list[float | None]:
     """
     if searched(cells):
         return []
+    if not cells or keeps_up(cells[0]):
+        return []
     ratios = [_speedup(cell, cells[0]) for cell in cells]
     return ratios if any(ratio is not None for ratio in ratios[1:]) else []
 
 
 def _speedup(cell: Cell, base: Cell) -> float | None:
-    if not like_for_like(cell, base) or keeps_up(cell) or keeps_up(base):
+    if not like_for_like(cell, base) or keeps_up(cell):
         return None
     mine, theirs = cell.mean(COLUMNS[0].key), base.mean(COLUMNS[0].key)
     return mine / theirs if mine is not None and theirs else None

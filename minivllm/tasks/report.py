@@ -12,6 +12,7 @@ from minivllm.bench.records.storage import KERNELS, RECORD
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, percentiles
 from minivllm.platform.options import KEPT_FOLDERS
+from minivllm.platform.process_pool import ProcessPool
 from minivllm.platform.untrusted import place
 
 MAX_NAME = 80
@@ -44,10 +45,11 @@ def run(config: dict[str, Any]) -> int:
 
     if measured:
         studies = configured(config)
-        inputs = read(measured, asked=percentiles(config))
-        page = write_report(inputs, reports_dir / str(name or joined_name(measured)), studies)
-        if inputs.warning:
-            print(f"warning: {inputs.warning}", file=sys.stderr)
+        with ProcessPool() as pool:
+            inputs = read(measured, asked=percentiles(config), pool=pool)
+            page = write_report(inputs, reports_dir / str(name or joined_name(measured)), studies)
+            if inputs.warning:
+                print(f"warning: {inputs.warning}", file=sys.stderr)
         print(f"report: {page}")
     for folder in timed:
         out_dir = reports_dir / str(name or joined_name([folder]))

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minivllm.platform.process_pool import ProcessPool
 from minivllm.platform.untrusted import read_archive
 from minivllm.report.inputs import read
 from minivllm.report.page import write_report
@@ -157,3 +158,23 @@ def test_each_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_report(read(place), tmp_path / "page")
     read_files = sorted(path for path in opened if path.endswith("record.json"))
     assert read_files == sorted(map(str, place.glob("*/record.json"))) and len(read_files) == 18
+
+
+def test_several_processes_make_the_same_page_and_find_the_same_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.bench.records.chunks.MANY", 6)
+    monkeypatch.setattr("minivllm.report.inputs.CHUNK", 2)
+    monkeypatch.setattr("minivllm.platform.process_pool.usable_cores", lambda: 2)
+    place = write(tmp_path / "runs", make_sweep())
+    torn = sorted(place.glob("*/steps.parquet"))[3]
+    torn.write_bytes(torn.read_bytes()[:-4])
+    pages = {}
+    for name in ("alone", "shared"):
+        with ProcessPool() as pool:
+            inputs = read(place, pool=pool if name == "shared" else None)
+            page = write_report(inputs, tmp_path / name / "page")
+            assert bool(pool._processes) == (name == "shared")
+        assert str(torn) in inputs.damaged
+        pages[name] = {file: (page.parent / file).read_bytes() for file in os.listdir(page.parent)}
+    assert pages["alone"] == pages["shared"] and torn.name in pages["alone"]["index.html"].decode()

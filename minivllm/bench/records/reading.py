@@ -8,6 +8,7 @@ import glob
 import marshal
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -199,24 +200,25 @@ def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], li
     def read(path: Path) -> dict[str, Any]:
         return {**read_record(path), "directory": str(path.parent)}
 
-    records, damaged = _each(paths, read)
+    records, damaged = _each(record_files(paths), read)
     _warn(damaged)
     return records, damaged
 
 
-def flat_rows(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
-    """The same, each record flattened, without a warning."""
-    return _each(paths, _row)
+def flat_rows_of(files: Iterable[Path]) -> tuple[list[dict[str, Any]], list[Damaged]]:
+    """What `flatten` makes of every record.json, with its `directory`, and the files that are no
+    records."""
+    return _each(files, _row)
 
 
 def _each(
-    paths: PathLike | Iterable[PathLike], read: Callable[[Path], dict[str, Any]]
+    files: Iterable[Path], read: Callable[[Path], dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[Damaged]]:
-    """What is read of every record at or below the given places, and why other files are none."""
+    """What is read of every record.json, and why other files are none."""
     records: list[dict[str, Any]] = []
     damaged: list[Damaged] = []
     with uncollected():
-        for path in record_files(paths):
+        for path in files:
             try:
                 records.append(read(path))
             except BadInput as error:
@@ -269,7 +271,9 @@ class _Column:
         for key, value in values.items():
             column = self.below.get(key)
             if column is None:
-                column = self.below[key] = _Column(f"{self.name}.{key}" if self.name else key)
+                # interned: the same object also where another process read the record
+                name = sys.intern(f"{self.name}.{key}" if self.name else key)
+                column = self.below[key] = _Column(name)
             kind = type(value)
             if kind is dict:
                 column.put(value, columns)
@@ -311,7 +315,7 @@ def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
 
     from minivllm.bench.records.tables import damaged_tables
 
-    rows, unreadable = flat_rows(paths)
+    rows, unreadable = flat_rows_of(record_files(paths))
     _warn(unreadable)
     frame = pandas.DataFrame(rows)
     damaged = [table for row in rows for table in damaged_tables(row) if archive.exists(table)]

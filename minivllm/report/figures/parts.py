@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from minivllm.analysis.cells import Cell
 from minivllm.analysis.format import count, sig
@@ -24,6 +26,7 @@ from minivllm.report.figures.style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HOST = "host RSS peak"
@@ -36,6 +39,7 @@ PHASES = {
     "gap": STONE,
 }
 DASHES = (0, (2, 1))
+_Times = dict[str, float | None]  # ms of each phase; None is not known
 
 
 @dataclass(frozen=True)
@@ -97,26 +101,12 @@ def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
     right = max(max(one.end, one.full or 0.0) for one in held) or 1.0
     outlined = any(one.aside for one in held)
 
-    def draw(sheet: Sheet) -> Figure:
-        figure, ax = canvas(height=sheet.height(len(shown)), sheet=sheet)
-        for y, cell in enumerate(shown):
-            if not cell.ok:
-                mark_failure(ax, y, cell, sheet, right=right)
-            elif (one := known[cell.label]) is None:
-                beside(ax, 0.0, y, "not recorded")
-            else:
-                _memory_bar(ax, y, one, sheet)
-        rows_axis(ax, [looks[cell.label].name for cell in shown], sheet)
-        ax.set_xlim(0, right * sheet.margin(0.2))
-        ax.set_xlabel("GB (10⁹ bytes); labels: weights of total")
-        from matplotlib.lines import Line2D
-
-        dashes = Line2D([], [], color=BLACK, lw=2, ls=DASHES)
-        pool_key = (patch(MIST, outline=outlined), "KV pool, set aside" if outlined else "KV pool")
-        parts = [(patch(SLATE), "weights"), pool_key, (patch(STONE), "rest of the process")]
-        legend_below(figure, [*parts, (dashes, "the weights in 16 bits")])
-        return figure
-
+    rows = [
+        _MemoryRow(
+            looks[cell.label].name, known.get(cell.label), "" if cell.ok else cell.status_text
+        )
+        for cell in shown
+    ]
     kinds = list(dict.fromkeys(one.kind for one in held if one.kind))
     alt = f"Stacked bars of weights, KV pool and other memory for {count(len(shown), 'cell')}"
     alt += ", with the 16-bit size of the weights marked."
@@ -134,19 +124,60 @@ def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
         )
     note = failures_note(shown)
     return Drawing(
-        "memory", "What takes the memory?", alt + note, caption + note + looks.note + rest, draw
+        "memory",
+        "What takes the memory?",
+        alt + note,
+        caption + note + looks.note + rest,
+        partial(_draw_memory, rows, right, outlined),
     )
 
 
-def _memory_bar(ax: Any, y: int, one: _Memory, sheet: Sheet) -> None:
+@dataclass(frozen=True)
+class _MemoryRow:
+    """A row of `memory`; `failure` is how the cell failed, or ""."""
+
+    name: str
+    memory: _Memory | None
+    failure: str
+
+
+def _draw_memory(rows: Sequence[_MemoryRow], right: float, outlined: bool, sheet: Sheet) -> Figure:
+    from matplotlib.lines import Line2D
+
+    figure, ax = canvas(height=sheet.height(len(rows)), sheet=sheet)
+    for y, row in enumerate(rows):
+        if row.failure:
+            mark_failure(ax, y, row.failure, sheet, right=right)
+        elif row.memory is None:
+            beside(ax, 0.0, y, "not recorded")
+        else:
+            _memory_bar(ax, y, row.memory, sheet)
+    rows_axis(ax, [row.name for row in rows], sheet)
+    ax.set_xlim(0, right * sheet.margin(0.2))
+    ax.set_xlabel("GB (10⁹ bytes); labels: weights of total")
+    dashes = Line2D([], [], color=BLACK, lw=2, ls=DASHES)
+    pool_key = (patch(MIST, outline=outlined), "KV pool, set aside" if outlined else "KV pool")
+    parts = [(patch(SLATE), "weights"), pool_key, (patch(STONE), "rest of the process")]
+    legend_below(figure, [*parts, (dashes, "the weights in 16 bits")])
+    return figure
+
+
+def _memory_bar(ax: Axes, y: int, one: _Memory, sheet: Sheet) -> None:
     left = 0.0
     for value, colour in ((one.weights or 0.0, SLATE), (one.pool, MIST), (one.rest, STONE)):
         ax.barh(y, value, left=left, height=sheet.bar, color=colour)
         left += value
     if one.aside:
         start = one.weights or 0.0
-        outline = {"facecolor": "none", "edgecolor": MIST, "linewidth": 1.4}
-        ax.barh(y, one.aside, left=start, height=sheet.bar, **outline)
+        ax.barh(
+            y,
+            one.aside,
+            left=start,
+            height=sheet.bar,
+            facecolor="none",
+            edgecolor=MIST,
+            linewidth=1.4,
+        )
     if one.full is not None:
         ax.plot(
             [one.full] * 2,
@@ -164,22 +195,13 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     shown, rest = cut(measured)
     if not shown:
         return None
-    panels = {
-        "The whole step": list(PHASES),
-        "Without forward": [p for p in PHASES if p != "forward"],
-    }
-
-    def draw(sheet: Sheet) -> Figure:
-        figure, axes = canvas(1, 2, height=sheet.height(len(shown), 1.15), sheet=sheet, sharey=True)
-        for index, (ax, (title, phases)) in enumerate(zip(axes, panels.items(), strict=True)):
-            right = max(_phases_bar(ax, y, cell, phases, sheet) for y, cell in enumerate(shown))
-            ax.set_xlim(0, (right or 1.0) * sheet.margin(0.18 if index == 0 else 0.4))
-            rows_axis(ax, [looks[cell.label].name for cell in shown], sheet, labels=index == 0)
-            ax.set_xlabel("ms a step, mean")
-            heading(ax, title)
-        legend_below(figure, [(patch(colour), phase) for phase, colour in PHASES.items()])
-        return figure
-
+    rows = [
+        (
+            looks[cell.label].name,
+            {phase: cell.mean(f"breakdown.{phase}_ms") for phase in PHASES},
+        )
+        for cell in shown
+    ]
     alt = f"Stacked bars of a step's phases ({', '.join(PHASES)}) in milliseconds, "
     alt += f"{count(len(shown), 'cell')}."
     caption = (
@@ -191,12 +213,29 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
         caption += (
             f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."
         )
-    return Drawing("breakdown", "Where does the time of a step go?", alt, caption, draw)
+    title = "Where does the time of a step go?"
+    return Drawing("breakdown", title, alt, caption, partial(_draw_breakdown, rows))
 
 
-def _phases_bar(ax: Any, y: int, cell: Cell, phases: list[str], sheet: Sheet) -> float:
+def _draw_breakdown(rows: Sequence[tuple[str, _Times]], sheet: Sheet) -> Figure:
+    """A row a cell, of its name and its times."""
+    panels = {
+        "The whole step": list(PHASES),
+        "Without forward": [p for p in PHASES if p != "forward"],
+    }
+    figure, axes = canvas(1, 2, height=sheet.height(len(rows), 1.15), sheet=sheet, sharey=True)
+    for index, (ax, (title, phases)) in enumerate(zip(axes, panels.items(), strict=True)):
+        right = max(_phases_bar(ax, y, times, phases, sheet) for y, (_, times) in enumerate(rows))
+        ax.set_xlim(0, (right or 1.0) * sheet.margin(0.18 if index == 0 else 0.4))
+        rows_axis(ax, [name for name, _ in rows], sheet, labels=index == 0)
+        ax.set_xlabel("ms a step, mean")
+        heading(ax, title)
+    legend_below(figure, [(patch(colour), phase) for phase, colour in PHASES.items()])
+    return figure
+
+
+def _phases_bar(ax: Axes, y: int, times: _Times, phases: list[str], sheet: Sheet) -> float:
     """Draw one row of `breakdown`; returns where it ends."""
-    times = {phase: cell.mean(f"breakdown.{phase}_ms") for phase in PHASES}
     left = 0.0
     for phase in phases:
         ax.barh(y, times[phase] or 0.0, left=left, height=sheet.bar, color=PHASES[phase])

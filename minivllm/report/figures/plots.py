@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cells import Cell, Summary
 from minivllm.analysis.format import count, sig
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import INK, RULE, VERMILION
@@ -24,6 +27,7 @@ from minivllm.report.figures.style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 THROUGHPUT = "metrics.output_tokens_per_s"
@@ -53,6 +57,16 @@ def failures_note(shown: list[Cell]) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Bar:
+    """A row of `throughput`."""
+
+    name: str
+    colour: str
+    stat: Summary | None
+    status: str
+
+
 def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
     """Output tokens/s by cell, with the range over blocks; None for a lone cell, whose bar would
     say nothing."""
@@ -63,28 +77,11 @@ def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
     top = max((f.high for f in figures if f), default=0.0)
     if top <= 0 and not any(not cell.ok for cell in shown):
         return None
-    right = top or 1.0
-
-    def draw(sheet: Sheet) -> Figure:
-        figure, ax = canvas(height=sheet.height(len(shown)), sheet=sheet)
-        for y, (cell, stat) in enumerate(zip(shown, figures, strict=True)):
-            if stat is None:
-                mark_failure(ax, y, cell, sheet, right=right)
-                continue
-            ax.barh(y, stat.mean, height=sheet.bar, color=looks[cell.label].colour)
-            if stat.spread:
-                ax.plot([stat.low, stat.high], [y, y], color=INK, lw=1.4, marker="|", ms=6)
-            beside(ax, stat.high, y, sig(stat.mean))
-        rows_axis(ax, [looks[cell.label].name for cell in shown], sheet)
-        ax.set_xlim(0, right * sheet.margin(0.12))
-        ax.set_xlabel("output tokens/s (longer is faster)" if top else "no cell has a figure")
-        ax.tick_params(labelbottom=bool(top))
-        keys = [
-            (patch(colour), f"{looks.column}={value}") for value, colour in looks.colours.items()
-        ]
-        legend_below(figure, keys)
-        return figure
-
+    bars = [
+        _Bar(looks[cell.label].name, looks[cell.label].colour, stat, cell.status_text)
+        for cell, stat in zip(shown, figures, strict=True)
+    ]
+    legend = {f"{looks.column}={value}": colour for value, colour in looks.colours.items()}
     best = max(
         (c for c in shown if c.mean(THROUGHPUT)),
         key=lambda c: c.mean(THROUGHPUT) or 0.0,
@@ -105,8 +102,33 @@ def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
         f"token.{whiskers}{note}{looks.note}{rest}"
     )
     return Drawing(
-        "throughput", "How many tokens a second does each give?", alt + note, caption, draw
+        "throughput",
+        "How many tokens a second does each give?",
+        alt + note,
+        caption,
+        partial(_draw_throughput, bars, legend, top),
     )
+
+
+def _draw_throughput(
+    bars: Sequence[_Bar], legend: dict[str, str], top: float, sheet: Sheet
+) -> Figure:
+    figure, ax = canvas(height=sheet.height(len(bars)), sheet=sheet)
+    right = top or 1.0
+    for y, bar in enumerate(bars):
+        if (stat := bar.stat) is None:
+            mark_failure(ax, y, bar.status, sheet, right=right)
+            continue
+        ax.barh(y, stat.mean, height=sheet.bar, color=bar.colour)
+        if stat.spread:
+            ax.plot([stat.low, stat.high], [y, y], color=INK, lw=1.4, marker="|", ms=6)
+        beside(ax, stat.high, y, sig(stat.mean))
+    rows_axis(ax, [bar.name for bar in bars], sheet)
+    ax.set_xlim(0, right * sheet.margin(0.12))
+    ax.set_xlabel("output tokens/s (longer is faster)" if top else "no cell has a figure")
+    ax.tick_params(labelbottom=bool(top))
+    legend_below(figure, [(patch(colour), label) for label, colour in legend.items()])
+    return figure
 
 
 def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
@@ -115,15 +137,11 @@ def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
     if not any(cell.mean(f"{key}.p50") is not None for cell in shown for key in LATENCIES):
         return None
 
-    def draw(sheet: Sheet) -> Figure:
-        figure, axes = canvas(1, 2, height=sheet.height(len(shown), 1.15), sheet=sheet, sharey=True)
-        for index, (ax, key) in enumerate(zip(axes, LATENCIES, strict=True)):
-            _ranges(ax, shown, looks, key, latency_unit(cells, key))
-            rows_axis(ax, [looks[cell.label].name for cell in shown], sheet, labels=index == 0)
-            heading(ax, LATENCIES[key])
-        legend_below(figure, [(mark(marker, INK), p) for p, marker in LEVELS.items()])
-        return figure
-
+    rows = [
+        (looks[cell.label].name, looks[cell.label].colour, "" if cell.ok else cell.status_text)
+        for cell in shown
+    ]
+    panels = [_panel(cells, shown, key) for key in LATENCIES]
     alt = (
         "Dot ranges from the median to the 99th percentile of TTFT and ITL for "
         f"{count(len(shown), 'cell')}."
@@ -134,41 +152,64 @@ def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
         f"left out.{looks.note}{rest}"
     )
     return Drawing(
-        "latency", "How long do requests wait?", alt + failures_note(shown), caption, draw
+        "latency",
+        "How long do requests wait?",
+        alt + failures_note(shown),
+        caption,
+        partial(_draw_latency, rows, panels),
     )
 
 
-def _ranges(ax: Any, shown: list[Cell], looks: Looks, key: str, unit: tuple[float, str]) -> None:
-    """One panel of `latency`."""
-    scale, name = unit
+@dataclass(frozen=True)
+class _Panel:
+    """One latency, in `unit`: the percentiles of each cell, by their names."""
+
+    title: str
+    unit: str
+    points: list[dict[str, float]]
+
+
+def _panel(cells: list[Cell], shown: list[Cell], key: str) -> _Panel:
+    scale, unit = latency_unit(cells, key)
     points = [
         {p: v * scale for p in LEVELS if (v := cell.mean(f"{key}.{p}")) is not None}
         for cell in shown
     ]
-    values = [v for row in points for v in row.values() if v > 0]
+    return _Panel(LATENCIES[key], unit, points)
+
+
+def _draw_latency(
+    rows: Sequence[tuple[str, str, str]], panels: Sequence[_Panel], sheet: Sheet
+) -> Figure:
+    """A row a cell, of its name, its colour and how it failed, if it did."""
+    figure, axes = canvas(1, 2, height=sheet.height(len(rows), 1.15), sheet=sheet, sharey=True)
+    for index, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
+        _ranges(ax, rows, panel)
+        rows_axis(ax, [name for name, _, _ in rows], sheet, labels=index == 0)
+        heading(ax, panel.title)
+    legend_below(figure, [(mark(marker, INK), p) for p, marker in LEVELS.items()])
+    return figure
+
+
+def _ranges(ax: Axes, rows: Sequence[tuple[str, str, str]], panel: _Panel) -> None:
+    values = [v for row in panel.points for v in row.values() if v > 0]
     logarithmic = bool(values) and max(values) > 30 * min(values)
     if logarithmic:
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
     else:
         ax.set_xlim(0, max(values, default=1.0) * 1.08)
-    for y, (cell, row) in enumerate(zip(shown, points, strict=True)):
-        if not cell.ok:
-            words, place = cell.status_text, ax.get_yaxis_transform()
-            ax.text(0.02, y, words, transform=place, va="center", color=VERMILION, fontsize=9)
+    for y, ((_, colour, failure), row) in enumerate(zip(rows, panel.points, strict=True)):
+        if failure:
+            place = ax.get_yaxis_transform()
+            ax.text(0.02, y, failure, transform=place, va="center", color=VERMILION, fontsize=9)
         if row:
             ax.plot([min(row.values()), max(row.values())], [y, y], color=RULE, lw=2, zorder=1)
         for p, value in row.items():
-            bar, colour = LEVELS[p] == "|", looks[cell.label].colour
-            ax.plot(
-                value,
-                y,
-                LEVELS[p],
-                color=colour,
-                ms=8 if bar else 6,
-                mew=1.6 if bar else 0.6,
-                zorder=2,
-            )
+            bar = LEVELS[p] == "|"
+            size, edge = (8, 1.6) if bar else (6, 0.6)
+            ax.plot(value, y, LEVELS[p], color=colour, ms=size, mew=edge, zorder=2)
+    name = panel.unit
     ax.set_xlabel(f"{name}, log scale" if logarithmic else f"{name} (shorter is better)")
 
 

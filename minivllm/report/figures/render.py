@@ -8,11 +8,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from minivllm.report.figures import chart
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.live import items
 from minivllm.report.figures.palette import INK, ON_DARK
-from minivllm.report.figures.style import NARROW, WIDE, Drawing, plain_settings
+from minivllm.report.figures.style import DPI, NARROW, WIDE, Drawing, Sheet, plain_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,41 +32,36 @@ class Plot:
     alt: str
     caption: str
     png: bytes
-    svg: bytes = b""  # what the page shows, unless it shows `live`
-    narrow: bytes = b""  # the same for a phone; of a figure with `live` a PNG
+    # What the page shows: SVG; or WebP in the place of `live` until that is drawn, and on paper.
+    wide: bytes
+    narrow: bytes  # the same for a phone
     live: list[dict[str, Any]] = field(default_factory=list)  # Bokeh's items, each with a title
     legend: list[dict[str, Any]] = field(default_factory=list)  # keys of the live items' series
-
-    @property
-    def static(self) -> tuple[bytes, bytes]:
-        """What stands in the place of `live` until it is drawn, and on paper: WebP, for a wide page
-        and for a phone."""
-        return _small(self.png), _small(self.narrow)
-
-
-def _small(png: bytes) -> bytes:
-    """A PNG as WebP of few colours."""
-    from PIL import Image
-
-    out = io.BytesIO()
-    with Image.open(io.BytesIO(png)) as opened:
-        opened.convert("RGB").quantize(TINTS).convert("RGB").save(out, "webp", lossless=True)
-    return out.getvalue()
 
 
 def finish(described: Described) -> Plot:
     """A chart as PNG and as what the page's script draws, a drawing as PNG and SVG; both also for a
     narrow page."""
-    words = (described.name, described.title, described.alt, described.caption)
+    name = described.name
+    words = (name, described.title, described.alt, described.caption)
     if isinstance(described, Chart):
-        wide, narrow = (png(chart.draw(described, sheet)) for sheet in (WIDE, NARROW))
-        return Plot(
-            *words, wide, narrow=narrow, live=items(described), legend=chart.keys(described)
-        )
-    figure, name = described.draw(WIDE), described.name
-    return Plot(
-        *words, png(figure), svg(figure, name), svg(described.draw(NARROW), f"{name}-narrow")
-    )
+        pixels, few = (paint(draw(described, sheet)) for sheet in (WIDE, NARROW))
+        live, legend = items(described), chart.keys(described)
+        return Plot(*words, png(pixels), webp(pixels), webp(few), live, legend)
+    figure = draw(described, WIDE)
+    pixels = paint(figure)
+    narrow = svg(draw(described, NARROW), f"{name}-narrow")
+    return Plot(*words, png(pixels), svg(figure, name), narrow)
+
+
+def draw(described: Described, sheet: Sheet) -> Figure:
+    """The figure by matplotlib, whose names show dollar signs as they are."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        if isinstance(described, Chart):
+            return chart.draw(described, sheet)
+        return described.draw(sheet)
 
 
 def svg(figure: Figure, name: str) -> bytes:
@@ -81,7 +78,6 @@ def svg(figure: Figure, name: str) -> bytes:
     for patch_behind in (figure.patch, *(ax.patch for ax in figure.axes)):
         patch_behind.set_facecolor("none")
     with plain_settings(**{"svg.fonttype": "none", "svg.hashsalt": name}):
-        _without_math(figure)
         # Not by savefig, which draws a figure twice.
         FigureCanvasSVG(figure).print_svg(out, metadata=nothing)
     text = re.sub(r"<[^>]+>", lambda tag: _rounded(tag[0]), out.getvalue())
@@ -115,22 +111,31 @@ def _rounded(tag: str) -> str:
     return re.sub(r' transform="rotate\(-0[^"]*"|\s+(?=")', "", re.sub(r"\s+", " ", tag))
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as PNG; the same figure gives the same bytes."""
+def paint(figure: Figure) -> np.ndarray:
+    """The figure's pixels, uint8 [height, width, 4]; the same figure gives the same."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    out = io.BytesIO()
     with plain_settings():
-        _without_math(figure)
-        FigureCanvasAgg(figure).print_png(out, metadata={"Software": "minivllm"})
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
     figure.set_layout_engine("none")  # all has its place now, in whatever format it is drawn next
+    return np.asarray(canvas.buffer_rgba())
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG of `DPI`."""
+    from matplotlib.image import imsave
+
+    out = io.BytesIO()
+    imsave(out, pixels, format="png", dpi=DPI, metadata={"Software": "minivllm"})
     return out.getvalue()
 
 
-def _without_math(figure: Figure) -> None:
-    """Show words as they are; axes write those of their ticks under the settings of
-    `plain_settings`."""
-    from matplotlib.text import Text
+def webp(pixels: np.ndarray) -> bytes:
+    """A WebP of few colours."""
+    from PIL import Image
 
-    for words in figure.findobj(Text):
-        words.set_parse_math(False)
+    out = io.BytesIO()
+    few = Image.fromarray(pixels).convert("RGB").quantize(TINTS)
+    few.convert("RGB").save(out, "webp", lossless=True)
+    return out.getvalue()

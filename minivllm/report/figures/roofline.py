@@ -23,11 +23,12 @@ KINDS = (("decode", "Decode steps"), ("prefill", "Prefill steps"))
 def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     """Operations a second against operations a byte, under the measured rooflines; None where
     nothing was counted."""
-    drawn = {kind: [cell for cell in cells if _place(cell, kind)] for kind, _ in KINDS}
+    cell_places = {kind: [(cell, _place(cell, kind)) for cell in cells] for kind, _ in KINDS}
+    drawn = {kind: [cell for cell, at in placed if at] for kind, placed in cell_places.items()}
     rooflines = _rooflines([cell for placed in drawn.values() for cell in placed])
     if not any(drawn.values()) or not rooflines:
         return None
-    places = [at for kind, placed in drawn.items() for cell in placed if (at := _place(cell, kind))]
+    places = [at for placed in cell_places.values() for _, at in placed if at]
     left, right = min(x for x, _ in places) / 3, max(x for x, _ in places) * 3
     lines = []
     for (name, (bandwidth, rate)), (colour, dashed) in zip(

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import Cell
 from minivllm.report.figures.palette import EDGE, GRID, INK, VERMILION
 
 if TYPE_CHECKING:
@@ -61,7 +60,10 @@ WIDE, NARROW = Sheet(8.6), Sheet(4.1, narrow=True)  # shown at about 830 and 360
 @dataclass(frozen=True)
 class Drawing:
     """A figure that matplotlib alone draws, and the page shows as SVG: what a `Chart` cannot
-    describe, such as bars."""
+    describe, such as bars.
+
+    Another process may draw it where `draw` is a `partial` of a module's function and plain data.
+    """
 
     name: str  # file name without .png
     title: str
@@ -188,7 +190,7 @@ def beside(ax: Axes, x: float, y: float, text: str) -> None:
     ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
 
 
-def mark_failure(ax: Axes, y: float, cell: Cell, sheet: Sheet, *, right: float) -> None:
+def mark_failure(ax: Axes, y: float, status: str, sheet: Sheet, *, right: float) -> None:
     """A hatched stub with the status: a failed cell is a row like any other."""
     ax.barh(
         y,
@@ -199,7 +201,7 @@ def mark_failure(ax: Axes, y: float, cell: Cell, sheet: Sheet, *, right: float) 
         hatch="////",
         linewidth=0.8,
     )
-    ax.text(right * 0.07, y, cell.status_text, va="center", ha="left", color=VERMILION, fontsize=9)
+    ax.text(right * 0.07, y, status, va="center", ha="left", color=VERMILION, fontsize=9)
 
 
 def plain_ticks(axis: Axis) -> None:

@@ -14,7 +14,8 @@ import pytest
 from minivllm import redaction
 from minivllm.bench.records import reading as records_module
 from minivllm.bench.records import storage
-from minivllm.bench.records.reading import flat_rows, flatten, load_records, read_records, scan
+from minivllm.bench.records.chunks import flat_rows
+from minivllm.bench.records.reading import flatten, load_records, read_records, scan
 from minivllm.bench.records.record import Failure, Record
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput

@@ -113,7 +113,8 @@ def test_on_a_phone_panels_stand_below_one_another(
 ) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(
-        "minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b""
+        "minivllm.report.figures.render.paint",
+        lambda figure: drawn.append(figure) or np.zeros((1, 1, 4), np.uint8),
     )
     series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, 1.0], "line", names=["p", "q"])]
     panels = [Panel(title, "x", "y", series) for title in "TUV"]
@@ -146,7 +147,8 @@ def test_the_same_chart_is_the_same_bytes() -> None:
 def test_rows_that_share_an_axis_are_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(
-        "minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b""
+        "minivllm.report.figures.render.paint",
+        lambda figure: drawn.append(figure) or np.zeros((1, 1, 4), np.uint8),
     )
     rows = [
         (
@@ -175,7 +177,8 @@ def test_a_panel_without_data_is_said_in_the_file_and_left_out_of_the_page(
 ) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(
-        "minivllm.report.figures.render.png", lambda figure: drawn.append(figure) or b""
+        "minivllm.report.figures.render.paint",
+        lambda figure: drawn.append(figure) or np.zeros((1, 1, 4), np.uint8),
     )
 
     def line(unit: str, xs: list[float]) -> Series:
@@ -340,7 +343,7 @@ def test_a_long_label_beside_a_row_has_two_lines_where_rows_are_high_enough() ->
 def test_drawings_follow_the_readers_colour_scheme(tmp_path: Path) -> None:
     plot = figure_of(breakdown, cells_of(tmp_path, make_record()))
     assert plot is not None
-    text = plot.svg.decode()
+    text = plot.wide.decode()
     body = re.sub(r":root \{[^}]*\}", "", text)
     assert "prefers-color-scheme: dark" in text and f"var(--c{INK[1:]})" in body
     assert not any(colour in body for colour in ON_DARK)
@@ -359,7 +362,7 @@ def test_steps_without_parts_are_not_said_to_take_nothing(tmp_path: Path) -> Non
     records[1].breakdown = Breakdown(10, forward_ms=300.0)
     records[2].breakdown = Breakdown()
     plot = figure_of(breakdown, cells_of(tmp_path, *records))
-    assert plot is not None and plot.svg.count(b">not told apart<") == 1
+    assert plot is not None and plot.wide.count(b">not told apart<") == 1
     assert "2 of 3 cells: the others failed or show no steps" in plot.caption
 
 
@@ -378,18 +381,18 @@ def test_a_hosts_pool_is_no_part_of_what_the_process_takes(tmp_path: Path) -> No
     on_host.memory = Memory(weights=10**9, kv_pool=11 * 10**9, host_rss_peak=25 * 10**8)
     unknown = make_record("int8", index=1, memory=Memory(host_rss_peak=4 * 10**9))
     plot = figure_of(memory, cells_of(tmp_path / "host", on_host, unknown))
-    assert plot is not None and "KV pool, set aside" in plot.svg.decode()
-    assert b">1.00 of 2.50<" in plot.svg and ">– of 4.00<" in plot.svg.decode()
+    assert plot is not None and "KV pool, set aside" in plot.wide.decode()
+    assert b">1.00 of 2.50<" in plot.wide and ">– of 4.00<" in plot.wide.decode()
     assert "Outline: the pool" in plot.caption
     nothing = make_record("nf4", index=2, memory=Memory())
     plot = figure_of(memory, cells_of(tmp_path / "simulated", on_host, nothing))
     assert (
-        plot is not None and b">not recorded<" in plot.svg and ">– of 0<" not in plot.svg.decode()
+        plot is not None and b">not recorded<" in plot.wide and ">– of 0<" not in plot.wide.decode()
     )
     on_device = make_record("fp16")
     on_device.memory = Memory(weights=10**9, kv_pool=11 * 10**9, device_process=13 * 10**9)
     plot = figure_of(memory, cells_of(tmp_path / "device", on_device))
-    assert plot is not None and b">1.00 of 13.0<" in plot.svg and "Outline" not in plot.caption
+    assert plot is not None and b">1.00 of 13.0<" in plot.wide and "Outline" not in plot.caption
 
 
 def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
@@ -428,7 +431,7 @@ def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
     assert not {BETTER, WORSE, UNDECIDED, NEUTRAL} & set(PALETTE)
     bars = throughput(cells, looks)
     assert bars is not None and all(
-        colour.lower() in finish(bars).svg.decode() for colour in PALETTE[:3]
+        colour.lower() in finish(bars).wide.decode() for colour in PALETTE[:3]
     )
 
 
@@ -461,7 +464,7 @@ def test_long_names_of_the_same_knobs_are_told_by_their_values(tmp_path: Path) -
     assert names[:2] == ["64 · 8 · 16", "64 · 16 · 16"] and len(set(names)) == 8
     knobs = "batching.max_num_batched_tokens · batching.max_num_seqs · cache.block_size"
     assert f"Cells are named by {knobs}." in plot.caption
-    assert all(f">{name}<" in plot.svg.decode() for name in names)
+    assert all(f">{name}<" in plot.wide.decode() for name in names)
 
 
 def test_a_latency_has_one_unit_on_a_page(tmp_path: Path) -> None:
@@ -472,7 +475,7 @@ def test_a_latency_has_one_unit_on_a_page(tmp_path: Path) -> None:
     write_record(tmp_path / "runs" / "s" / "r", record, requests=requests)
     cells = gather(read_rows(tmp_path / "runs")[0])
     drawn = (figure_of(latency, cells), figure_of(distributions, cells))
-    assert drawn[0] is not None and b">ms (shorter is better)<" in drawn[0].svg
+    assert drawn[0] is not None and b">ms (shorter is better)<" in drawn[0].wide
     assert drawn[1] is not None and "TTFT, ms" in json.dumps(drawn[1].live)
     record.metrics.ttft_ms.p50 = 12_000.0
     write_record(tmp_path / "slow" / "s" / "r", record, requests=requests)

@@ -127,7 +127,7 @@ def test_factors_of_the_waterfall_multiply_to_the_whole() -> None:
 
 def test_the_page_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of("pairs")
-    monkeypatch.setattr("minivllm.report.inputs.read_rows", lambda source: (rows, []))
+    monkeypatch.setattr("minivllm.report.inputs.read_rows", lambda *_: (rows, []))
     monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     page = Page(build_report(tmp_path, tmp_path / "out"))
     assert page.text.index("What each optimisation is worth in") < page.text.index(
