@@ -44,12 +44,17 @@ class GraphKey(NamedTuple):
     blocks: int  # width of the block table
     kind: str  # what comes out: "greedy" or "drawn" tokens, or "logits" that are sampled outside
 
+    @property
+    def columns(self) -> int:
+        """Integers of sampling parameters in the graph's input."""
+        return COLUMNS * self.requests if self.kind == "drawn" else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
     """One recording."""
 
-    padding: NDArray[np.int32]  # its input without requests
+    padding: NDArray[np.int32]  # see `padding`
     ints: Tensor  # int32, its input: the sampling parameters if it draws, then what `pack` makes
     # Logits [requests, vocab]; or tokens int64 [requests], drawn ones and argmaxes.
     outputs: tuple[Tensor, ...]
@@ -63,16 +68,15 @@ def why_failed(error: RuntimeError) -> str:
     return f"recording failed: {first_line(error)}"
 
 
-def padding(size: int, blocks: int, num_columns: int) -> NDArray[np.int32]:
-    """The input of a graph without requests, int32 [n]: `num_columns` integers of sampling
-    parameters, all greedy, then a step of `size` requests of one token in the reserved block 0, as
-    `pack` lays it out."""
+def padding(size: int, num_columns: int) -> NDArray[np.int32]:
+    """The input of a graph without requests, int32 [n], up to the block table, which is 0:
+    `num_columns` integers of sampling parameters, all greedy, then a step of `size` requests of one
+    token in the reserved block 0, as `pack` lays it out."""
     rows = np.arange(size + 1, dtype=np.int32)
     indices = np.zeros((4, size), np.int64)  # token ids, positions, slots, rows of the logits
     indices[3] = rows[:-1]
-    lens, table = np.ones(size, np.int32), np.zeros(size * blocks, np.int32)
-    columns = np.zeros(num_columns, np.int32)
-    return np.concatenate((columns, indices.view(np.int32).ravel(), rows, lens, table))
+    columns, lens = np.zeros(num_columns, np.int32), np.ones(size, np.int32)
+    return np.concatenate((columns, indices.view(np.int32).ravel(), rows, lens))
 
 
 def put_step(packed: PackedStep, ints: NDArray[np.int32], size: int) -> None:
@@ -223,10 +227,11 @@ class GraphExecutor:
     def fill(self, key: GraphKey, packed: PackedStep) -> None:
         """Put a step into the input of its graph."""
         graph = self.graphs[key]
-        ints, columns = graph.padding.copy(), COLUMNS * key.requests * (key.kind == "drawn")
-        put_step(packed, ints[columns:], key.requests)
-        if columns and packed.sampling is not None:
-            put_draw(packed.sampling.draws[0], ints[:columns], key.requests)
+        ints = np.zeros(len(graph.ints), np.int32)
+        ints[: len(graph.padding)] = graph.padding
+        put_step(packed, ints[key.columns :], key.requests)
+        if key.kind == "drawn" and packed.sampling is not None:
+            put_draw(packed.sampling.draws[0], ints[: key.columns], key.requests)
         upload(ints, self.runner.device, into=graph.ints)
         if packed.has_placeholders:
             tokens = self.runner.tokens
@@ -248,9 +253,9 @@ class GraphExecutor:
     @torch.inference_mode()
     def _record(self, key: GraphKey) -> Graph:
         runner, size, ones = self.runner, key.requests, (1,) * key.requests
-        extra = COLUMNS * size if key.kind == "drawn" else 0
-        host = padding(size, key.blocks, extra)
-        ints = upload(host, runner.device).clone()
+        extra, prefix = key.columns, padding(size, key.columns)
+        table = np.zeros(size * key.blocks, np.int32)
+        ints = upload(np.concatenate((prefix, table)), runner.device).clone()
         shape = StepShape(size, ones, key.blocks, size)
         # Attention is laid out for the longest requests that the graph takes; shorter ones leave
         # part of it idle.
@@ -278,4 +283,4 @@ class GraphExecutor:
             return torch.where(columns.temperatures > 0, drawn, argmax), argmax
 
         outputs, replay = self.capture(step)
-        return Graph(host, ints, outputs, replay, step)
+        return Graph(prefix, ints, outputs, replay, step)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -516,7 +517,7 @@ def test_padding_changes_no_request_of_a_step(data: st.DataObject) -> None:
         made.cache.block_table.extend(range(30 * index + 1, 30 * index + 27))
         parts.append(ScheduledRequest(made, length - 1, 1))
     packed = pack(parts, block_size)
-    ints = padding(size, blocks, 8 * size)
+    ints = np.concatenate((padding(size, 8 * size), np.zeros(size * blocks, np.int32)))
     put_step(packed, ints[8 * size :], size)
     tensors = StepShape(size, (1,) * size, blocks, size).unpack(torch.from_numpy(ints[8 * size :]))
     unpadded = torch.frombuffer(bytearray(packed.ints), dtype=torch.int32)
