@@ -36,7 +36,7 @@ def copy_bandwidth(device: torch.device, size: int) -> float:
 
 
 def ceilings(device: torch.device, size: int, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
-    """All of them.
+    """The limits of a device: read and copy bandwidth, and the matrix rate of each dtype.
 
     Args:
         device: which.

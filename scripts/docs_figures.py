@@ -109,7 +109,7 @@ def paging() -> bytes:
 
 
 def kv_dtype() -> bytes:
-    """What 8-bit keys and values save, cost and change."""
+    """Memory, speed and quality of 8-bit keys and values."""
     frame, names = records("kv-dtype"), ("auto", "int8", "fp8")
     panels = {
         "liveness.cache.kv_bytes_per_token": ("Bytes a token", "{:,.0f}", 1),
@@ -124,7 +124,7 @@ def kv_dtype() -> bytes:
 
 
 def prefix_caching() -> bytes:
-    """Each request's time to its first token, with and without what was computed before."""
+    """The TTFT of each request, with and without the prefix cache."""
     frame = records("prefix")
     figure, ax = canvas(height=2.8)
     shades = {False: (GREY, "x", "computed"), True: (BLUE, "o", "found in the cache")}
@@ -170,7 +170,7 @@ def preemption() -> bytes:
 
 
 def eviction() -> bytes:
-    """Cache in use over time, and what forgetting costs in quality."""
+    """The cache in use over time, and the quality that eviction costs."""
     frame, names = records("eviction"), ("none", "streaming", "h2o", "snapkv")
     figure, (left, right) = canvas(1, 2, height=2.9, width_ratios=[1.3, 1])
     colours = dict(zip(names, (GREY, BLUE, ORANGE, PURPLE), strict=True))
@@ -289,7 +289,7 @@ def simulation() -> bytes:
 
 
 def planning() -> bytes:
-    """What planning a step costs, by requests running and by requests waiting."""
+    """The cost of planning a step, by running and by waiting requests."""
     record = json.loads((EXAMPLES / "planning_cost.json").read_text())
     figure, (left, right) = canvas(1, 2, height=2.8)
     for level, colour in (("p50_ms", BLUE), ("p90_ms", VERMILION)):
@@ -316,7 +316,7 @@ def planning() -> bytes:
 
 
 def effects() -> bytes:
-    """What each optimisation of the example ablation is worth, as its report draws it."""
+    """The effect of each optimisation of the example ablation, as its report draws it."""
     from minivllm.report.inputs import read
     from minivllm.report.studies.ablation import AblationStudy, forest
 

@@ -45,7 +45,7 @@ def repository() -> str:
 
 
 def address(source: str, path: Path) -> str:
-    """Where a file of the repository is read."""
+    """The address at which a file of the repository is shown."""
     place = f"{source}/{path.relative_to(ROOT).as_posix()}"
     return (
         f"{place}?" if place.startswith("file:") else place
@@ -69,7 +69,7 @@ class Site:
         self.source = source or repository()
 
     def prepare(self) -> None:
-        """Write the copy; what the folder held before is lost."""
+        """Write the copy, in place of the earlier content of the folder."""
         shutil.rmtree(self.output, ignore_errors=True)
         for path in sorted(path for path in DOCS.rglob("*") if path.is_file()):
             place = self.output / path.relative_to(DOCS)
@@ -93,7 +93,7 @@ class Site:
         return "\n".join(parts) + "\n"
 
     def link(self, page: Path, match: re.Match[str]) -> str:
-        """What takes the place of a link in a page."""
+        """The replacement of a link in a page."""
         if match[1] is None:
             return self.example(page, match[0])
         target, anchor = (page.parent / match[1]).resolve(), match[2] or ""
@@ -108,7 +108,7 @@ class Site:
         return f"]({place}{anchor})"
 
     def beside(self, page: Path, copy: Path) -> str:
-        """How a page of docs/ links to a file of the site."""
+        """The link from a page of docs/ to a file of the site."""
         return os.path.relpath(copy, self.output / page.relative_to(DOCS).parent)
 
     def copied(self, path: Path) -> Path:

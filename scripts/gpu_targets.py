@@ -43,13 +43,13 @@ Value = Callable[[Row], float | None]
 
 @dataclass(frozen=True)
 class Runs:
-    """What there is, by sweep."""
+    """The rows of the records, by sweep."""
 
     rows: Mapping[str, Sequence[Row]]
     unreadable: Mapping[str, int]  # how many records could not be read
 
     def on(self, device: str | None) -> Runs:
-        """What is of one device. A worker that died early could not say where it ran."""
+        """The rows of one device, and those without one, of workers that died early."""
         rows = {
             sweep: [row for row in rows if row.get(DEVICE) in (device, None)]
             for sweep, rows in self.rows.items()
@@ -59,7 +59,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Arms:
-    """Arms that measure the same thing: those of some sweeps whose records have these columns."""
+    """Arms that measure the same thing: those of some sweeps with these values of columns."""
 
     sweeps: tuple[str, ...]
     where: Mapping[str, object]
@@ -80,7 +80,7 @@ class Arms:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number with the range of its blocks, and which arm it is of."""
+    """A number of an arm, with the range over its blocks."""
 
     value: float
     low: float
@@ -102,7 +102,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that was aimed at.
+    """A target: a figure and its bound.
 
     Args:
         what: it is.
@@ -123,7 +123,7 @@ class Target:
     most: bool = False
 
     def figure(self, runs: Runs) -> Figure | None:
-        """What the records say; None where some of them are missing."""
+        """The figure in the records; None where some of them are missing."""
         first = self._best(self.arms, runs)
         if first is None or self.over is None:
             return first
@@ -142,7 +142,7 @@ class Target:
         return (min if self.most else max)(found, key=lambda figure: figure.value, default=None)
 
     def row(self, runs: Runs) -> str:
-        """A line of the table."""
+        """The row of this target in the table."""
         figure = self.figure(runs)
         value, span, verdict, sources = MISSING, "–", "–", self._missing(runs)
         if figure is not None:
@@ -153,7 +153,7 @@ class Target:
         return f"| {self.what} | {value} | {span} | {aimed} | {verdict} | {records} |"
 
     def _shown(self, value: float) -> str:
-        """In the aim's unit, with as many decimals as tell it from the aim."""
+        """The value in the target's unit, with enough decimals to differ from the target."""
         factor, decimals, unit = FORMS[self.unit]
         forms = [f",.{decimals + more}f" for more in range(MORE_DECIMALS + 1)]
         apart = (
@@ -162,20 +162,20 @@ class Target:
         return f"{factor * value:{next(apart, forms[0])}}{unit}"
 
     def _range(self, figure: Figure) -> str:
-        """From the lowest block to the highest."""
+        """The range from the lowest block to the highest."""
         if figure.blocks < 2:
             return "–"
         return f"{self._shown(figure.low)} to {self._shown(figure.high)}"
 
     def _verdict(self, figure: Figure) -> str:
-        """Whether the aim is met: by all blocks, or by none."""
+        """The verdict on the target: met or missed by all blocks, or undecided."""
         ends = (figure.low, figure.high)
         met = [end <= self.aim if self.most else end >= self.aim for end in ends]
         verdict = "met" if all(met) else "undecided" if any(met) else "missed"
         return verdict if figure.blocks > 1 else f"{verdict}, by one block"
 
     def _missing(self, runs: Runs) -> list[str]:
-        """The sweeps that would tell, and what became of their arms."""
+        """The sweeps of a missing figure, with the statuses of their arms."""
         found: dict[str, str] = {}
         for arms in self.compared():
             statuses = {
@@ -190,26 +190,26 @@ class Target:
         return [f"{name}: {status}" for name, status in found.items()]
 
     def _unreadable(self, runs: Runs) -> list[str]:
-        """What could not be taken into account, for each sweep that has such records."""
+        """The unreadable records of each sweep."""
         counts = {sweep: runs.unreadable.get(sweep, 0) for sweep in self.sweeps()}
         return [f"`{sweep}`: {count} not readable" for sweep, count in counts.items() if count]
 
     def sweeps(self) -> list[str]:
-        """Those whose records tell, each once."""
+        """The sweeps with records of this target, each once."""
         return list(dict.fromkeys(sweep for arms in self.compared() for sweep in arms.sweeps))
 
     def compared(self) -> list[Arms]:
-        """All arms that it is about."""
+        """All arms of this target."""
         return [arms for arms in (self.arms, self.over) if arms is not None]
 
 
 def column(name: str) -> Value:
-    """A number that is in the record itself."""
+    """A figure that is a field of the record."""
     return lambda row: number(row.get(name))
 
 
 def tokens_per_s(row: Row) -> float | None:
-    """Of one request, from its first token on."""
+    """The decoding rate of one request, from its first token on."""
     tpot_ms = number(row.get("metrics.tpot_ms.p50"))
     return 1000 / tpot_ms if tpot_ms else None
 
@@ -240,7 +240,7 @@ def _quantised(quant: str, requests: int) -> Arms:
 
 
 def _narrower(quant: str, name: str, requests: int, aim: float) -> Target:
-    """How much faster a format decodes than 16 bits."""
+    """The decoding speed of a format over that of 16 bits."""
     what = f"Qwen3-8B, {requests} at once: {name} over bf16, decoding"
     return Target(
         what, aim, "×", tokens_per_s, _quantised(quant, requests), _quantised("bf16", requests)
@@ -261,7 +261,7 @@ def _many(engine: str) -> Arms:
 
 
 def _gap(name: str, model: Mapping[str, object]) -> Target:
-    """How long the device waits for the host; the profiler, which sees it, makes it longer."""
+    """The time that the device waits for the host, under a profiler, which prolongs it."""
     what = (
         f"{name}, {BATCH} at once: gap between decoding steps, of the step (traced: an upper bound)"
     )
@@ -313,7 +313,7 @@ TARGETS = (
 
 
 def read(root: Path) -> Runs:
-    """The records of the sweeps that targets are about, as far as there are any."""
+    """The records of all sweeps with targets."""
     rows: dict[str, list[Row]] = {}
     unreadable: dict[str, int] = {}
     for sweep in dict.fromkeys(sweep for target in TARGETS for sweep in target.sweeps()):

@@ -40,7 +40,8 @@ from minivllm.platform import files
 
 
 class Instant:
-    """An engine that answers at once, one token a request and poll: what is left is the driver."""
+    """An engine that answers at once, one token a request and poll, so that only the driver
+    costs."""
 
     def __init__(self, info: Any) -> None:
         self.info = info
@@ -70,7 +71,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def per_call(action: Callable[[], object], repetitions: int = 20_000) -> float:
-    """Seconds a call, the least of five rounds: noise only ever adds."""
+    """Seconds of a call: the least of five rounds, since noise only adds time."""
     return (
         min(seconds(lambda: [action() for _ in range(repetitions)]) for _ in range(5)) / repetitions
     )
@@ -86,7 +87,7 @@ def event_cost() -> float:
 
 
 def run_bare(engine: Engine, workload: Workload, params: SamplingParams) -> None:
-    """The same requests with nothing measured."""
+    """Seconds of the same requests without the harness."""
     for request in workload.requests:
         own = replace(params, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos)
         engine.add_request(

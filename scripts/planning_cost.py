@@ -58,7 +58,7 @@ class Model:
         self._num_added = 0
 
     def add(self, count: int, output: int) -> None:
-        """Let requests come."""
+        """Add requests to the scheduler."""
         for _ in range(count):
             self._num_added += 1
             # or all would need a block in the same step
@@ -74,7 +74,7 @@ class Model:
             self.scheduler.add(request)
 
     def step(self) -> float:
-        """Plan a step and carry it out; seconds of the planning."""
+        """Plan and run a step; returns the seconds of planning."""
         begin = time.perf_counter()
         plan = self.scheduler.plan()
         seconds = time.perf_counter() - begin

@@ -60,7 +60,7 @@ def embedded_weights() -> list[Tensor]:
 
 
 def method(option: str, knobs: dict[str, Any], dtype: str) -> Any:
-    """The quantiser itself, as a run would build it."""
+    """Build the quantisation method of a configuration."""
     chosen = [f"quant={option}", *(f"quant.{name}={value}" for name, value in knobs.items())]
     return build(compose([*chosen, f"quant.dtype={dtype}"])["quant"])
 
@@ -117,7 +117,7 @@ def by_value(
 
 
 def measure() -> dict[str, Any]:
-    """The record."""
+    """The errors of all methods as a record."""
     weights = embedded_weights()
     library = method("nf4", {}, "float32").library
     blocks = torch.cat([weight.reshape(-1, BLOCK) for weight in weights])
@@ -139,7 +139,7 @@ def measure() -> dict[str, Any]:
 
 
 def label(row: dict[str, Any]) -> str:
-    """How a row is called: the option and the knobs that matter."""
+    """The name of a row: the option and its knobs."""
     knobs = dict(row["knobs"])
     double = " double_quant" if knobs.pop("double_quant", False) else ""
     return " ".join([row["quant"], *(f"{name}={value}" for name, value in knobs.items())]) + double

@@ -80,7 +80,7 @@ def capacity(engine: SimulatedEngine) -> float:
 
 
 def check(engine: SimulatedEngine) -> None:
-    """Assert what must hold between any two steps."""
+    """Assert the invariants between two steps."""
     scheduler = engine.scheduler
     requests = [*scheduler.running, *scheduler.waiting]
     engine.cache.pool.check_integrity([request.cache.block_table for request in requests])
@@ -99,7 +99,7 @@ def check(engine: SimulatedEngine) -> None:
 
 @contextmanager
 def watched(engine: SimulatedEngine) -> Iterator[None]:
-    """Assert of every step that it keeps to its budgets."""
+    """Assert that every step is within its budgets."""
     times, policy = engine.step_times, engine.scheduler.policy
 
     def watch(requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
@@ -121,7 +121,7 @@ def soak(
     check_every: int = 100,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Send Poisson arrivals for so many virtual seconds, then wait until all have ended.
+    """Send Poisson arrivals for a number of virtual seconds, then wait until all have ended.
 
     Args:
         engine: nothing may run on it.

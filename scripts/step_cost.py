@@ -38,7 +38,7 @@ TIMEOUT_S = 1800.0  # of one process
 
 
 def engine(model: str, requests: int) -> Any:
-    """An LLM with room for so many requests; only what every checkout has is used of it."""
+    """An LLM with room for this number of requests, built with the API that all checkouts share."""
     from minivllm import LLM
 
     overrides = [
@@ -103,7 +103,7 @@ def plan_us(llm: Any, requests: int, steps: int) -> float:
 
 
 def probe(models: list[str]) -> dict[str, float]:
-    """The figures of the checkout that this process imports, in microseconds."""
+    """The times of the checkout that this process imports, in microseconds."""
     result = {}
     for model in models:
         steps = STEPS[model]
