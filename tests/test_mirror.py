@@ -25,6 +25,7 @@ ACROSS = {
     "test_docs.py": "the documentation",
     "test_layers.py": "who may import whom",
     "test_mirror.py": "the tests themselves",
+    "test_plug_ins.py": "a third party's class of every kind",
     "test_pretended_gpu.py": "the tests of tests/gpu, without a GPU",
     "test_public_reports.py": "a table of the documentation",
     "test_size.py": "what git tracks",

@@ -106,7 +106,7 @@ def test_the_pool_shrinks_by_what_is_saved(checkpoint: Path) -> None:
 def test_the_same_memory_holds_more_blocks(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.engine.engine.free_memory", lambda device: 2_000_000)
+    monkeypatch.setattr("minivllm.assembly.free_memory", lambda device: 2_000_000)
     for kv_dtype in ("auto", "int8", "fp8"):
         with serving(
             checkpoint, f"cache.kv_dtype={kv_dtype}", "batching.max_num_seqs=100000"
