@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -14,11 +15,26 @@ from minivllm.bench.records.storage import OPERATIONS
 from minivllm.report.page import build_report
 from tests.report.browser import CHROMIUM, visit
 from tests.report.pagereader import Page, build, table
-from tests.report.synthetic import counted, failed, make_record, make_sweep
+from tests.report.synthetic import counted, failed, make_record, make_sweep, write
 
 
-def test_page_is_well_formed_and_needs_no_network(sweep: Path, tmp_path: Path) -> None:
-    page = Page(build_report(sweep, tmp_path / "out"))
+@dataclass(frozen=True)
+class Built:
+    """A page that no test changes, three folders from its records."""
+
+    sweep: Path  # as the fixture of this name
+    index: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    sweep = write(folder / "runs", make_sweep())
+    return Built(sweep, build_report(sweep, folder / "deep" / "er" / "report"))
+
+
+def test_page_is_well_formed_and_needs_no_network(built: Built) -> None:
+    page = Page(built.index)
     sources = (
         page.attributes("img", "src")
         + page.attributes("script", "src")
@@ -32,9 +48,8 @@ def test_page_is_well_formed_and_needs_no_network(sweep: Path, tmp_path: Path) -
     assert "prefers-color-scheme: dark" in page.source
 
 
-def test_links_resolve_and_name_the_records(sweep: Path, tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "er" / "report"
-    page = Page(build_report(sweep, out))
+def test_links_resolve_and_name_the_records(built: Built) -> None:
+    out, page = built.index.parent, Page(built.index)
     links = page.attributes("a", "href")
     assert all(not urlparse(link).scheme for link in links)
     names = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
@@ -42,7 +57,7 @@ def test_links_resolve_and_name_the_records(sweep: Path, tmp_path: Path) -> None
     assert {link[1:] for link in links if link.startswith("#")} <= set(names)
     targets = {(out / unquote(link)).resolve() for link in links if not link.startswith("#")}
     assert all(target.is_file() for target in targets)
-    assert {t for t in targets if t.name == "record.json"} == set(sweep.glob("*/record.json"))
+    assert {t for t in targets if t.name == "record.json"} == set(built.sweep.glob("*/record.json"))
     assert {"table.csv", "table.md", "throughput.png"} <= {target.name for target in targets}
 
 
@@ -129,8 +144,8 @@ def test_a_thousand_records_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_a_browser_draws_every_figure_without_an_error(sweep: Path, tmp_path: Path) -> None:
-    index = build_report(sweep, tmp_path / "out")
+def test_a_browser_draws_every_figure_without_an_error(built: Built, tmp_path: Path) -> None:
+    index = built.index
     drawn = (
         "[...document.querySelectorAll('.drawing')].every((place) => place.matches('.drawn') && "
         "place.querySelector('.bk-Figure, .bk-Column'))"
@@ -143,9 +158,9 @@ def test_a_browser_draws_every_figure_without_an_error(sweep: Path, tmp_path: Pa
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
 def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
-    sweep: Path, tmp_path: Path
+    built: Built, tmp_path: Path
 ) -> None:
-    index = build_report(sweep, tmp_path / "out")
+    index = built.index
     box, card = (
         "document.querySelector('#results .scroll')",
         "document.querySelector('#figure-throughput .card')",
@@ -167,8 +182,8 @@ def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_the_table_of_results_has_room_in_its_column(sweep: Path, tmp_path: Path) -> None:
-    index = build_report(sweep, tmp_path / "out")
+def test_the_table_of_results_has_room_in_its_column(built: Built, tmp_path: Path) -> None:
+    index = built.index
     place = "document.querySelector('#results .scroll')"
     inside = (
         f"{place}.getBoundingClientRect().right <= "
@@ -182,9 +197,9 @@ def test_the_table_of_results_has_room_in_its_column(sweep: Path, tmp_path: Path
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
 def test_figures_are_seen_before_they_are_drawn_and_without_scripts(
-    sweep: Path, tmp_path: Path
+    built: Built, tmp_path: Path
 ) -> None:
-    index = build_report(sweep, tmp_path / "out")
+    index = built.index
     still = tmp_path / "still.html"
     still.write_text(re.sub(r"<script.*?</script>", "", index.read_text(), flags=re.S))
     images = (
@@ -198,9 +213,9 @@ def test_figures_are_seen_before_they_are_drawn_and_without_scripts(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_a_phone_is_given_pictures_of_its_own(sweep: Path, tmp_path: Path) -> None:
+def test_a_phone_is_given_pictures_of_its_own(built: Built, tmp_path: Path) -> None:
     """Drawn for its width: scaled down to it, words of a wide picture cannot be read."""
-    index = build_report(sweep, tmp_path / "out")
+    index = built.index
     still = tmp_path / "still.html"
     still.write_text(re.sub(r"<script.*?</script>", "", index.read_text(), flags=re.S))
     images = "[...document.querySelectorAll('.static img')]"
@@ -212,8 +227,8 @@ def test_a_phone_is_given_pictures_of_its_own(sweep: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_the_glossary_is_closed_but_on_paper(sweep: Path, tmp_path: Path) -> None:
-    index = build_report(sweep, tmp_path / "out")
+def test_the_glossary_is_closed_but_on_paper(built: Built, tmp_path: Path) -> None:
+    index = built.index
     tall = "document.querySelector('#glossary').offsetHeight"
     printing = (
         f"const closed = {tall}; dispatchEvent(new Event('beforeprint')); const printed = {tall};"

@@ -61,7 +61,7 @@ class _Renderer:
         with suppress(BrokenPipeError):
             process.stdin.write(question + b"\n")
             process.stdin.flush()
-        answer, deadline = b"", monotonic() + SECONDS
+        answer, deadline = bytearray(), monotonic() + SECONDS
         with DefaultSelector() as selector:
             selector.register(process.stdout, EVENT_READ)
             while not answer.endswith(b"\n"):
@@ -77,7 +77,7 @@ class _Renderer:
                         f"the chat template needs more than {size(MEMORY)} of memory or makes "
                         f"more than {size(LONGEST)} of text; use another checkpoint or template"
                     )
-        return answer
+        return bytes(answer)
 
     def stop(self) -> None:
         """End the child process, if there is one. The next question starts another."""
