@@ -20,6 +20,7 @@ from minivllm import __version__, redaction
 from minivllm.config import compose
 from minivllm.config.explain import explain, is_config_error
 from minivllm.config.overrides import hidden
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 
 # The files in conf/hydra/launcher have the launchers' own names, so that Hydra checks them against
@@ -111,11 +112,11 @@ def job(cfg: DictConfig) -> int:
 def _job(cfg: DictConfig) -> int:
     try:
         settings = compose.finish(cfg)
-        if settings["sweep"]["plan"]:
+        if Config.of(settings).sweep.plan:
             from minivllm.experiments.plain import settings_of_job
 
             settings = settings_of_job(settings)
-        code = int(compose.build({"_target_": settings["task"]["_target_"]}, config=settings))
+        code = int(compose.build({"_target_": Config.of(settings).target("task")}, config=settings))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose, conf_dir, given_knobs, quoted
+from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState
@@ -107,7 +108,7 @@ class LLM:
         return llm
 
     def _start(self, config: dict[str, Any]) -> None:
-        if config["runtime"]["profile"]:
+        if Config.of(config).runtime.profile:
             raise BadInput(
                 "runtime.profile=true is for task=bench, whose measurement it traces: leave it out"
             )

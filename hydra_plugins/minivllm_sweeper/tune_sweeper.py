@@ -46,6 +46,7 @@ class TuneSweeper(Sweeper):
                 number of a record, no report can be written, or the sweeper has no such option.
         """
         from minivllm.config.compose import finish
+        from minivllm.config.typed import Config
         from minivllm.errors import BadInput
         from minivllm.experiments.ending import require_writable_reports
         from minivllm.experiments.search import Search, goal_of
@@ -58,6 +59,7 @@ class TuneSweeper(Sweeper):
             raise BadInput("preset=tune needs Optuna: pip install 'minivllm[optuna]'") from None
         logging.set_verbosity(30)  # warnings
         self.settings = finish(config)
+        self.view = Config.of(self.settings)
         asked = self.settings["sweep"]
         if unsupported := next((key for key in UNSUPPORTED if asked[key]), None):
             raise BadInput(
@@ -105,9 +107,9 @@ class TuneSweeper(Sweeper):
         texts = [f"{knob}={choices}" for knob, choices in space.items()]
         for text in texts:
             _check_values(text)
-        self.search.define(fixed, texts, self.settings["sweep"]["name"], self.optuna.n_trials)
+        self.search.define(fixed, texts, self.view.sweep.name, self.optuna.n_trials)
         self.optuna.launcher = self
-        if self.settings["sweep"]["dry_run"]:
+        if self.view.sweep.dry_run:
             with TemporaryDirectory() as folder:
                 pending = self.search.follow(lambda: self._propose(arguments, folder))
             measurements = [m for cell in self.search.cells.values() for m in cell.measurements]
@@ -129,7 +131,7 @@ class TuneSweeper(Sweeper):
             f"{key!s}={value}" for key, value in self.sampler.items() if str(key)[0] != "_"
         )
         chosen = f"{self.sampler['_target_'].rpartition('.')[2]}({knobs})"
-        repeats = self.settings["measure"]["repeats"]
+        repeats = self.view.measure.repeats
         return (
             f"at most {self.optuna.n_trials} trials, {self.optuna.n_jobs} at once, chosen by "
             f"{chosen}; a trial is {repeats} measurement{'' if repeats == 1 else 's'}"

@@ -21,6 +21,7 @@ from minivllm.bench.records.identity import profile_wanted
 from minivllm.bench.targets.base import BenchEngine, ProfiledEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform import files
@@ -34,7 +35,7 @@ NAME_LENGTH = 100  # of one of them: a kernel's may have its whole template
 def validate(config: dict[str, Any]) -> None:
     """Raise BadInput, before an engine is built, if it is to be profiled and its class gives
     nothing to profile."""
-    target = str(config["engine"]["_target_"])
+    target = Config.of(config).target("engine")
     # What a function returns is known only when it is built, see `trace`.
     if (
         profile_wanted(config)

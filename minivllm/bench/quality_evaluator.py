@@ -15,6 +15,7 @@ from minivllm.bench.records.identity import quality_wanted
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Quality, Record
 from minivllm.bench.targets.base import BenchEngine, EngineInfo, LogitsEngine
+from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform.plug_ins import locate
@@ -45,7 +46,7 @@ class QualityEvaluator:
         """
         config = measurement.config
         if not quality_wanted(config) or not hasattr(
-            locate(config["engine"]["_target_"]), "logits"
+            locate(Config.of(config).target("engine")), "logits"
         ):
             return None
         root = measurement.path.parent.parent

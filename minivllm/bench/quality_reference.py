@@ -41,6 +41,7 @@ from minivllm.bench.records.lock import HolderLock
 from minivllm.bench.records.schema import checker
 from minivllm.bench.targets.base import LogitsEngine
 from minivllm.config.compose import OPTIONS, compose
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.platform import files, untrusted
@@ -200,7 +201,7 @@ def _compute_apart(config: dict[str, Any], folder: Path) -> None:
             problem = json.loads((Path(scratch) / ERROR).read_text())
     if problem["status"] == "invalid":
         raise BadInput(problem["message"])
-    precision = config["quality"]["reference"]
+    precision = Config.of(config).quality.reference
     message = f"quality.reference={precision} could not be computed: {problem['message']}"
     raise MemoryError(message) if problem["status"] == "oom" else RuntimeError(message)
 
@@ -222,7 +223,8 @@ def compute(config: dict[str, Any], folder: Path) -> None:
 
     knobs = config["quality"]
     usual = _usual(knobs)
-    where = {key: config["runtime"][key] for key in ("device", "threads")}
+    asked = Config.of(config).runtime
+    where = {"device": asked.device, "threads": asked.threads}
     runtime = {**usual["runtime"], **where}
     engine = MinivllmEngine({**usual, "model": config["model"], "runtime": runtime})
     require_trained_weights(engine.info.weights)

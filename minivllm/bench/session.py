@@ -40,6 +40,7 @@ from minivllm.bench.targets.base import BenchEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
+from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform.threads import crowded, pin, thread_count
@@ -120,7 +121,7 @@ class Session:
         return self._engine
 
     def _load(self) -> None:
-        if self._config["engine"]["_target_"] != SIMULATED:
+        if Config.of(self._config).target("engine") != SIMULATED:
             pin(self._config.get("runtime") or {})
             self._notes += crowded(self._config.get("runtime") or {})
         listeners = {"progress": self._tell_loading}

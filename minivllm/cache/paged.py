@@ -23,14 +23,7 @@ class PagedCache(PagedOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         probe_disk(self)
-        self._policy = make_eviction(
-            self.eviction,
-            self.block_size,
-            self.eviction_budget,
-            self.eviction_sinks,
-            self.eviction_window,
-            self.prefix_caching,
-        )
+        self._policy = make_eviction(self)
 
     def layout(self, demand: CacheDemand) -> CacheLayout:
         """See CachePolicy."""

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from minivllm import redaction
 from minivllm.cache.eviction.policies import Eviction, make_eviction, require_unscored
+from minivllm.cache.options import PagedOptions
 from minivllm.config import interpolation
 from minivllm.config.explain import explain, is_config_error, omegaconf_line
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
@@ -29,7 +30,7 @@ from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
 from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
-from minivllm.platform.plug_ins import arguments_of, knobs_of, make
+from minivllm.platform.plug_ins import arguments_of, knobs_of, make, names_class
 from minivllm.platform.untrusted import place
 
 __all__ = [
@@ -244,12 +245,9 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
 def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
     """What a cache evicts by, where cache and policy are ours; others are imported by the worker.
     Raises BadInput, see `make_eviction`."""
-    if cache["_target_"] not in OPTIONS or not isinstance(cache.get("eviction"), str):
+    if OPTIONS.get(cache["_target_"]) is not PagedOptions or names_class(cache["eviction"]):
         return None
-    budget, sinks, window = (cache[f"eviction_{name}"] for name in ("budget", "sinks", "window"))
-    return make_eviction(
-        cache["eviction"], cache["block_size"], budget, sinks, window, cache["prefix_caching"]
-    )
+    return make_eviction(PagedOptions(**knobs_of(cache)))
 
 
 def _check_group(group: str, node: Any, choice: str | None) -> Any:

@@ -13,6 +13,7 @@ from minivllm.analysis.design import AGAIN, Chosen, Design
 from minivllm.analysis.metric import find_metric
 from minivllm.config.compose import finish
 from minivllm.config.explain import explain, is_config_error
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.plan import Arm, Blocks, Sweep, part
 
@@ -63,24 +64,25 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
         if key.lstrip("+").partition(".")[0] in (GROUP, LIST, "measure")
     ]
     config = compose([*about, *settings], load)
-    options, measure = config[GROUP], config["measure"]
-    if options["metric"] is not None:
-        find_metric(options["metric"], "ablation.metric")
-    if measure["isolation"] != "run":
+    view = Config.of(config)
+    options, measure = view.ablation, view.measure
+    if options.metric is not None:
+        find_metric(options.metric, "ablation.metric")
+    if measure.isolation != "run":
         raise BadInput(
-            f"measure.isolation={measure['isolation']}: the blocks of an ablation are shuffled, "
+            f"measure.isolation={measure.isolation}: the blocks of an ablation are shuffled, "
             "which needs run"
         )
-    names = options["only"] or list(options[LIST])
-    entries = {name: entry for name, entry in options[LIST].items() if name in names}
+    names = options.only or list(options.optimisations)
+    entries = {name: entry for name, entry in options.optimisations.items() if name in names}
     design = Design(
-        options["design"],
+        options.design,
         {name: tuple(entry.get("requires", ())) for name, entry in entries.items()},
     )
-    _validate_arm_count(design, options["max_arms"], measure["repeats"])
+    _validate_arm_count(design, options.max_arms, measure.repeats)
 
     def arm(name: str, chosen: Chosen) -> Arm:
-        texts = dict([_split(text) for text in options["baseline"]])
+        texts = dict([_split(text) for text in options.baseline])
         for key, text in given.items():
             texts.pop(key, None)
             texts[key] = text
@@ -94,7 +96,7 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     arms.insert(1, arm(AGAIN, design.baseline))
     lossless = tuple(name for name, entry in entries.items() if entry.get("lossless"))
     return Sweep(
-        tuple(arms), tuple(settings), Blocks(design, options["metric"], measure["seed"], lossless)
+        tuple(arms), tuple(settings), Blocks(design, options.metric, measure.seed, lossless)
     )
 
 

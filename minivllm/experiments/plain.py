@@ -14,6 +14,7 @@ from typing import Any
 from minivllm.bench.records import identity
 from minivllm.config.compose import quoted
 from minivllm.config.overrides import hidden
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.plan import Sweep
 from minivllm.experiments.schedule import PlannedArm
@@ -101,16 +102,16 @@ def settings_of_job(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         BadInput: the private file cannot be read.
     """
-    sweep = config["sweep"]
-    path = Path(sweep["plan"] or "")
+    sweep = Config.of(config).sweep
+    path = Path(sweep.plan or "")
     if not path.name.startswith(LIST):
         return config
     whole: dict[str, Any]
     try:
-        whole = read_json(path, f"sweep.plan={path}", limit=MAX_TEXT)[int(sweep["job"] or 0)]
+        whole = read_json(path, f"sweep.plan={path}", limit=MAX_TEXT)[sweep.job or 0]
     except (LookupError, TypeError) as error:
         raise BadInput(
-            f"sweep.plan={path}, sweep.job={sweep['job']}: there is no such job ({error})"
+            f"sweep.plan={path}, sweep.job={sweep.job}: there is no such job ({error})"
         ) from None
     learn(whole)
     return whole

@@ -17,6 +17,7 @@ from minivllm.bench.targets.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.platform.threads import validate_cores
 from minivllm.tracking.base import SafeTracker
@@ -51,7 +52,7 @@ def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> 
         )
         raise BadInput(f"sweep.{asked[0]} is for sweeps: {instead}")
     identity.require_no_objective(config)
-    if config["measure"].get("target_ci") is not None:
+    if Config.of(config).measure.target_ci is not None:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
     if "ablation" in config:
         raise BadInput("+ablation is a sweep of the sweeper `plan`: leave out hydra/sweeper=...")
@@ -63,9 +64,10 @@ def require_hardware(config: dict[str, Any]) -> None:
 
     Sweeps leave this out, because their jobs may run on other machines.
     """
-    if config["engine"]["_target_"] != SIMULATED:
+    view = Config.of(config)
+    if view.target("engine") != SIMULATED:
         validate_cores(config["runtime"])
-    device, support = str(config["runtime"]["device"]), support_of(config["engine"])
+    device, support = view.runtime.device, support_of(config["engine"])
     if device.startswith("cuda") and support and support.own_torch and not is_torch_for_gpus():
         raise BadInput(
             f"runtime.device={device}: the installed torch supports no GPU; use runtime.device=cpu"
@@ -89,7 +91,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     plug_ins.check(config)
     installed.require(config["engine"], (config.get("choices") or {}).get("engine"))
     require_supported(config)
-    simulated = config["engine"].get("_target_") == SIMULATED
+    view = Config.of(config)
+    simulated = view.target("engine") == SIMULATED
     if simulated:
         profile.validate(config)
     SafeTracker(config)
@@ -104,7 +107,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
 
     node, source = resolve(model, allow_random=not with_quality)
     architecture = ModelConfig.from_dict(source.config)
-    require_experts(config["runtime"].get("moe", "auto"), architecture.num_experts)
+    require_experts(view.runtime.moe, architecture.num_experts)
     longest = architecture.context(model.get("max_model_len"))
     if (
         workload is not None
@@ -134,7 +137,7 @@ def _check_load(config: dict[str, Any], simulated: bool) -> Any:
     arrival = build(config["arrival"])
     check_times(arrival, workload)
     if not simulated:  # a simulation's clock does not wait
-        measure = config["measure"]
+        measure = Config.of(config).measure
         num_requests = config["workload"].get("num_requests")
-        check_span(arrival, num_requests, measure["seed"], measure["timeout_s"])
+        check_span(arrival, num_requests, measure.seed, measure.timeout_s)
     return workload

@@ -115,8 +115,8 @@ def _show_design(plan: Plan, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if (target := plan.config["measure"]["target_ci"]) is not None:
-        limit = plan.config["measure"]["max_repeats"]
+    if (target := plan.settings.measure.target_ci) is not None:
+        limit = plan.settings.measure.max_repeats
         console.print(
             f"blocks are added, up to {limit}, until every interval is narrower than "
             f"{100 * target:.2g} %",

@@ -20,8 +20,8 @@ def too_few(design: Design, plan: Plan) -> str | None:
     from minivllm.analysis.statistics import blocks_needed
 
     needed = blocks_needed(len(design.names))
-    measure = plan.config["measure"]
-    most = measure["max_repeats"] if measure["target_ci"] else plan.blocks
+    measure = plan.settings.measure
+    most = measure.max_repeats if measure.target_ci else plan.blocks
     if most >= needed:
         return None
     return (
@@ -39,7 +39,7 @@ def more_blocks(plan: Plan) -> int | None:
     """
     from minivllm.analysis.statistics import blocks_needed
 
-    target, limit = plan.config["measure"]["target_ci"], plan.config["measure"]["max_repeats"]
+    target, limit = plan.settings.measure.target_ci, plan.settings.measure.max_repeats
     if target is None:
         return None
     fewest = 0 if plan.sweep.blocks is None else blocks_needed(len(plan.sweep.blocks.design.names))

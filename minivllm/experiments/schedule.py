@@ -14,6 +14,7 @@ from minivllm.analysis.findings import Planned
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import record_in
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.experiments.arms import Load, compose, shuffled
 from minivllm.experiments.plan import Arm, Sweep, essential
@@ -48,6 +49,11 @@ class Plan:
     jobs: list[list[Measurement]] = field(default_factory=list)  # pending measurements
     launched: set[str] = field(default_factory=set)  # run_ids that this process has launched
     refused: bool = False  # whether every job of the last launch ended with bad input
+
+    @property
+    def settings(self) -> Config:
+        """The configuration with its options as typed objects."""
+        return Config.of(self.config)
 
     @property
     def measurements(self) -> list[Measurement]:
@@ -112,14 +118,14 @@ class Plan:
             for m in self.measurements
             if (status := recorded_status(m)) is not None
         }
-        alone = self.config["measure"]["isolation"] == "run"
+        alone = self.settings.measure.isolation == "run"
         # A single block has no repeats to interleave, so its jobs may run side by side.
         in_turns = self.sweep.blocks is not None or (alone and self.blocks > 1)
         jobs: dict[Any, list[Measurement]] = {}
+        asked = self.settings.sweep
         for measurement in self.measurements:
             status = self.recorded.get(measurement.run_id)
-            settings = self.config["sweep"]
-            anew = settings["fresh"] or (settings["retry"] == "failed" and status != "ok")
+            anew = asked.fresh or (asked.retry == "failed" and status != "ok")
             if status is None or (anew and measurement.run_id not in self.launched):
                 shared = measurement.block if in_turns else identity.engine_id(measurement.config)
                 jobs.setdefault(shared, []).append(measurement)
@@ -132,7 +138,7 @@ class Plan:
 
     def order(self, block: int) -> list[str]:
         """The arms of one block in measuring order."""
-        seed = self.sweep.blocks.seed if self.sweep.blocks else self.config["measure"]["seed"]
+        seed = self.sweep.blocks.seed if self.sweep.blocks else self.settings.measure.seed
         return shuffled((cell.arm.name for cell in self.cells), seed, block)
 
 
@@ -212,7 +218,7 @@ def make_plan(
     plan = Plan(name, Path(config["runs_dir"]) / name, sweep, there, config, warnings)
     plan.extend()
     # A dry run moves nothing, so it reads records that were put aside in their present place.
-    if config["sweep"]["dry_run"]:
+    if plan.settings.sweep.dry_run:
         for cell in there:
             cell.measurements = [standing(measurement) for measurement in cell.measurements]
     plan.look_up()

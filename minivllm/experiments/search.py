@@ -19,6 +19,7 @@ from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.bench.records.reading import flatten, record_in
 from minivllm.bench.records.record import Quality, Record
 from minivllm.config.compose import OPTIONS, quoted
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput, nearest
 from minivllm.experiments.arms import Load
 from minivllm.experiments.plain import Launch
@@ -273,7 +274,9 @@ def _needed(name: str, config: dict[str, Any]) -> str | None:
         least = metrics.fewest(int(p))
         if requests < least:
             return f"{least} requests: raise workload.num_requests={requests}"
-    if name == "metrics.goodput_requests_per_s" and not any(config["measure"]["slo"].values()):
+    if name == "metrics.goodput_requests_per_s" and not any(
+        vars(Config.of(config).measure.slo).values()
+    ):
         return "an objective of latency, e.g. measure.slo.ttft_ms=500"
     return None
 

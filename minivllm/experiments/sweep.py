@@ -15,6 +15,7 @@ from minivllm.bench.records.reading import record_in
 from minivllm.bench.records.record import Failure, Validity
 from minivllm.config.compose import quoted
 from minivllm.config.overrides import hidden
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments import plain
 from minivllm.experiments.arms import Load
@@ -57,13 +58,13 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     require_one(cells)
     first = next(cell.config for cell in cells if cell.config is not None)
     if any(
-        cell.config is not None and cell.config["task"]["_target_"] not in plain.RECORDING
+        cell.config is not None and Config.of(cell.config).target("task") not in plain.RECORDING
         for cell in cells
     ):
         return plain.launch_all(cells, sweep, launch)
     identity.require_no_objective(first)
     require_writable_reports(first)
-    warnings = check_arms(cells, bool(first["sweep"]["skip_absent"]))
+    warnings = check_arms(cells, Config.of(first).sweep.skip_absent)
     require_one(cells)
     plan = make_plan(
         sweep, cells, first, first["sweep"]["name"] or first["name"] or sweep.hash(), warnings
@@ -108,7 +109,7 @@ def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
         before: the stamps of older records, see `_stamp`.
     """
     total = len(plan.measurements)
-    if not plan.config["sweep"]["fresh"]:
+    if not plan.settings.sweep.fresh:
         done = sum(recorded_status(measurement) is not None for measurement in plan.measurements)
         return f"{done} of {total} measurements are recorded; the same command continues"
     stamps = [_stamp(measurement.path / storage.RECORD) for measurement in plan.measurements]

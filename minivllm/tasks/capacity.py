@@ -26,6 +26,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import read_record
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config.compose import OPTIONS, build
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.experiments.preflight import (
@@ -66,9 +67,10 @@ def run(config: dict[str, Any]) -> int:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     searching = _Search(config, knob, fingerprint)
-    start = float(config["task"]["start_rate"])
-    least = float(config["task"]["min_rate"] or start / DEPTH)
-    if config["sweep"]["dry_run"]:
+    view = Config.of(config)
+    start = view.task.start_rate
+    least = view.task.min_rate or start / DEPTH
+    if view.sweep.dry_run:
         _preview(searching, start, least)
         return 0
     reported = False
@@ -100,9 +102,10 @@ def _check(config: dict[str, Any]) -> str:
             "task=capacity searches for a rate: use arrival=poisson, gamma, constant, or replay "
             "of a trace"
         )
-    if not objectives(config["measure"].get("slo") or {}):
+    view = Config.of(config)
+    if not objectives(vars(view.measure.slo)):
         raise BadInput("task=capacity needs an objective, e.g. measure.slo.ttft_ms=500")
-    least, start = config["task"]["min_rate"], config["task"]["start_rate"]
+    least, start = view.task.min_rate, view.task.start_rate
     if least is not None and least > start:
         raise BadInput(f"task.min_rate={least:g} must be at most task.start_rate={start:g}")
     criterion = criterion_of(config)
@@ -136,6 +139,7 @@ class _Search:
 
     def __init__(self, config: dict[str, Any], knob: str, fingerprint: str) -> None:
         self.config, self.knob, self.fingerprint = config, knob, fingerprint
+        self.slo: dict[str, float | None] = vars(Config.of(config).measure.slo)
         self.root = Path(config.get("runs_dir") or "runs")
         without = {**config, "arrival": {**config["arrival"], knob: None}}
         cell = identity.cell_id(without, fingerprint)
@@ -187,7 +191,7 @@ class _Search:
         return bool(had >= has) and fits(record["config"])
 
     def _measurement(self, rate: float, block: int) -> Measurement:
-        seed = (self.config["measure"].get("seed") or 0) + block
+        seed = Config.of(self.config).measure.seed + block
         config = {
             **self.config,
             "arrival": {**self.config["arrival"], self.knob: rate},
@@ -204,7 +208,7 @@ class _Search:
     def _met(self, rate: float, measurement: Measurement) -> Sequence[bool]:
         record = read_record(measurement.path / storage.RECORD)
         self.latencies.setdefault(rate, record.get("metrics") or {})
-        seen = met(measurement.path, record, self.config["measure"]["slo"])
+        seen = met(measurement.path, record, self.slo)
         assert seen is not None
         return seen
 
@@ -217,7 +221,7 @@ class _Search:
         """A sentence on how far the lowest rate is from its objectives, with advice."""
         rate = capacity.probes[0].rate
         metrics, reasons = self.latencies[rate], []
-        for name, limit in objectives(self.config["measure"]["slo"]).items():
+        for name, limit in objectives(self.slo).items():
             if (p90 := (metrics.get(name) or {}).get("p90")) is not None:
                 latency = name.removesuffix("_ms").upper()
                 reasons.append(f"{latency} p90 is {sig(p90)} ms (objective {limit:,g} ms)")
@@ -242,7 +246,7 @@ class _Search:
 def _preview(searching: _Search, start: float, least: float) -> None:
     """Print how the search proceeds, what is recorded and what comes next; nothing is written."""
     criterion, unit = criterion_of(searching.config), UNITS[searching.knob]
-    limits = objectives(searching.config["measure"]["slo"])
+    limits = objectives(searching.slo)
     print(
         f"search {searching.name}: the highest arrival.{searching.knob} at which "
         f"{100 * criterion.attainment:g} % of the requests meet "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import count
 from minivllm.analysis.metric import find_metric
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports
 from minivllm.tasks.report import find_runs, joined_name
@@ -30,9 +31,9 @@ def run(config: dict[str, Any]) -> int:
         BadInput: `runs` does not name two runs, one of them has no records, no metric has that
             name, or `reports_dir` cannot be written to.
     """
-    task, runs = config["task"], config["runs"]
-    if task["metric"] is not None:
-        find_metric(task["metric"], "task.metric")
+    task, runs = Config.of(config).task, config["runs"]
+    if task.metric is not None:
+        find_metric(task.metric, "task.metric")
     if len(runs) != 2:
         raise BadInput(
             f"runs={runs}: name two runs to compare, the older first, e.g. 'runs=[before,after]'"
@@ -55,7 +56,7 @@ def run(config: dict[str, Any]) -> int:
     reports_dir = Path(config["reports_dir"])
     out_dir = reports_dir / str(config["name"] or f"{names[1]}-against-{names[0]}")
     make_folder(out_dir)  # first, so that an unwritable folder costs no work
-    comparison = compare(before, after, task["metric"], task["threshold"], task["margin"])
+    comparison = compare(before, after, task.metric, task.threshold, task.margin)
     compared = ComparedRuns(comparison, names, (before, after))
     page = write(compared, out_dir)
     list_reports(reports_dir)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
 
@@ -19,7 +20,7 @@ def run(config: dict[str, Any]) -> int:
     Raises:
         BadInput: the prompt is missing or cannot be served.
     """
-    prompt = config["task"]["prompt"]
+    prompt = Config.of(config).task.prompt
     if prompt is None:
         if sys.stdin.isatty():
             raise BadInput("no prompt: give task.prompt='...', or pipe text into standard input")

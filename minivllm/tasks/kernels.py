@@ -15,10 +15,12 @@ from minivllm.bench.records import identity, storage
 from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import KERNELS_VERSION, portable
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, require_writable_reports
 from minivllm.platform import files
 from minivllm.platform.threads import pin, thread_count
+from minivllm.tasks.options import KernelsOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,7 +96,7 @@ def _measure(config: dict[str, Any], path: Path, console: Console) -> dict[str, 
             "rows": rows,
         }
         try:
-            _time_cases(setting, limits, config["task"], synchronise, rows, console, status)
+            _time_cases(setting, limits, Config.of(config).task, synchronise, rows, console, status)
             record["status"] = "ok" if all(row["ok"] for row in rows) else "error"
         except KeyboardInterrupt:
             record["interrupted"] = True
@@ -116,7 +118,7 @@ def _measure(config: dict[str, Any], path: Path, console: Console) -> dict[str, 
 def _time_cases(
     setting: Setting,
     limits: Any,
-    task: dict[str, Any],
+    task: KernelsOptions,
     synchronise: Callable[[], object],
     rows: list[dict[str, Any]],
     console: Console,
@@ -127,8 +129,8 @@ def _time_cases(
     from minivllm.analysis.format import count
     from minivllm.bench.microbench import suite
 
-    kernel, sample_s = "", task["sample_ms"] / 1000
-    for row in suite.rows(setting, limits, task["repeats"], sample_s, synchronise):
+    kernel, sample_s = "", task.sample_ms / 1000
+    for row in suite.rows(setting, limits, task.repeats, sample_s, synchronise):
         rows.append(row)
         done = f"{count(len(rows), 'case')} done, the last: {row['kernel']} {row.get('part', '')}"
         status.update(done)
@@ -154,14 +156,15 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
     from minivllm.kernels.choice import takes_triton
     from minivllm.kernels.cpu import library
 
-    runtime, task = config["runtime"], config["task"]
-    device = select_device(runtime["device"])
-    pin(runtime)
-    torch.set_num_threads(thread_count(runtime))
-    torch.manual_seed(config["measure"]["seed"])
-    triton = takes_triton("runtime.fused_kernels", runtime["fused_kernels"], "off", device)
+    view = Config.of(config)
+    runtime, task = view.runtime, view.task
+    device = select_device(runtime.device)
+    pin(config["runtime"])
+    torch.set_num_threads(thread_count(config["runtime"]))
+    torch.manual_seed(view.measure.seed)
+    triton = takes_triton("runtime.fused_kernels", runtime.fused_kernels, "off", device)
     if not triton:
-        if device.type != "cpu" or runtime["cpu_kernels"] == "off":
+        if device.type != "cpu" or runtime.cpu_kernels == "off":
             raise BadInput(
                 "task=kernels has nothing to measure: a GPU needs runtime.fused_kernels=auto "
                 "and triton, a CPU runtime.cpu_kernels=auto"
@@ -172,7 +175,7 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
         synchronise: Callable[[], object] = torch.cuda.synchronize
     else:
         cache, synchronise = last_level_cache() or FALLBACK_CACHE, _nothing
-    knobs = (tuple(task[name]) for name in ("rows", "contexts", "formats"))
+    knobs = (tuple(task.rows), tuple(task.contexts), tuple(task.formats))
     return Setting(model, device, triton, cache, *knobs), synchronise
 
 

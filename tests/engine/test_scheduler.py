@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minivllm.cache.eviction.policies import make_eviction
+from minivllm.cache.options import PagedOptions
 from minivllm.engine.batching import BatchingPolicy, Continuous
 from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.request import Request, RequestState
@@ -81,7 +82,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             host_slots=host_slots,
             offload_slots=offload_slots,
             disk_records=disk_records,
-            eviction=make_eviction(eviction, block_size, total, sinks, window, prefix_caching)
+            eviction=make_eviction(
+                PagedOptions(
+                    block_size=block_size,
+                    prefix_caching=prefix_caching,
+                    eviction=eviction,
+                    eviction_budget=total,
+                    eviction_sinks=sinks,
+                    eviction_window=window,
+                )
+            )
             if retains
             else None,
         )

@@ -8,10 +8,11 @@ alone. Tokens keep their true positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from minivllm.cache.options import PagedOptions
 from minivllm.errors import BadInput
 from minivllm.platform.plug_ins import make_own
 
@@ -129,39 +130,26 @@ POLICIES: dict[str, type[Eviction]] = {cls.name: cls for cls in (Streaming, Heav
 OWN = "no eviction policy: derive it from minivllm.cache.eviction.policies.Eviction"
 
 
-def make_eviction(
-    choice: str | Mapping[str, Any],
-    block_size: int,
-    budget: int,
-    sinks: int,
-    window: int | None,
-    prefix_caching: bool,
-) -> Eviction | None:
-    """The policy of a name, or of a class of the user's own; None for "none".
-
-    Args:
-        choice: "none", "streaming", "h2o", "snapkv", or a dictionary with `_target_` and knobs.
-        block_size: tokens a block.
-        budget, sinks, window: in tokens. The budget is rounded down to whole blocks, sinks and
-            window up. A window of None is half of the budget.
-        prefix_caching: whether prefixes are cached.
+def make_eviction(options: PagedOptions) -> Eviction | None:
+    """The policy that `cache.eviction` names, or of a class of the user's own; None for "none". The
+    budget is rounded down to whole blocks, sinks and window up.
 
     Raises:
-        BadInput: there is no such policy; the budget leaves nothing to drop; prefixes are cached,
-            whose blocks come without the attention that they got.
+        BadInput: the budget leaves nothing to drop; prefixes are cached, whose blocks come without
+            the attention that they got; a class of the user's own is no policy.
     """
+    choice, block_size = options.eviction, options.block_size
     if choice == "none":
         return None
-    if isinstance(choice, str) and choice not in POLICIES:
-        raise BadInput(f"cache.eviction={choice!r} must be one of none, {', '.join(POLICIES)}")
-    blocks = budget // block_size
-    first = -(-sinks // block_size)
+    blocks = options.eviction_budget // block_size
+    window = options.eviction_window
+    first = -(-options.eviction_sinks // block_size)
     last = max(1, blocks // 2) if window is None else -(-window // block_size)
     if first + last >= blocks:
         raise BadInput(
-            f"cache.eviction_budget={budget} is {blocks} blocks of {block_size} tokens, and with "
-            f"{first} for sinks and {last} for the window nothing is left to evict: raise it, or "
-            "lower eviction_sinks, eviction_window or block_size"
+            f"cache.eviction_budget={options.eviction_budget} is {blocks} blocks of {block_size} "
+            f"tokens, and with {first} for sinks and {last} for the window nothing is left to "
+            "evict: raise it, or lower eviction_sinks, eviction_window or block_size"
         )
     given = {"block_size": block_size, "budget": blocks, "sinks": first, "window": last}
     policy = (
@@ -169,7 +157,7 @@ def make_eviction(
         if isinstance(choice, str)
         else make_own("cache.eviction", choice, Eviction, OWN, **given)
     )
-    if policy.scored and prefix_caching:
+    if policy.scored and options.prefix_caching:
         raise BadInput(
             f"cache.eviction={policy.name} needs the attention that every block got, which is not "
             "known of cached prefixes: use cache.prefix_caching=false or cache.eviction=streaming"

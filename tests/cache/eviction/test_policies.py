@@ -13,6 +13,7 @@ from minivllm import LLM, SamplingParams
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.kv import KVCache
+from minivllm.cache.options import PagedOptions
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.config.compose import SCORING, build, compose
 from minivllm.engine.batching import Continuous
@@ -267,7 +268,16 @@ def test_sliding_windows_within_the_kept_window_stay_right(family: str, tmp_path
 def make(
     policy: str = "streaming", blocks: int = 40, prefix_caching: bool = False, **knobs: Any
 ) -> Machine:
-    eviction = make_eviction(policy, SIZE, BUDGET, SINKS, WINDOW, prefix_caching)
+    eviction = make_eviction(
+        PagedOptions(
+            block_size=SIZE,
+            prefix_caching=prefix_caching,
+            eviction=policy,
+            eviction_budget=BUDGET,
+            eviction_sinks=SINKS,
+            eviction_window=WINDOW,
+        )
+    )
     layout = CacheLayout(SIZE, blocks + 1, prefix_caching, eviction=eviction)
     return Machine(Continuous(8, knobs.pop("max_num_batched_tokens", 64), **knobs), layout)
 
@@ -364,7 +374,9 @@ def test_a_backend_returns_attention_or_refuses_as_the_configuration_is_told(nam
     spec = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.25)
     device = torch.device("cuda" if name == "triton" and torch.cuda.is_available() else "cpu")
     for policy in ("streaming", "h2o"):
-        eviction = make_eviction(policy, 16, 128, 0, None, False)
+        eviction = make_eviction(
+            PagedOptions(eviction=policy, eviction_budget=128, eviction_sinks=0)
+        )
         kv = KVCache([spec], CacheLayout(16, 8, eviction=eviction), torch.float32, device)
         offered = {"kernels": library.choose("auto", device)[0]}
         if policy == "streaming" or node["_target_"] in SCORING:
