@@ -60,7 +60,7 @@ def _in_knobs(settings: Mapping[str, Any]) -> dict[str, Node]:
     """The classes that knobs of groups name, by the knobs' keys: as a value, or within a list or a
     dictionary."""
     nodes: dict[str, Node] = {}
-    for group in compose.GROUPS:
+    for group in filter(settings.__contains__, compose.GROUPS):
         for name, value in settings[group].items():
             key = f"{group}.{name}"
             if isinstance(value, list):

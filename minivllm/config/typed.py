@@ -113,4 +113,4 @@ class Config(Mapping[str, Any]):
 
     def target(self, group: str) -> str:
         """The `_target_` of a group."""
-        return str(self.tree[group]["_target_"])
+        return str(self.tree[group].get("_target_"))
