@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from minivllm.analysis.cells import DEVICE, Cell, gather
+from minivllm.analysis.cell import DEVICE, Cell
+from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import Row, distinct, number, read_rows, record_folder
 from minivllm.bench.records import storage
 from minivllm.errors import BadInput

@@ -4,15 +4,17 @@ nothing but records."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from minivllm.analysis import statistics
-from minivllm.analysis.cells import Cell, foundations, gather
+from minivllm.analysis.arm_figures import ArmFigures
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import foundations, gather
 from minivllm.analysis.design import AGAIN, BASELINE, Chosen, Contrast, Design
 from minivllm.analysis.findings import (
     Analysis,
@@ -24,8 +26,7 @@ from minivllm.analysis.findings import (
     Planned,
     Togetherness,
 )
-from minivllm.analysis.liveness import liveness
-from minivllm.analysis.metric import OTHERS, USUAL, Block, MetricRef, find_metric, gaps, logarithms
+from minivllm.analysis.metric import OTHERS, USUAL, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import Ranking, rank
 from minivllm.analysis.remarks import RemarkInputs, remarks, why_none
 from minivllm.analysis.rows import Row, below, started
@@ -123,15 +124,15 @@ class _Reading:
         """All arms."""
         return self.inputs.cells
 
+    @cached_property
+    def figures(self) -> ArmFigures:
+        """Those of the arms."""
+        return ArmFigures(self.cells)
+
     @property
     def metric(self) -> MetricRef:
         """What the verdicts are about."""
         return self.inputs.metric
-
-    @cached_property
-    def arms(self) -> dict[Chosen, Cell]:
-        """Without the A/A arm."""
-        return {frozenset(c.first("ablation.on") or ()): c for c in self.cells if c.arm != AGAIN}
 
     @cached_property
     def tests(self) -> int:
@@ -144,7 +145,7 @@ class _Reading:
         noise = self._noise(metric)
         effects, interactions = self._effects(metric, noise), self._interactions(metric)
         others = [m for name in OTHERS if (m := find_metric(name)) != metric and self._recorded(m)]
-        baseline = self.arms.get(self.design.baseline)
+        baseline = self.figures.arms.get(self.design.baseline)
         return Analysis(
             design=self.design.kind,
             sweep=self.cells[0].sweep,
@@ -168,12 +169,12 @@ class _Reading:
         return [*self._effects(metric, noise), *([noise] if noise else [])]
 
     def _recorded(self, metric: MetricRef) -> bool:
-        return any(logarithms(cell, metric) for cell in self.arms.values())
+        return any(logarithms(cell, metric) for cell in self.figures.arms.values())
 
     # ---- effects
 
     def _effects(self, metric: MetricRef, noise: Effect | None) -> tuple[Effect, ...]:
-        read = [self._measured(contrast, metric) for contrast in self.design.contrasts]
+        read = [self.figures.measured(contrast, metric) for contrast in self.design.contrasts]
         estimates = [statistics.paired(logs) if len(logs) else None for _, logs in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
         band = _band(noise)
@@ -184,10 +185,11 @@ class _Reading:
             verdict: EffectVerdict
             reason = ""
             if estimate is None:
-                verdict = self._lacking({arm for pair in contrast.pairs for arm in pair}, metric)
-            elif not self._live(pairs):
+                chosen = {arm for pair in contrast.pairs for arm in pair}
+                verdict = self.figures.lacking(chosen, metric)
+            elif not self.figures.live(pairs):
                 verdict = "not live"
-            elif self._apart(pairs):
+            elif self.figures.apart(pairs):
                 verdict = "apart"
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
@@ -197,17 +199,11 @@ class _Reading:
             )
             effect = replace(effect, reason=reason)
             if metric == self.metric:  # the outputs are the same whatever else is told of them
-                cells = ((self.arms[with_], self.arms[without]) for with_, without in pairs)
+                arms = self.figures.arms
+                cells = ((arms[with_], arms[without]) for with_, without in pairs)
                 effect = replace(effect, same_tokens=self.token_agreement.share(cells))
             effects.append(effect)
         return tuple(effects)
-
-    def _lacking(
-        self, arms: Collection[Chosen], metric: MetricRef
-    ) -> Literal["failed", "not measured"]:
-        """Whether some arm failed, or all that lacks is still to be measured."""
-        there = [cell for chosen in arms if (cell := self.arms.get(chosen)) is not None]
-        return "failed" if any(not logarithms(cell, metric) for cell in there) else "not measured"
 
     def _verdict(
         self, estimate: statistics.Estimate, p_holm: float | None, metric: MetricRef, band: float
@@ -253,62 +249,9 @@ class _Reading:
             spikes=statistics.spikes(logs),
         )
 
-    def _measured(
-        self, contrast: Contrast, metric: MetricRef
-    ) -> tuple[list[tuple[Chosen, Chosen]], np.ndarray[Any, Any]]:
-        """The pairs of which both arms have figures, and a mean log-ratio for each block that has
-        them all."""
-        pairs = [
-            pair for pair in contrast.pairs if all(self._logs(chosen, metric) for chosen in pair)
-        ]
-        return pairs, self._by_block(
-            [chosen for pair in pairs for chosen in pair],
-            metric,
-            lambda log: float(np.mean([log[with_] - log[without] for with_, without in pairs])),
-        )
-
-    def _by_block(
-        self,
-        arms: Sequence[Chosen],
-        metric: MetricRef,
-        value: Callable[[dict[Chosen, float]], float],
-    ) -> np.ndarray[Any, Any]:
-        """`value` of the logarithms of the arms' figures, for each block in which all of them have
-        one."""
-        logs = {chosen: self._logs(chosen, metric) for chosen in arms}
-        common = set.intersection(*map(set, logs.values())) if logs else set()
-        return np.array(
-            [value({chosen: by[block] for chosen, by in logs.items()}) for block in sorted(common)],
-            float,
-        )
-
-    def _logs(self, chosen: Chosen, metric: MetricRef) -> dict[Block, float]:
-        cell = self.arms.get(chosen)
-        return {} if cell is None else logarithms(cell, metric)
-
-    def _live(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
-        """Whether in any pair some counter of what was changed differs, or nothing counts it."""
-        for with_, without in pairs:
-            cells = self.arms[without], self.arms[with_]
-            if cells[0].cell_id == cells[1].cell_id:
-                continue  # no knob differs at all
-            verdicts = liveness(list(cells))
-            if not verdicts or any(item.verdict != "not live" for item in verdicts):
-                return True
-        return False
-
-    def _apart(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
-        """Whether in any pair one arm was measured after the other had ended, so that the ratio
-        holds what drifted between."""
-        for pair in pairs:
-            one, other = (sorted(map(started, self.arms[chosen].timed)) for chosen in pair)
-            if min(len(one), len(other)) > 1 and (one[-1] < other[0] or other[-1] < one[0]):
-                return True
-        return False
-
     def _noise(self, metric: MetricRef) -> Effect | None:
         again = next((cell for cell in self.cells if cell.arm == AGAIN), None)
-        base = self._logs(self.design.baseline, metric)
+        base = self.figures.logs(self.design.baseline, metric)
         if again is None or not base:
             return None
         copies = logarithms(again, metric)
@@ -317,6 +260,7 @@ class _Reading:
         )
         if not len(logs):
             return None
+        baseline = self.figures.arms[self.design.baseline]
         estimate = statistics.paired(logs)
         enough = len(logs) >= statistics.blocks_needed(1)
         verdict: EffectVerdict = "none" if enough else "too few blocks"
@@ -338,7 +282,7 @@ class _Reading:
             minimum_detectable=statistics.minimum_detectable(logs, 1),
             verdict=verdict,
             log_ratios=tuple(float(value) for value in logs),
-            same_tokens=self.token_agreement.share([(again, self.arms[self.design.baseline])]),
+            same_tokens=self.token_agreement.share([(again, baseline)]),
             reason=why_none(estimate, estimate.p_value, 1, 0.0) if verdict == "none" else "",
             spikes=statistics.spikes(logs),
         )
@@ -352,7 +296,7 @@ class _Reading:
             fours = [
                 four
                 for four in contrast.quadruples
-                if all(self._logs(chosen, metric) for chosen in four)
+                if all(self.figures.logs(chosen, metric) for chosen in four)
             ]
 
             def excess(log: dict[Chosen, float], fours: Any = fours) -> float:
@@ -362,7 +306,7 @@ class _Reading:
                 return float(np.mean([log[ab] - log[o] for ab, _, _, o in fours]))
 
             used = [chosen for four in fours for chosen in four]
-            read.append([self._by_block(used, metric, value) for value in (excess, whole)])
+            read.append([self.figures.by_block(used, metric, value) for value in (excess, whole)])
         estimates = [statistics.paired(logs) if len(logs) else None for logs, _ in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
         interactions = []
@@ -372,7 +316,7 @@ class _Reading:
             verdict: Togetherness
             reason = ""
             if estimate is None:
-                verdict = self._lacking(
+                verdict = self.figures.lacking(
                     {arm for four in contrast.quadruples for arm in four}, metric
                 )
             elif p_holm is None or p_holm > statistics.ALPHA:
@@ -412,12 +356,12 @@ class _Reading:
                 for (with_, without), weight in weights[name].items()
             )
 
-        total = self._by_block(arms, metric, lambda log: log[arms[-1]] - log[arms[0]])
+        total = self.figures.by_block(arms, metric, lambda log: log[arms[-1]] - log[arms[0]])
         if not len(total):
             return None
         factors = []
         for name in self.design.names:
-            estimate = statistics.mean(self._by_block(arms, metric, share(name)))
+            estimate = statistics.mean(self.figures.by_block(arms, metric, share(name)))
             factors.append(Factor(name, estimate.ratio, estimate.low, estimate.high))
         whole = statistics.mean(total)
         return Attribution(metric.name, tuple(factors), whole.ratio, whole.low, whole.high, whole.n)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.analysis import statistics
-from minivllm.analysis.cells import Cell, like_for_like, spoken
+from minivllm.analysis.cell import Cell, like_for_like
+from minivllm.analysis.cells import spoken
 from minivllm.analysis.format import count, ratio, spanned
 from minivllm.analysis.interleaving import took_turns
 from minivllm.analysis.metric import MetricRef, find_metric, logarithms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from datetime import datetime
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 
 
 def took_turns(*cells: Cell) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import listing
 from minivllm.analysis.rows import Row, below, number, open_loop
 from minivllm.bench.workloads import arrivals

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.absent import fill
-from minivllm.bench.metrics.validity import shared
+from minivllm.bench.metrics.telemetry_validity import shared
 from minivllm.bench.records.chunks import flat_rows
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.schema import Damaged

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.metric import Block, block_of
 from minivllm.analysis.tables import frame
 from minivllm.bench.records.storage import REQUESTS

@@ -78,7 +78,9 @@ def complete(
     Raises:
         OSError: it could not be written; no record.json is there then.
     """
-    from minivllm.bench.metrics.validity import check_telemetry  # late: it takes numpy along
+    from minivllm.bench.metrics.telemetry_validity import (
+        check_telemetry,  # late: it takes numpy along
+    )
 
     files.hide_in_log(measurement.path / storage.LOG)
     record = json.loads((measurement.path / storage.HANDOVER).read_text(encoding="utf-8"))

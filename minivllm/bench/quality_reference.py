@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -232,30 +232,18 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     token_ids, num_bytes = _tokens(engine, knobs)
     prompts = _prompts(token_ids, knobs)
     row_bytes = 2 * engine.info.vocab_size
-    kl_tokens = int(
-        min(
-            num_predicted(len(token_ids), window, stride),
-            knobs["max_reference_gb"] * 1e9 // row_bytes,
-        )
-    )
+    fitting = knobs["max_reference_gb"] * 1e9 // row_bytes
+    kl_tokens = int(min(num_predicted(len(token_ids), window, stride), fitting))
     if not kl_tokens:
         raise BadInput(
             f"quality.max_reference_gb={knobs['max_reference_gb']:g} holds not one token: raise it"
         )
-    nll, top1 = 0.0, list[int]()
-
-    def write(path: Path) -> None:
-        nonlocal nll
-        with path.open("wb") as file:
-            _header(file, kl_tokens, engine.info.vocab_size)
-            for targets, log_probs in distributions(engine, token_ids, window, stride):
-                if (room := kl_tokens - len(top1)) > 0:
-                    # Beyond float16's range only probabilities that are zero in float32 too.
-                    file.write(np.maximum(log_probs[:room], -6e4).astype(np.float16).tobytes())
-                nll += negative_log_likelihood(targets, log_probs)
-                top1.extend(log_probs.argmax(1).tolist())
-
-    files.atomically(folder / LOG_PROBS, write)
+    nll, top1 = _write_log_probs(
+        folder / LOG_PROBS,
+        kl_tokens,
+        engine.info.vocab_size,
+        distributions(engine, token_ids, window, stride),
+    )
     if not math.isfinite(nll):
         raise RuntimeError(
             f"its logits are not finite; choose a wider one than {knobs['reference']}"
@@ -277,6 +265,31 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     )
     content = {key: value for key, value in asdict(reference).items() if key != "folder"}
     files.write_json(folder / REFERENCE, content)
+
+
+def _write_log_probs(
+    path: Path, kl_tokens: int, vocab_size: int, batches: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> tuple[float, list[int]]:
+    """Write the first `kl_tokens` rows of log-probabilities, as float16.
+
+    Returns:
+        The negative log-likelihood of all targets, and the likeliest token at each.
+    """
+    nll, top1 = 0.0, list[int]()
+
+    def write(path: Path) -> None:
+        nonlocal nll
+        with path.open("wb") as file:
+            _header(file, kl_tokens, vocab_size)
+            for targets, log_probs in batches:
+                if (room := kl_tokens - len(top1)) > 0:
+                    # Beyond float16's range only probabilities that are zero in float32 too.
+                    file.write(np.maximum(log_probs[:room], -6e4).astype(np.float16).tobytes())
+                nll += negative_log_likelihood(targets, log_probs)
+                top1.extend(log_probs.argmax(1).tolist())
+
+    files.atomically(path, write)
+    return nll, top1
 
 
 def require_trained_weights(weights: str) -> None:

@@ -18,24 +18,21 @@ from minivllm.bench.driver import (
     prompt_for,
     warm_up,
 )
+from minivllm.bench.engine_hardware import EngineHardware
 from minivllm.bench.hardware.clock import Clock, Reading
-from minivllm.bench.hardware.energy import NullMeter, open_meter, per_token
-from minivllm.bench.hardware.gpu import device_of, open_gpu
-from minivllm.bench.hardware.limits import last_level_cache, probe
-from minivllm.bench.hardware.readings import Energy, Roofline
-from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
+from minivllm.bench.hardware.energy import per_token
+from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.metrics import metrics, validity
 from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.price import cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.metrics.roofline import exceeds, raised, usage
-from minivllm.bench.metrics.rows import Rows, breakdown, kv_waste, recorded_requests
+from minivllm.bench.metrics.rows import Rows, breakdown, recorded_requests
 from minivllm.bench.quality import Reference
 from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
-from minivllm.bench.records.record import Cold, Memory, Record
+from minivllm.bench.records.record import Cold, Record
 from minivllm.bench.targets.base import BenchEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload
@@ -46,7 +43,6 @@ from minivllm.errors import BadInput
 from minivllm.platform.threads import crowded, pin, thread_count
 
 TELL_S = 0.2  # between two words on how far the loading is
-NOT_COMPUTED = "simulated: nothing was computed"
 
 
 @dataclass(frozen=True)
@@ -86,15 +82,11 @@ class Session:
         self._emit = emit
         self._engine: BenchEngine | None = None
         self._refusal: BadInput | None = None
-        self._meter: NullMeter = NullMeter("the engine was not built")
-        self._idle_watts: float | None = None
-        self._limits = Roofline()
+        self._hardware: EngineHardware
         self._notes: list[str] = []
         self._tell_s = 0.0  # when to speak of loading again
-        self._load_peak: int | None = None
         self._cold = True
         self._jumped: str | None = None  # what is wrong with the clocks of the last window
-        self._probed = False
         self._quality = QualityEvaluator(emit)
         self._maker = WorkloadMaker()
 
@@ -130,54 +122,13 @@ class Session:
             sys.modules["torch"].set_num_threads(thread_count(self._config.get("runtime") or {}))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
 
-        self._load_peak = own_peak_rss()
+        self._hardware = EngineHardware(self._engine, self._config, self._emit)
 
     def _tell_loading(self, done: int, total: int) -> None:
         """Pass on how far the weights are, now and then: the display needs no more."""
         if (now := time.monotonic()) >= self._tell_s:
             self._tell_s = now + TELL_S
             self._emit("loading", loaded=done, to_load=total)
-
-    def _probe_once(self) -> None:
-        """Measure the hardware's limits and the idle power, with the engine loaded and at rest."""
-        if self._probed:
-            return
-        self._probed = True
-        if self.engine.info.clock is not None:
-            self._meter = NullMeter(NOT_COMPUTED)
-            return
-        device, costs = self._device(), self.engine.info.model
-        # Before the probes, whose heat a GPU's counter still tells of when they have ended.
-        self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
-        self._idle_watts = self._meter.idle_watts()
-        if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
-            self._emit("probing")
-            self._limits, notes = probe(
-                device, costs.get("matrix_dtype") or costs.get("dtype", "float32")
-            )
-            self._notes += notes
-            if not reset_own_peak_rss():
-                self._notes.append("host_rss_peak may include the bandwidth probe's buffer")
-
-    def _probe_again(self, reached: Callable[[Roofline], Roofline]) -> None:
-        """A run that passes the limits says that others used the machine while they were
-        measured."""
-        self._limits = raised(self._limits, self._device(), reached)
-        self._notes.append(
-            "the hardware's limits were measured again, after a run that had passed the first "
-            "figures"
-        )
-
-    def _device(self) -> str:
-        assert self._engine is not None
-        return device_of(self._config, self._engine.info.model.get("device"))
-
-    def _cache_bytes(self) -> int | None:
-        """Bytes of the last cache before the memory that the engine computes from."""
-        device, torch = self._device(), sys.modules.get("torch")
-        if device.startswith("cuda") and torch is not None:
-            return int(torch.cuda.get_device_properties(device).L2_cache_size)
-        return last_level_cache()
 
     def measure(self, measurement: Measurement) -> Result:
         """Make one measurement.
@@ -198,7 +149,7 @@ class Session:
         self._validate_longest(load)
         # Content-addressed: all cells that use it share one file.
         load.workload.save(measurement.path.parent.parent / "workloads")
-        self._probe_once()
+        self._hardware.probe_once()
         self.usable = False  # from here on the engine holds requests
         first_batch = self._warm_up(load, config["measure"])
         traces, energy = self._run(load)
@@ -266,17 +217,13 @@ class Session:
                 load.seed,
             )
             self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
-            # The mark is the kernel's and keeps what earlier measurements of this worker reached.
-            reset_own_peak_rss()
-            self._meter.begin_window()
+            self._hardware.begin_window()
             before = Reading.take()
             traces = drive.run()
             self._jumped = before.jumped(Reading.take())
         finally:
             gc.enable()
-        if clock is not None:
-            return traces, Energy(reason=NOT_COMPUTED)
-        return traces, self._meter.end_window(self._idle_watts)
+        return traces, self._hardware.end_window()
 
     def _account(
         self,
@@ -295,25 +242,17 @@ class Session:
         figures = metrics.compute(traces, measure.get("slo") or {}, max_running, load.metrics)
         cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
 
-        def reached(limits: Roofline) -> Roofline:
-            return usage(
-                info.model, steps, limits, self._cache_bytes(), overlapped, figures.duration_s
-            )
-
         record = self._record(
             measurement,
             workload_hash=load.workload.hash,
             cold=cold if info.clock is None else Cold(),
             metrics=figures,
-            memory=self._memory(steps),
+            memory=self._hardware.memory(steps),
             energy=energy,
-            roofline=reached(self._limits),
+            roofline=self._hardware.reached(steps, overlapped, figures.duration_s),
             breakdown=breakdown(steps),
             liveness=liveness,
         )
-        if exceeds(record.roofline):
-            self._probe_again(reached)
-            record.roofline = reached(self._limits)
         energy.joules_per_output_token = per_token(energy, figures.output_tokens)
         price = measure.get("price") or {}
         record.cost = cost(price, figures, energy)
@@ -331,6 +270,7 @@ class Session:
         record.validity.notes += [
             *info.warnings,
             *self._notes,
+            *self._hardware.notes,
             *load.workload.notes,
             *remarks(price, energy),
         ]
@@ -346,7 +286,7 @@ class Session:
             load.arrival,
             load.params,
             load.seed,
-            self._device(),
+            self._hardware.device,
             measurement.path,
         )
 
@@ -369,7 +309,7 @@ class Session:
         record = self._record(
             measurement,
             cold=Cold(info.load_s, info.compile_s),
-            memory=self._memory([]),
+            memory=self._hardware.memory([]),
             energy=Energy(reason="task=quality measures no speed"),
             liveness=self.engine.liveness(),
         )
@@ -418,32 +358,8 @@ class Session:
 
         return tick
 
-    def _memory(self, steps: Rows) -> Memory:
-        if self.engine.info.clock is not None:
-            return Memory(kv_waste=kv_waste(steps))
-        memory = self.engine.info.memory
-        known = {
-            name: memory.get(name)
-            for name in ("weights", "weights_16bit", "linear", "linear_16bit", "kv_pool")
-        }
-        peaks = [peak for peak in (self._load_peak, own_peak_rss()) if peak is not None]
-        result = Memory(**known, kv_waste=kv_waste(steps), host_rss_peak=max(peaks, default=None))
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            result.device_peak_allocated = torch.cuda.max_memory_allocated()
-            result.device_peak_reserved = torch.cuda.max_memory_reserved()
-        return result
-
     def close(self) -> None:
         """Release the engine."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-
-
-def _synchroniser(device: str) -> Callable[[], object]:
-    torch = sys.modules.get("torch")
-    if device.startswith("cuda") and torch is not None:
-        synchronise: Callable[[], object] = torch.cuda.synchronize
-        return synchronise
-    return lambda: None

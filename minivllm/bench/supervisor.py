@@ -10,48 +10,25 @@ what only it knows and renames.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from minivllm.bench.completion import complete, write_failure
 from minivllm.bench.device_lock import device_lock
-from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
-from minivllm.bench.hardware.telemetry import Telemetry
 from minivllm.bench.records import storage
-from minivllm.bench.records.identity import code_hash, engine_id, profile_wanted
+from minivllm.bench.records.identity import code_hash, profile_wanted
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.provenance import provenance
+from minivllm.bench.worker_process import WorkerProcess, served
 from minivllm.errors import BadInput
 from minivllm.platform import files
-from minivllm.platform.children import module_path
-from minivllm.platform.threads import thread_count
 
 Progress = Callable[[dict[str, Any]], None]
-POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed
-GRACE_S = 3.0  # between asking a worker to end and killing it
 CLOSING_S = 30.0  # for a worker to release its engine after the last measurement
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
-# Of `measure`: what the supervisor, a session or an engine reads once for all measurements of a
-# worker.
-WATCH_KNOBS = (
-    *("isolation", "timeout_s", "memory_limit_gb", "telemetry_interval_s"),
-    *("roofline", "prefix_cache"),
-)
-OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
 
 
 @dataclass(frozen=True)
@@ -79,12 +56,6 @@ def run(
         return [supervisor.measure(measurement) for measurement in measurements]
 
 
-def _served(measurement: Measurement) -> tuple[Any, ...]:
-    """What must be alike for one worker under one watch."""
-    measure = measurement.config.get("measure") or {}
-    return engine_id(measurement.config), *(measure.get(knob) for knob in WATCH_KNOBS)
-
-
 class Supervisor:
     """Makes one measurement after the other; a worker is kept for as long as its engine can serve
     the next.
@@ -108,7 +79,7 @@ class Supervisor:
         self._on_progress = on_progress or (lambda event: None)
         self._lone, self._total = lone, total
         self._position = 0
-        self._worker: _Worker | None = None
+        self._worker: WorkerProcess | None = None
         self._device = contextlib.ExitStack()  # holds its lock while there is a worker
         # Of the measurement that it is at:
         self._current: Measurement
@@ -138,7 +109,7 @@ class Supervisor:
         self._current, self._verdict, self._failure, self._handed = measurement, None, None, None
         self._position += 1
         try:
-            if self._worker is not None and self._worker.serves != _served(measurement):
+            if self._worker is not None and self._worker.serves != served(measurement):
                 self._dismiss()
             outcome = self._measured(measurement)
         except BaseException:
@@ -172,7 +143,7 @@ class Supervisor:
         self._facts = provenance(measurement.config, code_hash())
         self._began_s = time.monotonic()
         if self._worker is None:
-            self._worker = _Worker(measurement)
+            self._worker = WorkerProcess(measurement)
         self._worker.send(measurement)
         while (events := self._worker.listen()) is not None:
             for event in events:
@@ -309,105 +280,6 @@ class Supervisor:
         )
 
 
-class _Worker:
-    """A worker's process, the pipe that it speaks up, and its telemetry.
-
-    Args:
-        first: its first measurement, whose directory is there.
-    """
-
-    def __init__(self, first: Measurement) -> None:
-        measure: dict[str, Any] = first.config.get("measure") or {}
-        self.serves = _served(first)
-        self.log = first.path / storage.LOG  # that it writes
-        self._buffer = b""
-        self._ooms = _oom_kills()
-        self._pipe, progress = os.pipe()
-        try:
-            self._process = self._spawn(first, progress)
-        except BaseException:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(progress)
-        gpu: NullGpu = open_gpu(device_of(first.config))
-        limit = measure.get("memory_limit_gb")
-        interval = measure.get("telemetry_interval_s") or 0.2
-        self.telemetry = Telemetry(self._process.pid, gpu, interval, limit and limit * 1e9).start()
-
-    def _spawn(self, first: Measurement, progress: int) -> subprocess.Popen[bytes]:
-        threads = str(thread_count(first.config.get("runtime") or {}))
-        environment = {
-            **os.environ,
-            **dict.fromkeys(THREAD_VARIABLES, threads),
-            "PYTHONPATH": module_path(),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves its stack in the log
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        with self.log.open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "minivllm.bench.worker", str(progress), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(progress,),
-                env=environment,
-                start_new_session=True,  # a terminal's Ctrl-C reaches the parent, which decides
-            )
-
-    def send(self, measurement: Measurement) -> None:
-        """Let it begin with a measurement whose directory is ready."""
-        assert self._process.stdin is not None
-        self.log = measurement.path / storage.LOG
-        with contextlib.suppress(BrokenPipeError):  # it has died: its exit code tells
-            self._process.stdin.write(
-                json.dumps(measurement.to_dict(), default=str).encode() + b"\n"
-            )
-            self._process.stdin.flush()
-
-    def listen(self) -> list[dict[str, Any]] | None:
-        """What it says within POLL_S; None once it has nothing more to say."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pipe, selectors.EVENT_READ)
-            if not selector.select(POLL_S):
-                # A process that the engine started may hold the pipe open.
-                return [] if self._process.poll() is None else None
-        chunk = os.read(self._pipe, 1 << 16)
-        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        return [json.loads(line) for line in lines] if chunk else None
-
-    def wait(self) -> tuple[int, bool]:
-        """Its exit code, and whether the kernel has killed for memory since it began."""
-        return self._process.wait(), _oom_kills() > self._ooms
-
-    def end(self, grace_s: float) -> None:
-        """End it and everything it started: politely, unless there is no time, then not."""
-        with contextlib.suppress(ProcessLookupError):
-            if grace_s:
-                os.killpg(self._process.pid, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(grace_s)
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def close(self, patience_s: float) -> None:
-        """Tell it that all is done and wait so long for it to release its engine; with 0 end it as
-        it is."""
-        assert self._process.stdin is not None
-        deadline = time.monotonic() + patience_s
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-            while time.monotonic() < deadline and self.listen() is not None:
-                pass
-        finally:
-            if self._process.poll() is None:
-                self.end(GRACE_S)
-            os.close(self._pipe)
-            self.telemetry.stop()
-
-
 def _discard_unfinished(measurement: Measurement) -> None:
     """Leave no directory without a record, and no empty folder."""
     path = measurement.path
@@ -418,15 +290,3 @@ def _discard_unfinished(measurement: Measurement) -> None:
     for folder in (path.parent, path.parent.parent):
         with contextlib.suppress(OSError):
             folder.rmdir()  # fails, as it should, unless empty
-
-
-def _oom_kills() -> int:
-    """Processes that the kernel has killed for memory so far, on this machine and in this
-    container."""
-    total = 0
-    for path in OOM_COUNTERS:
-        with contextlib.suppress(OSError):
-            for line in Path(path).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    total += int(line.split()[1])
-    return total

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cells import Cell, gather
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import gather
 from minivllm.analysis.findings import Goal, Planned
 from minivllm.analysis.format import count
 from minivllm.analysis.liveness import Liveness, liveness

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing
 from minivllm.analysis.rows import Row, distinct, number
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import listing
 from minivllm.analysis.rows import Row, number, status_of
 from minivllm.analysis.tables import frame

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cells import DEVICE, IGNORED, PACKAGES, Cell
+from minivllm.analysis.cell import DEVICE, Cell
+from minivllm.analysis.cells import IGNORED, PACKAGES
 from minivllm.analysis.format import MISSING, show, sig
 from minivllm.analysis.rows import Row, below, distinct, met_others, number, status_of
 from minivllm.bench.records.storage import OPERATIONS

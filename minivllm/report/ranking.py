@@ -3,7 +3,7 @@ throughput."""
 
 from __future__ import annotations
 
-from minivllm.analysis.cells import DEVICE, Cell, Summary, like_for_like, set_load
+from minivllm.analysis.cell import DEVICE, Cell, Summary, like_for_like, set_load
 from minivllm.analysis.format import ratio, show, sig
 from minivllm.analysis.interleaving import took_turns
 from minivllm.analysis.ranking import LATENCIES, NAMES, rank

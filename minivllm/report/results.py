@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cells import Cell, name_columns, names_of
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import name_columns, names_of
 from minivllm.analysis.format import MISSING, listing, show
 from minivllm.analysis.rows import distinct
 from minivllm.report.figures.plots import THROUGHPUT

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from minivllm.analysis.cells import CHOICE_ORDER, DEVICE, IGNORED, Cell
+from minivllm.analysis.cell import DEVICE, Cell
+from minivllm.analysis.cells import CHOICE_ORDER, IGNORED
 from minivllm.analysis.format import MISSING, count, listing, show
 from minivllm.analysis.liveness import Liveness
 from minivllm.analysis.rows import (

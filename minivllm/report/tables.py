@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import Cell, Summary, like_for_like, name_columns, names_of
+from minivllm.analysis.cell import Cell, Summary, like_for_like
+from minivllm.analysis.cells import name_columns, names_of
 from minivllm.analysis.format import MISSING, sig
 from minivllm.analysis.ranking import keeps_up
 from minivllm.analysis.rows import number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minivllm.analysis import factors
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.ranking import rank

@@ -9,7 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from minivllm.analysis.cells import gather
-from minivllm.analysis.comparison import ChangeVerdict, Comparison, _percent, compare
+from minivllm.analysis.compared import ChangeVerdict, percent
+from minivllm.analysis.comparison import Comparison, compare
 from minivllm.analysis.design import Design
 from minivllm.analysis.rows import Row
 from minivllm.bench.records.identity import QUALITY_TASK
@@ -307,7 +308,7 @@ def test_cells_without_an_interval_are_not_counted_among_those_that_exclude_a_lo
 def test_no_more_is_claimed_of_a_loss_than_its_interval_says(
     loss: float, excluded: str, possible: str
 ) -> None:
-    assert _percent(loss, math.ceil) == excluded and _percent(loss, math.floor) == possible
+    assert percent(loss, math.ceil) == excluded and percent(loss, math.floor) == possible
     cell = replace(compared(quiet(run_rows()), quiet(run_rows(day=2))).cells[0], loss=loss)
     said = Comparison("speed", "higher", 0.02, (cell,), (), ()).conclusion
     assert said.endswith(f"the intervals exclude a loss of more than {excluded}.")

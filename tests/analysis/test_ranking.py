@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from minivllm.analysis.ablation import analyse
-from minivllm.analysis.cells import Cell, gather
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import gather
 from minivllm.analysis.comparison import compare
 from minivllm.analysis.design import Design
 from minivllm.analysis.ranking import LATENCIES, caution, keeps_up, rank

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench import driver, session
+from minivllm.bench import driver, engine_hardware, session
 from minivllm.bench.hardware.energy import CounterMeter
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.metrics import request_trace, roofline
@@ -29,9 +29,9 @@ def test_limits_that_a_run_has_passed_are_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, later: list[Roofline], ok: bool
 ) -> None:
     probes, highest = [Roofline(1.0, 1.0, "float32"), *later], later[-1].bandwidth_bytes_per_s
-    for module in (session, roofline):
+    for module in (engine_hardware, roofline):
         monkeypatch.setattr(module, "probe", lambda device, dtype: (probes.pop(0), []))
-    monkeypatch.setattr(session, "last_level_cache", lambda: 1)
+    monkeypatch.setattr(engine_hardware, "last_level_cache", lambda: 1)
     config = compose(["workload.num_requests=2", "workload.output_len=4", "quant=fp32"])
     directory = str(tmp_path / "sweep" / "cell-r")
     record = (
@@ -51,7 +51,7 @@ def test_where_steps_overlap_a_note_says_how_shares_of_the_limits_are_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overlap: bool
 ) -> None:
     monkeypatch.setattr(
-        session, "probe", lambda device, dtype: (Roofline(1e15, 1e18, "float32"), [])
+        engine_hardware, "probe", lambda device, dtype: (Roofline(1e15, 1e18, "float32"), [])
     )
     config = compose(
         [
@@ -98,7 +98,7 @@ def test_energy_is_of_the_run_alone_and_of_tokens_that_count(
     monkeypatch.setattr(driver, "prompt_for", prompt_for)
     monkeypatch.setattr(driver.Drive, "run", shed_one)
     monkeypatch.setattr(CounterMeter, "idle_watts", lambda self: None)
-    monkeypatch.setattr(session, "open_meter", lambda *args: CounterMeter(read, "rapl"))
+    monkeypatch.setattr(engine_hardware, "open_meter", lambda *args: CounterMeter(read, "rapl"))
     config = compose(["workload.num_requests=3", "workload.output_len=4", "measure.roofline=false"])
     directory = str(tmp_path / "sweep" / "cell-r")
     record = (

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from minivllm import redaction
-from minivllm.bench import supervisor
+from minivllm.bench import supervisor, worker_process
 from minivllm.bench.device_lock import device_lock
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.measurement import Measurement
@@ -226,7 +226,7 @@ def test_a_kernel_oom_kill_is_told_from_a_plain_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter([3, 4])
-    monkeypatch.setattr(supervisor, "_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(worker_process, "_oom_kills", lambda: next(counts))
     (measurement,) = plan(tmp_path, make_config("kill"))
     (outcome,) = supervisor.run([measurement])
     assert outcome.status == "oom"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from minivllm.analysis.cells import Cell, gather
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.record import Metrics, Percentiles, Record
 from minivllm.experiments.ending import conclude

@@ -17,13 +17,8 @@ from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.options import INSTALL, OpenAIOptions
-from minivllm.bench.targets.stream import (
-    ServerError,
-    Tokens,
-    read_stream,
-    served_models,
-    server_words,
-)
+from minivllm.bench.targets.stream import Tokens, read_stream
+from minivllm.bench.targets.stream_event import ServerError, served_models, server_words
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams

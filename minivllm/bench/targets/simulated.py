@@ -133,6 +133,20 @@ class SimulatedRequest(Request):
         return "length" if tokens.length >= self.max_num_tokens else None
 
 
+def _step_times(
+    options: SimulatedOptions, config: Mapping[str, Any], costs: dict[str, Any]
+) -> StepTimes:
+    if options.steps is not None:
+        return fit_records(options.steps, config)
+    if options.bandwidth_gb_s is not None and options.tflops is not None:
+        limits = options.bandwidth_gb_s * 1e9, options.tflops * 1e12
+        return RooflineTimes(costs, *limits, options.overhead_ms)
+    raise BadInput(
+        "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to records "
+        "of this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
+    )
+
+
 class SimulatedEngine(Adapter):
     """Plans every step with the real scheduler, then lets the time pass that the step would have
     taken.
@@ -155,18 +169,7 @@ class SimulatedEngine(Adapter):
         cache = build(config["cache"])
         trimmed = trims(config.get("runtime") or {})
         costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trimmed)
-        self.step_times: StepTimes
-        if options.steps is not None:
-            self.step_times = fit_records(options.steps, config)
-        elif options.bandwidth_gb_s is not None and options.tflops is not None:
-            limits = options.bandwidth_gb_s * 1e9, options.tflops * 1e12
-            self.step_times = RooflineTimes(costs, *limits, options.overhead_ms)
-        else:
-            raise BadInput(
-                "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to "
-                "records of this model, or engine.bandwidth_gb_s and engine.tflops for a "
-                "roofline"
-            )
+        self.step_times = _step_times(options, config, costs)
         # Records do not say what was near: what is fitted to them goes by the whole context.
         self._windowed = costs if options.steps is None and costs["window"] is not None else None
         policy = build(config["batching"])
@@ -285,15 +288,8 @@ class SimulatedEngine(Adapter):
         for part in scheduled:
             computed(part)
         if self._num_steps % self._stride == 0:
-            known = (
-                start,
-                len(scheduled),
-                prefill + decoded,
-                prefill,
-                context,
-                len(scheduler.waiting),
-            )
-            self._note(known, milliseconds)
+            known = (start, len(scheduled), prefill + decoded, prefill, context)
+            self._note((*known, len(scheduler.waiting)), milliseconds)
         self._num_steps += 1
         self._largest_batch = max(self._largest_batch, len(scheduled))
         for request in sampling:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -250,27 +249,15 @@ def fit(features: Matrix, times: Matrix) -> tuple[Matrix, float]:
 
 
 def nonnegative_least_squares(a: Matrix, b: Matrix) -> Matrix:
-    """The x >= 0 with the least |a x - b|. Exact: every choice of non-zero coefficients is tried.
+    """The x >= 0 with the least |a x - b|, by scipy's active set (Lawson and Hanson, 1974).
 
     Args:
-        a: [n, k] with a small k, as the work grows with 2^k.
+        a: [n, k].
         b: [n].
     """
-    scale = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
-    gram, target = (a / scale).T @ (a / scale), (a / scale).T @ b
-    best, least = np.zeros(a.shape[1]), 0.0
-    for support in _supports([column for column in range(a.shape[1]) if a[:, column].any()]):
-        part = list(support)
-        x = np.linalg.lstsq(gram[np.ix_(part, part)], target[part], rcond=None)[0]
-        loss = float(x @ gram[np.ix_(part, part)] @ x - 2 * target[part] @ x)
-        if loss < least and (x >= 0).all():
-            best, least = np.zeros(a.shape[1]), loss
-            best[part] = x
-    result: Matrix = best / scale
+    from scipy.optimize import nnls
+
+    scale = np.linalg.norm(a, axis=0)
+    scale[scale == 0.0] = 1.0  # of columns, whose units may lie far apart
+    result: Matrix = nnls(a / scale, b)[0] / scale
     return result
-
-
-def _supports(columns: Sequence[int]) -> list[tuple[int, ...]]:
-    return [
-        support for size in range(1, len(columns) + 1) for support in combinations(columns, size)
-    ]

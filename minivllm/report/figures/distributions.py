@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, sig
 from minivllm.analysis.tables import frames
 from minivllm.report.figures.chart import Chart, Panel, Series

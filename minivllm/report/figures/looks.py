@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from minivllm.analysis.cells import Cell, name_columns, spoken
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import name_columns, spoken
 from minivllm.analysis.format import MISSING
 from minivllm.report.figures.palette import BLUE, GREY, MARKERS, PALETTE
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, sig
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import BLACK, HAZE, MIST, SAND, SLATE, STONE, TAUPE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minivllm.analysis.cells import Cell, Summary
+from minivllm.analysis.cell import Cell, Summary
 from minivllm.analysis.format import count, sig
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import INK, RULE, VERMILION

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from minivllm.analysis.cells import DEVICE, Cell
+from minivllm.analysis.cell import DEVICE, Cell
 from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import number
 from minivllm.report.figures.chart import Chart, Panel, Series
@@ -30,16 +30,7 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
         return None
     places = [at for placed in cell_places.values() for _, at in placed if at]
     left, right = min(x for x, _ in places) / 3, max(x for x, _ in places) * 3
-    lines = []
-    for (name, (bandwidth, rate)), (colour, dashed) in zip(
-        rooflines.items(), ROOF_STYLES, strict=False
-    ):
-        ridge = rate / bandwidth
-        xs = sorted({left, min(max(ridge, left), right), max(right, 2 * ridge)})
-        ys = [min(rate, x * bandwidth) * GIGA for x in xs]
-        words = f"{name}: {sig(bandwidth * GIGA)} GB/s and {sig(rate * GIGA)} GFLOP/s"
-        label = f"measured roof: {name}"
-        lines.append(Series(label, colour, xs, ys, "line", dashed=dashed, names=[words] * len(xs)))
+    lines = _lines(rooflines, left, right)
     panels = []
     for kind, title in KINDS:
         if drawn[kind]:
@@ -88,6 +79,21 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     return Chart(
         "roofline", "How far is it from the hardware's limit?", alt, caption, [("", panels)]
     )
+
+
+def _lines(rooflines: dict[str, tuple[float, float]], left: float, right: float) -> list[Series]:
+    """The measured limits, from the least intensity that is drawn to the greatest."""
+    lines = []
+    for (name, (bandwidth, rate)), (colour, dashed) in zip(
+        rooflines.items(), ROOF_STYLES, strict=False
+    ):
+        ridge = rate / bandwidth
+        xs = sorted({left, min(max(ridge, left), right), max(right, 2 * ridge)})
+        ys = [min(rate, x * bandwidth) * GIGA for x in xs]
+        words = f"{name}: {sig(bandwidth * GIGA)} GB/s and {sig(rate * GIGA)} GFLOP/s"
+        label = f"measured roof: {name}"
+        lines.append(Series(label, colour, xs, ys, "line", dashed=dashed, names=[words] * len(xs)))
+    return lines
 
 
 def _place(cell: Cell, kind: str) -> tuple[float, float] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import Looks

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing
 from minivllm.analysis.tables import frames
 from minivllm.report.figures.chart import Chart, Panel, Series
@@ -147,15 +147,7 @@ def _timeline(
     caption: str,
 ) -> Chart | None:
     able = [cell for cell in cells if cell.ok]
-    drawn: list[tuple[Cell, pd.DataFrame]] = []
-    for cell in able:
-        if len(drawn) == (MAX_TIMELINES if len(cells) <= MANY else SAMPLE):
-            break
-        frame = _frame(cell, file, clock, tracks)
-        if frame is not None and any(
-            _has(frame, line[0]) for track in tracks for line in track.lines
-        ):
-            drawn.append((cell, frame))
+    drawn = _drawn(able, MAX_TIMELINES if len(cells) <= MANY else SAMPLE, tracks, file, clock)
     full = any(
         _has(f, CEILING) and 4 * f["kv_blocks_used"].max() > f[CEILING].max() for _, f in drawn
     )
@@ -197,6 +189,22 @@ def _timeline(
     labels = listing([line[1] for _, lines in shown for line in lines], 8)
     alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {labels}."
     return Chart(name, title, alt, caption + note + looks.note, rows)
+
+
+def _drawn(
+    able: list[Cell], limit: int, tracks: tuple[Track, ...], file: str, clock: str
+) -> list[tuple[Cell, pd.DataFrame]]:
+    """The first cells whose tables have any of the lines, with these tables."""
+    drawn: list[tuple[Cell, pd.DataFrame]] = []
+    for cell in able:
+        if len(drawn) == limit:
+            break
+        frame = _frame(cell, file, clock, tracks)
+        if frame is not None and any(
+            _has(frame, line[0]) for track in tracks for line in track.lines
+        ):
+            drawn.append((cell, frame))
+    return drawn
 
 
 def _has(frame: pd.DataFrame, key: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis import ranking
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.findings import Analysis, Attribution, Effect
 from minivllm.analysis.format import (
     MISSING,

@@ -8,7 +8,7 @@ from typing import Any
 
 from minivllm.analysis.capacity import TASK, Capacity
 from minivllm.analysis.capacity_runs import CapacityRun, from_records
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.rows import Row, record_folder
 from minivllm.report.figures.chart import Chart, Panel, Series

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import DEVICE, gather
-from minivllm.analysis.comparison import ChangeVerdict, Compared, Comparison
+from minivllm.analysis.cell import DEVICE
+from minivllm.analysis.cells import gather
+from minivllm.analysis.compared import ChangeVerdict, Compared
+from minivllm.analysis.comparison import Comparison
 from minivllm.analysis.format import (
     MISSING,
     count,

@@ -3,14 +3,12 @@ measured roof."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm import redaction
 from minivllm.analysis.format import MISSING, count, sig
 from minivllm.analysis.rows import Row
-from minivllm.bench.metrics.validity import OTHERS_PERCENT
 from minivllm.bench.records.reading import flatten
 from minivllm.bench.records.record import KERNELS_VERSION
 from minivllm.bench.records.storage import KERNELS
@@ -25,6 +23,7 @@ from minivllm.report.sections import MAX_ROWS
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
 from minivllm.report.studies.alone import write_alone
 from minivllm.report.studies.base import Study
+from minivllm.report.studies.kernel_findings import case_name, findings
 from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder
 
@@ -64,7 +63,6 @@ CSV_FIELDS = (
     *("seconds", "reference_seconds", "speedup", "floor_s", "bound", "of_floor", "from_memory"),
     *("difference", "tolerance", "ok", "error"),
 )
-ABOVE = 1.05  # of the measured limit, which has its own noise
 ESTIMATES = ("seconds", "reference_seconds", "speedup")  # each a median with an interval
 
 
@@ -216,60 +214,6 @@ def estimate(value: dict[str, Any] | None, scale: float = 1.0) -> str:
     return f"{text} ({sig(value['low'] * scale)} to {sig(value['high'] * scale)})"
 
 
-def findings(record: dict[str, Any]) -> list[str]:
-    """What the rows come to: outputs, and for each kernel where it stands."""
-    rows = [row for row in record["rows"] if "error" not in row]
-    compared = [row for row in rows if row["reference"] is not None]
-    wrong = [_name(row) for row in compared if not row["ok"]]
-    lines = ["No output was compared with a reference's."]
-    if compared:
-        sentences = (
-            f"{len(wrong)} of them WRONG: {_listed(wrong)}."
-            if wrong
-            else "all of them equal or close (within twice the rounding error of bfloat16)."
-        )
-        lines = [
-            f"{count(len(compared), 'output')} compared with the reference's "
-            f"before timing, {sentences}"
-        ]
-    kernels = dict.fromkeys(row["kernel"] for row in rows)
-    for kernel in kernels:
-        shares = [
-            100 * row["of_floor"] for row in rows if row["kernel"] == kernel and row["of_floor"]
-        ]
-        gains = [
-            row["speedup"]["median"] for row in rows if row["kernel"] == kernel and row["speedup"]
-        ]
-        parts = [f"{_span(shares)} % of the limit"] if shares else []
-        parts += [f"{_span(gains)} times as fast as the reference"] if gains else []
-        lines.append(f"{kernel}: {', '.join(parts)}" if parts else f"{kernel}: no limit is known")
-    slower = [
-        _name(row)
-        for row in rows
-        if row["speedup"] and (row["speedup"]["high"] or row["speedup"]["median"]) < 1
-    ]
-    if slower:
-        lines.append(f"slower than the reference: {_listed(slower)}")
-    above = [_name(row) for row in rows if (row["of_floor"] or 0) > ABOVE]
-    if above:
-        lines.append(
-            f"above the limit, so it is not one: {_listed(above)}. Something else used the "
-            "machine while the limit was probed, or the inputs came from a cache"
-        )
-    lines += [f"{row['kernel']} failed: {row['error']}" for row in record["rows"] if "error" in row]
-    if record.get("interrupted"):
-        lines.append(
-            f"Interrupted after {count(len(record['rows']), 'case')}: others were not measured"
-        )
-    if (others := record.get("others_percent", 0.0)) > OTHERS_PERCENT:
-        lines.append(
-            f"Other processes used {others:.0f} % of a core meanwhile: times may be worse for "
-            "it, many times where threads wait for one that has no core (runtime.threads), and "
-            "the limit lower than it is"
-        )
-    return lines
-
-
 def _group(row: Row) -> str:
     """What is drawn alike: products of one format, or one part of the record."""
     return str(
@@ -277,21 +221,6 @@ def _group(row: Row) -> str:
         if row["kernel"].startswith("linear ")
         else row["part_of"]
     )
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = sig(min(values)), sig(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _listed(names: list[str], limit: int = 5) -> str:
-    """`a; b; and 3 more`: the names themselves hold commas."""
-    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
-    return "; ".join(names[:limit] + more)
-
-
-def _name(row: Row) -> str:
-    return f"{row['kernel']}, {row['part']}, {count(row['rows'], 'row')}"
 
 
 def table(record: dict[str, Any]) -> Table:
@@ -396,7 +325,7 @@ def figure(record: dict[str, Any]) -> Chart | None:
         xs = [intensities[id(row)] or left for row in members]
         ys = [100 * row["of_floor"] for row in members]
         names = [
-            f"{_name(row)}: {sig(y)} % of the limit" for row, y in zip(members, ys, strict=True)
+            f"{case_name(row)}: {sig(y)} % of the limit" for row, y in zip(members, ys, strict=True)
         ]
         series.append(Series(group, colour, xs, ys, marker=marker, names=names))
         beside = [(x, row) for x, row in zip(xs, members, strict=True) if row["reference_seconds"]]

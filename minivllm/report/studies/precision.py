@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cells import Cell, name_columns, names_of
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import name_columns, names_of
 from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import distinct
 from minivllm.bench.records.identity import quality_wanted

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cells import Cell, Summary
+from minivllm.analysis.cell import Cell, Summary
 from minivllm.analysis.format import MISSING, listing, ratio, sig
 from minivllm.analysis.rows import number
 from minivllm.analysis.tables import frames

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from minivllm.analysis.cells import CHOICE_ORDER, Cell
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import CHOICE_ORDER
 from minivllm.analysis.format import MISSING, count, listing, show, sig
 from minivllm.bench.records.identity import NEUTRAL_RUNTIME
 from minivllm.report.figures.render import Plot

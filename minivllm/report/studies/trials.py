@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from minivllm.analysis.cells import Cell
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.findings import Goal
 from minivllm.analysis.ranking import Ranking, rank
 from minivllm.analysis.rows import Row, below, number, started

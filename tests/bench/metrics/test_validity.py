@@ -15,7 +15,8 @@ from minivllm.bench.hardware.gpu import Gpu
 from minivllm.bench.hardware.readings import Energy, Roofline
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.metrics.validity import check, check_telemetry, one_token_answers, shared
+from minivllm.bench.metrics.telemetry_validity import check_telemetry, shared
+from minivllm.bench.metrics.validity import check, one_token_answers
 from minivllm.bench.records.record import Metrics, Validity
 from minivllm.bench.workloads.arrivals import Concurrency, Offline
 from minivllm.bench.workloads.workload import Workload

@@ -16,7 +16,7 @@ pytest.importorskip("aiohttp")
 from minivllm import BadInput
 from minivllm.bench.targets import http as client_module
 from minivllm.bench.targets.http import Client
-from minivllm.bench.targets.stream import ServerError
+from minivllm.bench.targets.stream_event import ServerError
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.analysis.cells import Cell, gather
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.metrics.metrics import ITL
 from minivllm.bench.metrics.request_trace import RequestTrace

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from minivllm.analysis.cells import gather, like_for_like
+from minivllm.analysis.cell import like_for_like
+from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.report.page import build_report

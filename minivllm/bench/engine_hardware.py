@@ -1,0 +1,134 @@
+"""The hardware under an engine: its limits, the energy of a measured window, and the memory that it
+took."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from minivllm.bench.hardware.energy import NullMeter, open_meter
+from minivllm.bench.hardware.gpu import device_of, open_gpu
+from minivllm.bench.hardware.limits import last_level_cache, probe
+from minivllm.bench.hardware.readings import Energy, Roofline
+from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
+from minivllm.bench.metrics.roofline import exceeds, raised, usage
+from minivllm.bench.metrics.rows import Rows, kv_waste
+from minivllm.bench.records.record import Memory
+from minivllm.bench.targets.base import BenchEngine
+
+NOT_COMPUTED = "simulated: nothing was computed"
+
+
+class EngineHardware:
+    """What is measured of the machine beside an engine that has just been loaded.
+
+    Attributes:
+        notes: sentences on the limits, for every record.
+
+    Args:
+        engine: the engine; a simulated one has no hardware.
+        config: the resolved configuration.
+        emit: tells the supervisor what goes on.
+    """
+
+    def __init__(
+        self, engine: BenchEngine, config: dict[str, Any], emit: Callable[..., None]
+    ) -> None:
+        self.notes: list[str] = []
+        self._engine, self._config, self._emit = engine, config, emit
+        self._load_peak = own_peak_rss()
+        self._meter: NullMeter = NullMeter(NOT_COMPUTED)
+        self._idle_watts: float | None = None
+        self._limits = Roofline()
+        self._probed = False
+
+    @property
+    def device(self) -> str:
+        """Where the engine computes, as torch writes it."""
+        return device_of(self._config, self._engine.info.model.get("device"))
+
+    def probe_once(self) -> None:
+        """Measure the hardware's limits and the idle power, with the engine loaded and at rest."""
+        if self._probed:
+            return
+        self._probed = True
+        if self._engine.info.clock is not None:
+            return
+        device, costs = self.device, self._engine.info.model
+        # Before the probes, whose heat a GPU's counter still tells of when they have ended.
+        self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
+        self._idle_watts = self._meter.idle_watts()
+        if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
+            self._emit("probing")
+            self._limits, notes = probe(
+                device, costs.get("matrix_dtype") or costs.get("dtype", "float32")
+            )
+            self.notes += notes
+            if not reset_own_peak_rss():
+                self.notes.append("host_rss_peak may include the bandwidth probe's buffer")
+
+    def reached(self, steps: Rows, overlapped: bool, duration_s: float | None) -> Roofline:
+        """The limits, and the shares of them that a run reached.
+
+        A run that passes the limits says that others used the machine while they were measured:
+        then they are measured again.
+        """
+
+        def against(limits: Roofline) -> Roofline:
+            model = self._engine.info.model
+            return usage(model, steps, limits, self._cache_bytes(), overlapped, duration_s)
+
+        found = against(self._limits)
+        if not exceeds(found):
+            return found
+        self._limits = raised(self._limits, self.device, against)
+        self.notes.append(
+            "the hardware's limits were measured again, after a run that had passed the first "
+            "figures"
+        )
+        return against(self._limits)
+
+    def _cache_bytes(self) -> int | None:
+        """Bytes of the last cache before the memory that the engine computes from."""
+        torch = sys.modules.get("torch")
+        if self.device.startswith("cuda") and torch is not None:
+            return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+        return last_level_cache()
+
+    def begin_window(self) -> None:
+        """Begin to count energy, and the peak of memory, which the kernel keeps from earlier
+        measurements of this worker."""
+        reset_own_peak_rss()
+        self._meter.begin_window()
+
+    def end_window(self) -> Energy:
+        """The energy since `begin_window`."""
+        if self._engine.info.clock is not None:
+            return Energy(reason=NOT_COMPUTED)
+        return self._meter.end_window(self._idle_watts)
+
+    def memory(self, steps: Rows) -> Memory:
+        """Bytes that the engine took, of which a simulated one has only the waste of its blocks."""
+        if self._engine.info.clock is not None:
+            return Memory(kv_waste=kv_waste(steps))
+        memory = self._engine.info.memory
+        known = {
+            name: memory.get(name)
+            for name in ("weights", "weights_16bit", "linear", "linear_16bit", "kv_pool")
+        }
+        peaks = [peak for peak in (self._load_peak, own_peak_rss()) if peak is not None]
+        result = Memory(**known, kv_waste=kv_waste(steps), host_rss_peak=max(peaks, default=None))
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            result.device_peak_allocated = torch.cuda.max_memory_allocated()
+            result.device_peak_reserved = torch.cuda.max_memory_reserved()
+        return result
+
+
+def _synchroniser(device: str) -> Callable[[], object]:
+    torch = sys.modules.get("torch")
+    if device.startswith("cuda") and torch is not None:
+        synchronise: Callable[[], object] = torch.cuda.synchronize
+        return synchronise
+    return lambda: None

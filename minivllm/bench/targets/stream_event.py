@@ -1,0 +1,164 @@
+"""What a server sends: one event of a stream, its list of models, and its errors, each checked."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minivllm.platform.given import whole
+from minivllm.platform.untrusted import printable
+from minivllm.redaction import hide
+
+MOST_TOKENS = 1 << 20  # of a request for which nothing else is said
+MOST_ERROR = 1 << 16  # characters of an error's text that are looked at
+MOST_WORDS = 300  # and that are kept
+
+
+class ServerError(ValueError):
+    """What a server sent is an error, or is not what this API allows; one line that is safe to
+    show."""
+
+
+def server_words(text: str) -> str:
+    """A server's error text, which servers like to wrap in JSON, as one line that is safe to
+    show."""
+    text = text[:MOST_ERROR]
+    try:
+        parsed = json.loads(text)
+        error = parsed.get("error", parsed)
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    return " ".join(printable(hide(text)).split())[:MOST_WORDS] or "no text"
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is read of one event of a stream, checked."""
+
+    holds_choice: bool  # False for one of usage alone
+    text: str
+    token_ids: tuple[int, ...] | None  # None: not told
+    count: int | None  # tokens of this chunk, where log-probabilities tell
+    total: int | None  # output tokens so far, where the server tells
+    finish_reason: str | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+def read_event(value: Any, vocab_size: int | None = None) -> Event:
+    """Check one event of the completions API and keep what is needed of it.
+
+    Args:
+        value: the JSON value.
+        vocab_size: token ids must be below; None: any from 0.
+
+    Raises:
+        ServerError: it is an error, or a field has a value that it may not have.
+    """
+    event = _object(value, "the event itself")
+    error = event.get("error") or (event if event.get("object") == "error" else None)
+    if error:
+        message = error.get("message", error) if isinstance(error, dict) else error
+        raise ServerError(server_words(str(message)))
+    choices = event.get("choices")
+    if choices is not None and not isinstance(choices, list):
+        raise _wrong("choices", choices, "a list")
+    if choices and len(choices) > 1:
+        raise ServerError(
+            f"an event of the stream holds {len(choices)} choices, and one was asked for"
+        )
+    choice = _object(choices[0], "choices[0]") if choices else {}
+    usage = _object(event.get("usage") or {}, "usage")
+    timings = _object(event.get("timings") or {}, "timings")  # of llama.cpp
+    details = _object(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
+    logprobs = _object(choice.get("logprobs") or {}, "logprobs")
+    total = _whole(usage, "completion_tokens")
+    return Event(
+        holds_choice=bool(choices),
+        text=_text(choice, "text") or "",
+        token_ids=_token_ids(choice.get("token_ids"), vocab_size),
+        count=_length(logprobs, "tokens"),
+        total=_whole(timings, "predicted_n") if total is None else total,
+        finish_reason=_text(choice, "finish_reason") or None,
+        prompt_tokens=_whole(usage, "prompt_tokens"),
+        cached_tokens=_whole(details, "cached_tokens"),
+    )
+
+
+def _wrong(name: str, value: Any, expected: str) -> ServerError:
+    shown = printable(reprlib.repr(value))
+    return ServerError(
+        f"an event of the stream is wrong: {name} is {shown}, and must be {expected}"
+    )
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(name, value, "an object")
+    return value
+
+
+def _text(node: Mapping[str, Any], name: str) -> str | None:
+    value = node.get(name)
+    if value is not None and not isinstance(value, str):
+        raise _wrong(name, value, "text")
+    return value
+
+
+def _whole(node: Mapping[str, Any], name: str) -> int | None:
+    value = whole(node.get(name))
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise _wrong(name, value, "a whole number of 0 or more")
+    return value
+
+
+def _length(node: Mapping[str, Any], name: str) -> int | None:
+    value = node.get(name)
+    if value is not None and not isinstance(value, list):
+        raise _wrong(name, value, "a list")
+    return None if value is None else len(value)
+
+
+def _token_ids(value: Any, vocab_size: int | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    limit = vocab_size or MOST_TOKENS << 10
+    if not isinstance(value, list) or not all(
+        type(item) is int and 0 <= item < limit for item in value
+    ):
+        raise _wrong("token_ids", value, f"a list of whole numbers from 0 to {limit - 1}")
+    return tuple(value)
+
+
+def served_models(value: Any) -> dict[str, int | None]:
+    """The answer to /models: names, in the server's order, with the longest context where it says
+    one.
+
+    Raises:
+        ServerError: it is no such list, or lists nothing.
+    """
+    data = value.get("data") if isinstance(value, dict) else None
+    if not isinstance(data, list) or not data:
+        raise ServerError(
+            f"GET /models lists no model, but answers {printable(reprlib.repr(value)):.200}: is "
+            "engine.url right?"
+        )
+    models: dict[str, int | None] = {}
+    for entry in data:
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not entry["id"]:
+            raise ServerError(
+                f"GET /models: {printable(reprlib.repr(entry))} is no model with an id"
+            )
+        context = entry.get("max_model_len")
+        context = int(context) if isinstance(context, float) and context.is_integer() else context
+        if context is not None and (type(context) is not int or context < 1):
+            shown = printable(reprlib.repr(context))
+            raise ServerError(
+                f"GET /models: max_model_len={shown} must be a whole number of 1 or more"
+            )
+        models[entry["id"]] = context
+    return models
