@@ -72,7 +72,7 @@ def test_the_checkpoint_s_decoding_is_said_once(
     done = cli("preset=generate", *command)
     assert (
         done.code == 0
-        and done.err.count("generation_config.json decides temperature=0.6, max_tokens=4") == 1
+        and done.err.count("generation_config.json sets temperature=0.6, max_tokens=4") == 1
     )
     assert (
         "generation_config.json"

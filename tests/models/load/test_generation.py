@@ -228,7 +228,7 @@ def test_the_defaults_hold_in_python_and_are_said_once(checkpoint: Any) -> None:
         assert llm.default_params == SamplingParams(**READ)
         with pytest.warns(
             UserWarning,
-            match=r"generation_config\.json decides temperature=0\.6, .* since decoding does not",
+            match=r"generation_config\.json sets temperature=0\.6, .* which decoding leaves open",
         ):
             assert llm.get_default_sampling_params() == llm.default_params
         with warnings.catch_warnings():
