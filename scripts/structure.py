@@ -9,7 +9,7 @@
 3. Import cycles between modules, imports for annotations included.
 4. Files of the package whose code runs in one decoding step of the embedded model, and from a
    prompt to its text.
-5. Files of the package and of conf/ that hold a name: a knob's, a method's, a figure's.
+5. Files of the package and of conf/ that act on a name: a knob's, a method's, a figure's.
 """
 
 from __future__ import annotations
@@ -159,14 +159,24 @@ def probe() -> dict[str, list[str]]:
         return {"token": files_that_run(package, llm.engine.step), "prompt": prompt}
 
 
+def uses(path: Path, name: str) -> bool:
+    """Whether a file acts on a name: Python holds it as an identifier or as a whole string, YAML
+    outside of comments. Text that mentions it does not count."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        bare = re.sub(r"#.*", "", text)
+        return re.search(rf"\b{name}\b", bare) is not None
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return any(token.string in (name, f'"{name}"') for token in tokens)
+
+
 def files_with(checkout: Path, name: str) -> list[str]:
-    """Files of the package and of conf/ that hold a name as a whole word."""
-    word = re.compile(rf"\b{name}\b")
+    """Files of the package and of conf/ that act on a name; presets and help only set it."""
     return [
         str(path.relative_to(checkout))
         for folder, suffix in (("minivllm", "*.py"), ("conf", "*.yaml"))
         for path in sorted((checkout / folder).rglob(suffix))
-        if word.search(path.read_text())
+        if not {"preset", "hydra"} & set(path.parts) and uses(path, name)
     ]
 
 

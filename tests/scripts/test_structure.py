@@ -65,12 +65,23 @@ def test_files_of_what_runs_and_of_names(tmp_path: Path) -> None:
 
     package = structure.ROOT / "minivllm"
     assert structure.files_that_run(package, lambda: pool.BlockPool(4)) == ["cache/pool.py"]
-    for name, text in (("minivllm/one.py", "the_knob = 1"), ("minivllm/two.py", "the_knob_2")):
+    for name, text in (
+        ("minivllm/one.py", "the_knob = 1"),
+        ("minivllm/two.py", "the_knob_2"),
+        ("minivllm/three.py", 'x = {"the_knob": 1}'),
+        ("minivllm/four.py", '"""the_knob=1"""\nx = "the_knob=1"  # the_knob'),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "preset").mkdir(parents=True)
     (tmp_path / "conf" / "group.yaml").write_text("the_knob: 2")
-    assert structure.files_with(tmp_path, "the_knob") == ["minivllm/one.py", "conf/group.yaml"]
+    (tmp_path / "conf" / "other.yaml").write_text("knob: 2  # not the_knob")
+    (tmp_path / "conf" / "preset" / "one.yaml").write_text("group.the_knob: 2")
+    assert structure.files_with(tmp_path, "the_knob") == [
+        "minivllm/one.py",
+        "minivllm/three.py",
+        "conf/group.yaml",
+    ]
 
 
 def test_a_checkout_s_figures(capsys: pytest.CaptureFixture[str]) -> None:
