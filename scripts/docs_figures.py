@@ -31,7 +31,7 @@ from minivllm.report.figures.palette import (
     PURPLE,
     VERMILION,
 )
-from minivllm.report.figures.render import finish, png
+from minivllm.report.figures.render import finish, paint, png
 from minivllm.report.figures.style import canvas, heading, legend_below, mark, patch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,7 +105,7 @@ def paging() -> bytes:
         ax.grid(True)
     axes[-1].set_xlabel("seconds")
     legend_below(figure, [(patch(BLUE), "holds a token"), (patch(ORANGE), "allocated, empty")])
-    return png(figure)
+    return png(paint(figure))
 
 
 def kv_dtype() -> bytes:
@@ -120,7 +120,7 @@ def kv_dtype() -> bytes:
     for ax, (column, (title, form, scale)) in zip(axes, panels.items(), strict=True):
         values = [scale * mean(frame, column, config__cache__kv_dtype=name) for name in names]
         bars(ax, names, values, title, form)
-    return png(figure)
+    return png(paint(figure))
 
 
 def prefix_caching() -> bytes:
@@ -139,7 +139,7 @@ def prefix_caching() -> bytes:
     ax.grid(axis="y")
     heading(ax, "Prompts of 768 tokens that have been seen before")
     legend_below(figure, [(mark(marker, colour), name) for colour, marker, name in shades.values()])
-    return png(figure)
+    return png(paint(figure))
 
 
 def preemption() -> bytes:
@@ -166,7 +166,7 @@ def preemption() -> bytes:
     for ax in grid[-1]:
         ax.set_xlabel("seconds")
         ax.set_ylim(bottom=0)
-    return png(figure)
+    return png(paint(figure))
 
 
 def eviction() -> bytes:
@@ -196,7 +196,7 @@ def eviction() -> bytes:
         list(colours.values()),
     )
     right.set_xticks(range(0, 101, 25))
-    return png(figure)
+    return png(paint(figure))
 
 
 def offload() -> bytes:
@@ -234,7 +234,7 @@ def offload() -> bytes:
     for ax in grid[-1]:
         ax.set_ylim(bottom=0)
         ax.set_xlabel("prompts that come back (grey: all fit on the device)")
-    return png(figure)
+    return png(paint(figure))
 
 
 def decoding() -> bytes:
@@ -253,7 +253,7 @@ def decoding() -> bytes:
     )
     for ax, (column, title, form) in zip(axes, panels, strict=True):
         bars(ax, list(chosen), [mean(rows, column) for rows in chosen.values()], title, form)
-    return png(figure)
+    return png(paint(figure))
 
 
 def simulation() -> bytes:
@@ -285,7 +285,7 @@ def simulation() -> bytes:
     heading(ax, "Error of each figure; the band is 15 %")
     marks = zip((BLUE, ORANGE, VERMILION), "osD", columns.values(), strict=True)
     legend_below(figure, [(mark(marker, colour), name) for colour, marker, name in marks])
-    return png(figure)
+    return png(paint(figure))
 
 
 def planning() -> bytes:
@@ -312,7 +312,7 @@ def planning() -> bytes:
         ax.set_ylim(bottom=0)
         ax.grid(True)
     legend_below(figure, [(patch(BLUE), "median"), (patch(VERMILION), "90th percentile")])
-    return png(figure)
+    return png(paint(figure))
 
 
 def effects() -> bytes:

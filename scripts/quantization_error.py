@@ -216,7 +216,7 @@ def picture(record: dict[str, Any]) -> bytes:
     style.legend_below(
         figure, [(style.mark("o", colours[key]), name) for key, name in names.items()]
     )
-    return render.png(figure)
+    return render.png(render.paint(figure))
 
 
 def main() -> None:
