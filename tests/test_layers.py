@@ -106,7 +106,7 @@ TORCH_FREE = (
     "minivllm.bench.targets.supported_knobs",
     "minivllm.bench.targets.vllm",
     "minivllm.bench.targets.openai",
-    "minivllm.analysis.ablation",
+    "minivllm.analysis.ablation.effects",
     "minivllm.experiments.sweep",
     "minivllm.experiments.preview",
     "minivllm.experiments.search",

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from minivllm.analysis.ablation.findings import Gaps
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.findings import Gaps
 from minivllm.analysis.ranking import THROUGHPUT
 from minivllm.analysis.rows import Row, number, status_of
 from minivllm.bench.metrics import metrics

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from minivllm.analysis.design import AGAIN, Chosen, Design
+from minivllm.analysis.ablation.design import AGAIN, Chosen, Design
 from minivllm.analysis.metric import find_metric
 from minivllm.config.compose import finish
 from minivllm.config.explain import explain, is_config_error

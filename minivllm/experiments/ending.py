@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.findings import Goal, Planned
+from minivllm.analysis.ablation.findings import Goal, Planned
 from minivllm.bench.records.storage import OPERATIONS, RECORD, TRACE
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
@@ -130,7 +130,7 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
 
 def _of_cells(inputs: ReportInputs) -> list[str]:
     """The sentences about the cells of a plain sweep."""
-    from minivllm.analysis import factors
+    from minivllm.analysis.ablation import factors
     from minivllm.analysis.ranking import rank
     from minivllm.report.ranking import not_separated
 

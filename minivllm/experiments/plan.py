@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from minivllm.analysis.design import Design
+from minivllm.analysis.ablation.design import Design
 from minivllm.analysis.metric import USUAL
 from minivllm.bench.records.identity import NEUTRAL_MEASURE, digest
 from minivllm.bench.records.measurement import DEFAULT_ARM

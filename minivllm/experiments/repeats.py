@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from minivllm.analysis.design import Design
+from minivllm.analysis.ablation.design import Design
 from minivllm.analysis.format import count, sig
 from minivllm.bench.records.storage import RECORD
 
@@ -73,7 +73,7 @@ def _widths(plan: Plan) -> list[float | None]:
     """Relative widths of the intervals: of an ablation's effects, else of the metric that ranks the
     cells, one a cell; None without an interval."""
     from minivllm.analysis import statistics
-    from minivllm.analysis.ablation import analyse
+    from minivllm.analysis.ablation.effects import analyse
     from minivllm.analysis.cells import gather
     from minivllm.analysis.metric import find_metric, logarithms
     from minivllm.analysis.ranking import rank

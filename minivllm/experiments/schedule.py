@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.findings import Planned
+from minivllm.analysis.ablation.findings import Planned
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import record_in

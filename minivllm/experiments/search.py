@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from minivllm.analysis.findings import Goal
+from minivllm.analysis.ablation.findings import Goal
 from minivllm.analysis.format import count
 from minivllm.analysis.ranking import caution
 from minivllm.bench.metrics import metrics

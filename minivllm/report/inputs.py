@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from minivllm.analysis.ablation.findings import Goal, Planned
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
-from minivllm.analysis.findings import Goal, Planned
 from minivllm.analysis.format import count
 from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.rows import Row, read_rows, record_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minivllm.analysis import factors
+from minivllm.analysis.ablation import factors
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.liveness import Liveness, liveness

@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 import pytest
 
+from minivllm.analysis.ablation.design import Design
 from minivllm.analysis.cells import gather
 from minivllm.analysis.compared import ChangeVerdict, percent
 from minivllm.analysis.comparison import Comparison, compare
-from minivllm.analysis.design import Design
 from minivllm.analysis.rows import Row
 from minivllm.bench.records.identity import QUALITY_TASK
 from minivllm.errors import BadInput

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binomtest
 
 from minivllm.analysis import statistics
-from minivllm.analysis.ablation import analyse
-from minivllm.analysis.design import Design
+from minivllm.analysis.ablation.design import Design
+from minivllm.analysis.ablation.effects import analyse
 from tests.experiments.synthetic import ablation_rows
 
 SIX = {name: () for name in "abcdef"}

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minivllm.analysis.ablation import analyse
+from minivllm.analysis.ablation.design import Design
+from minivllm.analysis.ablation.effects import analyse
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.comparison import compare
-from minivllm.analysis.design import Design
 from minivllm.analysis.ranking import LATENCIES, caution, keeps_up, rank
 from minivllm.analysis.rows import Row
 from minivllm.bench.metrics.metrics import Percentiles

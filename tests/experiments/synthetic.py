@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minivllm.analysis.design import AGAIN, Design
+from minivllm.analysis.ablation.design import AGAIN, Design
 from minivllm.analysis.rows import Row
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.records.reading import flatten

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minivllm.analysis.ablation import analyse
-from minivllm.analysis.findings import Analysis
+from minivllm.analysis.ablation.effects import analyse
+from minivllm.analysis.ablation.findings import Analysis
 from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import flatten, read_records
@@ -234,8 +234,8 @@ def test_a_named_ablation_that_is_changed_is_told_as_it_is_now(
 def test_what_a_sweep_ends_with_is_read_and_analysed_once(
     ablate: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minivllm.analysis import ablation as module
     from minivllm.analysis import rows
+    from minivllm.analysis.ablation import effects as module
 
     calls: list[str] = []
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
-from minivllm.analysis.findings import Goal
+from minivllm.analysis.ablation.findings import Goal
 from minivllm.analysis.format import sig
 from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import DEFAULT_ARM, Measurement

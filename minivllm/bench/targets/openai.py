@@ -15,10 +15,10 @@ from typing import Any
 
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
-from minivllm.bench.targets.child import Child
+from minivllm.bench.targets.http.stream import Tokens, read_stream
+from minivllm.bench.targets.http.stream_event import ServerError, served_models, server_words
 from minivllm.bench.targets.options import INSTALL, OpenAIOptions
-from minivllm.bench.targets.stream import Tokens, read_stream
-from minivllm.bench.targets.stream_event import ServerError, served_models, server_words
+from minivllm.bench.targets.peer_process import Child
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
@@ -66,7 +66,7 @@ class OpenAIEngine(Adapter):
     def __init__(self, config: Mapping[str, Any], options: OpenAIOptions) -> None:
         require_supported(config)
         try:
-            from minivllm.bench.targets.http import Client
+            from minivllm.bench.targets.http.client import Client
         except ImportError as error:
             raise BadInput(f"engine=openai needs aiohttp ({error}): {INSTALL}") from error
         source = resolve(config["model"], allow_random=False)[1]

@@ -14,9 +14,9 @@ from typing import Any
 from minivllm.bench.hardware.gpu import open_gpu
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
-from minivllm.bench.targets.child import Child
 from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.options import VllmOptions
+from minivllm.bench.targets.peer_process import Child
 from minivllm.bench.targets.supported_knobs import is_default, require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis import ranking
+from minivllm.analysis.ablation.findings import Analysis, Attribution, Effect
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.findings import Analysis, Attribution, Effect
 from minivllm.analysis.format import (
     MISSING,
     count,
@@ -95,7 +95,7 @@ class AblationStudy(Study[Analysis]):
         if not any(row.get("ablation.design") for row in inputs.rows):
             return None
         # with scipy: a second that other reports are spared
-        from minivllm.analysis.ablation import analyse
+        from minivllm.analysis.ablation.effects import analyse
 
         return analyse(inputs.rows, inputs.planned)
 

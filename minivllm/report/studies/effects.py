@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minivllm.analysis import statistics
-from minivllm.analysis.findings import Analysis, Effect
+from minivllm.analysis.ablation.findings import Analysis, Effect
 from minivllm.analysis.format import (
     MISSING,
     interval,

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from minivllm.analysis.ablation.findings import Goal
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.findings import Goal
 from minivllm.analysis.ranking import Ranking, rank
 from minivllm.analysis.rows import Row, below, number, started
 from minivllm.report import tables

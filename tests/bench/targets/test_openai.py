@@ -16,8 +16,8 @@ import pytest
 from minivllm import BadInput, SamplingParams
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.validity import check
+from minivllm.bench.targets.http.stream import Tokens
 from minivllm.bench.targets.openai import OpenAIEngine
-from minivllm.bench.targets.stream import Tokens
 from minivllm.bench.workloads.synthetic import Workload
 from minivllm.config.compose import build, compose
 from tests.bench.targets import fake_server

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from minivllm.analysis.ablation import analyse
+from minivllm.analysis.ablation.design import Design
+from minivllm.analysis.ablation.effects import analyse
 from minivllm.analysis.cells import gather
-from minivllm.analysis.design import Design
 from minivllm.analysis.format import cut, interval, spanned
 from minivllm.report.figures.chart import keys
 from minivllm.report.figures.looks import Looks

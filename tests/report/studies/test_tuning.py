@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minivllm.analysis.findings import Goal
+from minivllm.analysis.ablation.findings import Goal
 from minivllm.bench.records.record import Record, Validity
 from minivllm.report.figures.render import Described, Plot, finish
 from minivllm.report.inputs import ReportInputs, read

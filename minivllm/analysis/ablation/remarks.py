@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.analysis import statistics
+from minivllm.analysis.ablation.findings import Effect, Interaction
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.findings import Effect, Interaction
 from minivllm.analysis.format import count, p_value, ratio, sig, whole_percent
 from minivllm.analysis.metric import MetricRef, gaps
 from minivllm.analysis.ranking import Ranking

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from minivllm import BadInput
-from minivllm.bench.targets.child import Child
+from minivllm.bench.targets.peer_process import Child
 
 SLEEPER = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = """
@@ -40,7 +40,7 @@ def gone(pid: int, within_s: float = 60.0) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked to see to it")
 def test_it_ends_with_a_parent_that_is_killed() -> None:
     script = (
-        "import sys, time\nfrom minivllm.bench.targets.child import Child\n"
+        "import sys, time\nfrom minivllm.bench.targets.peer_process import Child\n"
         f"child = Child([sys.executable, '-c', {SLEEPER!r}])\n"
         "while 'printed last: here' not in child.last_words(): time.sleep(0.05)\n"
         "print(child.process.pid, flush=True)\ntime.sleep(600)"

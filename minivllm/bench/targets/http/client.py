@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
-from minivllm.bench.targets.stream import MOST_EVENT
-from minivllm.bench.targets.stream_event import MOST_ERROR, ServerError, server_words
+from minivllm.bench.targets.http.stream import MOST_EVENT
+from minivllm.bench.targets.http.stream_event import MOST_ERROR, ServerError, server_words
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import MIB, parse_json, printable, size
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from minivllm.analysis.ablation.design import AGAIN, Chosen, Contrast
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.design import AGAIN, Chosen, Contrast
 from minivllm.analysis.liveness import liveness
 from minivllm.analysis.metric import Block, MetricRef, logarithms
 from minivllm.analysis.rows import started

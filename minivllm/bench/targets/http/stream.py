@@ -10,7 +10,7 @@ from typing import Any
 
 from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN
 from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.stream_event import (
+from minivllm.bench.targets.http.stream_event import (
     MOST_TOKENS,
     MOST_WORDS,
     Event,

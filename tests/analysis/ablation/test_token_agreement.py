@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from minivllm.analysis.ablation import analyse
-from minivllm.analysis.design import AGAIN, Design
-from minivllm.analysis.findings import Analysis
+from minivllm.analysis.ablation.design import AGAIN, Design
+from minivllm.analysis.ablation.effects import analyse
+from minivllm.analysis.ablation.findings import Analysis
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.record import Ablation, Metrics, Record, Validity
 from minivllm.bench.records.storage import write_record

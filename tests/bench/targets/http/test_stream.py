@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.stream import Tokens, apportion, read_stream
-from minivllm.bench.targets.stream_event import ServerError, served_models
+from minivllm.bench.targets.http.stream import Tokens, apportion, read_stream
+from minivllm.bench.targets.http.stream_event import ServerError, served_models
 
 
 def stream(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from minivllm.analysis.ablation.factors import sentences
 from minivllm.analysis.cells import gather
-from minivllm.analysis.factors import sentences
 from minivllm.analysis.rows import Row
 from minivllm.bench.records.reading import flatten
 from minivllm.experiments.ending import conclude

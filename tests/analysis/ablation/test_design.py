@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.analysis.design import BASELINE, Design, Kind
+from minivllm.analysis.ablation.design import BASELINE, Design, Kind
 from minivllm.errors import BadInput
 from minivllm.experiments.arms import shuffled
 

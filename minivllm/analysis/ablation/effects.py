@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from minivllm.analysis import statistics
-from minivllm.analysis.arm_figures import ArmFigures
-from minivllm.analysis.cell import Cell
-from minivllm.analysis.cells import foundations, gather
-from minivllm.analysis.design import AGAIN, BASELINE, Chosen, Contrast, Design
-from minivllm.analysis.findings import (
+from minivllm.analysis.ablation.arm_figures import ArmFigures
+from minivllm.analysis.ablation.design import AGAIN, BASELINE, Chosen, Contrast, Design
+from minivllm.analysis.ablation.findings import (
     Analysis,
     Attribution,
     Effect,
@@ -26,11 +24,13 @@ from minivllm.analysis.findings import (
     Planned,
     Togetherness,
 )
+from minivllm.analysis.ablation.remarks import RemarkInputs, remarks, why_none
+from minivllm.analysis.ablation.token_agreement import TokenAgreement
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import foundations, gather
 from minivllm.analysis.metric import OTHERS, USUAL, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import Ranking, rank
-from minivllm.analysis.remarks import RemarkInputs, remarks, why_none
 from minivllm.analysis.rows import Row, below, started
-from minivllm.analysis.token_agreement import TokenAgreement
 from minivllm.bench.records.reading import flatten
 
 

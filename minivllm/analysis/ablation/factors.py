@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.analysis import statistics
+from minivllm.analysis.ablation.interleaving import took_turns
 from minivllm.analysis.cell import Cell, like_for_like
 from minivllm.analysis.cells import spoken
 from minivllm.analysis.format import count, ratio, spanned
-from minivllm.analysis.interleaving import took_turns
 from minivllm.analysis.metric import MetricRef, find_metric, logarithms
 from minivllm.analysis.ranking import NAMES, rank
 

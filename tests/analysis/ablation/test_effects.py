@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from minivllm.analysis.ablation import analyse
-from minivllm.analysis.design import Design, Kind
-from minivllm.analysis.findings import Analysis, Effect
+from minivllm.analysis.ablation.design import Design, Kind
+from minivllm.analysis.ablation.effects import analyse
+from minivllm.analysis.ablation.findings import Analysis, Effect
 from minivllm.analysis.rows import Row
 from tests.experiments.synthetic import ablation_rows
 

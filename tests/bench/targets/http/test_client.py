@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from minivllm import BadInput
-from minivllm.bench.targets import http as client_module
-from minivllm.bench.targets.http import Client
-from minivllm.bench.targets.stream_event import ServerError
+from minivllm.bench.targets.http import client as client_module
+from minivllm.bench.targets.http.client import Client
+from minivllm.bench.targets.http.stream_event import ServerError
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,0 +1,1 @@
+"""Ablations: their designs, and what each optimisation is worth."""
