@@ -12,9 +12,8 @@ from minivllm.attention.batch import StepBatch
 class AttentionBackend(Protocol):
     """Attention over the paged cache.
 
-    The constructor checks every constraint and raises BadInput with what to use instead. A backend
-    sets `supports_graphs = True` if its launches depend on nothing but the shapes of the batch's
-    tensors and what `prepare` computes from upper bounds of the lengths."""
+    The constructor checks every constraint and raises BadInput with what to use instead. What only
+    some backends offer is in capabilities.py."""
 
     name: str
 

@@ -18,7 +18,7 @@ from minivllm.bench.driver import full_batch, prompt_for, request_params
 from minivllm.bench.metrics.idle import Idleness, idleness, sentence
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import profile_wanted
-from minivllm.bench.targets.base import BenchEngine, ProfiledEngine
+from minivllm.bench.targets.base import BenchEngine, Profiled, ProfiledEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.typed import Config
@@ -40,7 +40,7 @@ def validate(config: dict[str, Any]) -> None:
     if (
         profile_wanted(config)
         and isinstance(kind := locate(target), type)
-        and not hasattr(kind, "phases")
+        and not issubclass(kind, Profiled)
     ):
         raise _refusal((config.get("choices") or {}).get("engine") or target)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.attention.base import AttentionBackend
+from minivllm.attention.capabilities import GraphBackend
 from minivllm.cache.spec import CacheLayout
 from minivllm.engine.engine import Engine
 from minivllm.engine.options import SamplingParams
@@ -62,7 +63,7 @@ def unrecordable(
     attention: AttentionBackend, model: nn.Module, config: ModelConfig, layout: CacheLayout
 ) -> str | None:
     """Why steps of such an engine could not be recorded on any device, or None."""
-    if not getattr(attention, "supports_graphs", False):
+    if not (isinstance(attention, GraphBackend) and attention.supports_graphs):
         return f"attention={attention.name} lays each step out on the host; use attention=triton"
     if waiting := {type(module).__name__ for module in _limited(model, "waits")}:
         return f"{', '.join(sorted(waiting))} waits for the device within a step"

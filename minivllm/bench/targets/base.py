@@ -95,12 +95,17 @@ class BenchEngine(Protocol):
 
 
 @runtime_checkable
-class ProfiledEngine(BenchEngine, Protocol):
-    """An engine that `runtime.profile` can trace: it computes in this process, with torch."""
+class Profiled(Protocol):
+    """What `runtime.profile` asks of an engine, or of its class before there is an engine."""
 
     def phases(self) -> AbstractContextManager[None]:
         """While it is open, the phases of a step are ranges of torch's profiler, named as in the
         breakdown."""
+
+
+@runtime_checkable
+class ProfiledEngine(BenchEngine, Profiled, Protocol):
+    """An engine that `runtime.profile` can trace: it computes in this process, with torch."""
 
 
 @runtime_checkable

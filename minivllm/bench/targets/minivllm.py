@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from minivllm.assembly import build_engine
+from minivllm.attention.capabilities import CountingBackend, LibraryBackend
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.liveness import Counters, pass_counters, scheduling_counters, since
@@ -169,7 +170,8 @@ class MinivllmEngine(Adapter):
         counts, joint = vars(self.engine.launcher.counters), self.engine.launcher.extensions.joint
         counts = {**counts, **joint.counters}
         decoding = {name: float(count) for name, count in counts.items()}
-        launches = getattr(self.engine.runner.attention, "counters", {})
+        backend = self.engine.runner.attention
+        launches = backend.counters if isinstance(backend, CountingBackend) else {}
         attention = {name: float(count) for name, count in launches.items()}
         overlap = self.engine.overlap
         runtime = {
@@ -187,7 +189,7 @@ class MinivllmEngine(Adapter):
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
         loaded, kv, attention = self.engine.loaded, self.engine.kv, self.engine.runner.attention
-        library = {"library": attention.library} if hasattr(attention, "library") else {}
+        library = {"library": attention.library} if isinstance(attention, LibraryBackend) else {}
         graphs = self._graphs
         counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
