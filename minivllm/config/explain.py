@@ -212,7 +212,10 @@ def _unknown_key(
             return BadInput(f"{key}: {where}; {_hint(config, key, seen, part, names)}")
         seen = f"{seen}.{part}" if seen else part
         node = node[part]
-    return BadInput(f"{key}: cannot be set")
+    return BadInput(
+        f"{key}: a section of settings takes {key}.SETTING=VALUE; an option file of your own is "
+        f"added with a plus, as in +{key}=NAME"
+    )
 
 
 def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[str]) -> str:

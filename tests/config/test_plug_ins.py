@@ -93,3 +93,11 @@ def test_a_class_that_fits_passes(user_dir: Path) -> None:
     ):
         plug_ins.check({**settings, "batching": node})
         assert plug_ins.problem_of("batching", node) is None
+
+
+def test_settings_of_one_s_own_are_added_with_a_plus(
+    cli: Callable[..., Any], user_dir: Path, plug_in: Callable[[str, str, str], None]
+) -> None:
+    plug_in("report", "mine", "percentiles: [50]\n")
+    done = cli(f"--config-dir={user_dir / 'conf'}", "report=mine", "sweep.dry_run=true")
+    assert done.code == 2 and "is added with a plus, as in +report=NAME" in done.err, done.err
