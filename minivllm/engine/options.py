@@ -295,11 +295,6 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @cached_property
-    def takes_likeliest(self) -> bool:
-        """Whether the most likely token is always taken, as the model says it."""
-        return self.greedy and not self.adjusts_logits
-
-    @cached_property
     def adjusts_logits(self) -> bool:
         """Whether a bias, a penalty or a mask changes logits before a token is chosen."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
