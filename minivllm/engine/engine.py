@@ -47,7 +47,7 @@ class Overlap:
 
 
 class Engine:
-    """Owns scheduler, cache, model and sampler, and moves requests through them.
+    """Owns scheduler, launcher and cache, and moves requests through them.
 
     Args:
         loaded: the model and what it says of itself.
