@@ -28,9 +28,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROUNDS = 7
-STEPS = {"tiny": 100, "qwen3": 8}  # of a round
-WARM_UP = 10  # steps before a round
+ROUNDS = {"tiny": 7, "qwen3": 3}
+STEPS = {"tiny": 40, "qwen3": 8}  # of a round
+WARM_UP = 3  # steps before a round
 PLANNED = (1, 64, 256)  # running requests
 BATCHES = (1, 32)
 PROMPT = [5, 6, 7]
@@ -57,16 +57,10 @@ def admit(llm: Any, requests: int, steps: int) -> None:
     """Add requests that decode for so many steps, and compute their prompts."""
     from minivllm import SamplingParams
 
-    params = SamplingParams(max_tokens=steps + WARM_UP + 1, ignore_eos=True)
+    params = SamplingParams(max_tokens=2 * (steps + WARM_UP), ignore_eos=True)
     for index in range(requests):
         llm.engine.add_request(str(index), [*PROMPT, index], params, detokenize=False)
     for _ in range(WARM_UP):
-        llm.engine.step()
-
-
-def finish(llm: Any) -> None:
-    """Serve all requests to their end."""
-    while llm.engine.has_unfinished:
         llm.engine.step()
 
 
@@ -77,7 +71,7 @@ def step_us(llm: Any, requests: int, steps: int) -> float:
     for _ in range(steps):
         llm.engine.step()
     seconds = time.process_time() - begin
-    finish(llm)
+    llm.engine.abort_all()
     return 1e6 * seconds / steps
 
 
@@ -98,7 +92,7 @@ def plan_us(llm: Any, requests: int, steps: int) -> float:
     for _ in range(steps):
         llm.engine.step()
     del scheduler.plan
-    finish(llm)
+    llm.engine.abort_all()
     return 1e6 * spent / steps
 
 
@@ -111,12 +105,12 @@ def probe(models: list[str]) -> dict[str, float]:
             for requests in PLANNED:
                 with engine(model, requests) as llm:
                     result[f"planning, {requests} running"] = min(
-                        plan_us(llm, requests, steps) for _ in range(ROUNDS)
+                        plan_us(llm, requests, steps) for _ in range(ROUNDS[model])
                     )
         for requests in BATCHES:
             with engine(model, requests) as llm:
                 result[f"step of {model}, {requests} running"] = min(
-                    step_us(llm, requests, steps) for _ in range(ROUNDS)
+                    step_us(llm, requests, steps) for _ in range(ROUNDS[model])
                 )
     return result
 

@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = (
     "engine/*.py",
     "cache/*.py",
+    "cache/compression/*.py",
     "attention/base.py",
     "attention/batch.py",
     "attention/eager.py",

@@ -117,7 +117,7 @@ TORCH_FREE = (
 # Lines of code, counted as scripts/structure.py says. What every request goes through is to be read
 # in one sitting; what only a knob brings in lies in extras/, a policy, a pass, a further backend or
 # family.
-MOST_CORE_LINES = 2378
+MOST_CORE_LINES = 2430
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60  # but for a Triton kernel, which is one function whatever it does
 

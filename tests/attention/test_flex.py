@@ -83,7 +83,7 @@ def test_a_tile_of_queries_looks_at_what_one_of_them_sees(
 def test_compiled_it_reads_the_cache_in_place() -> None:
     """What a tile reads beyond the keys must be finite, so the poison is."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    make = partial(FlexBackend, FlexAttentionOptions(True))
+    make = partial(FlexBackend, options=FlexAttentionOptions(True))
     for seed in range(2):
         pairs = run_in_pieces(
             *(make, SPECS["soft cap and window"], CacheLayout(16, 20), torch.float32, seed),

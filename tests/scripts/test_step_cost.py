@@ -43,7 +43,7 @@ def test_two_checkouts_in_turns(
 
 def test_the_embedded_model_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("step_cost")
-    monkeypatch.setattr(script, "ROUNDS", 1)
+    monkeypatch.setattr(script, "ROUNDS", {"tiny": 1})
     monkeypatch.setattr(script, "STEPS", {"tiny": 2})
     monkeypatch.setattr(script, "PLANNED", (1, 3))
     monkeypatch.setattr(script, "BATCHES", (2,))

@@ -187,7 +187,7 @@ def test_without_gpu_or_interpreter_it_is_refused_and_auto_goes_on(
         BadInput, match=r"runtime.linear_kernel=triton needs a GPU.*runtime.linear_kernel=torch"
     ):
         LLM("tiny", device="cpu", overrides=["runtime.linear_kernel=triton"])
-    with pytest.raises(BadInput, match="must be auto, triton or bitsandbytes"):
+    with pytest.raises(BadInput, match="must be auto or triton or bitsandbytes"):
         NF4(kernel="fast").pack(weight, None)
 
 
