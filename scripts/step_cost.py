@@ -3,16 +3,17 @@
     git worktree add build/before COMMIT
     python scripts/step_cost.py build/before . --output reports/examples/cpu/step_cost.json
 
-A block is one process for each checkout, and which of the two goes first alternates. A process
-measures the processor time of one thread, since other work on the machine adds less to processor
-time than to wall time, and keeps the shortest of several rounds:
+A block is one process for each checkout, and the two take turns, a round of some steps at a time,
+so that what changes on the machine meets both. A round's figure is the processor time of one
+thread, since other work on the machine adds less to processor time than to wall time:
 
 - planning: `Scheduler.plan` with 1, 64 and 256 running requests;
 - a step that decodes: the embedded model with 1 and 32 requests, where everything that is not the
   model weighs most, and the shape of Qwen3-0.6B with random weights, also with 1 and 32.
 
-The ratio of each figure is the pseudomedian over blocks with its confidence interval, beside the
-smallest effect that the blocks would have found (the method of `task=compare`).
+A block's ratio is the median over its pairs of rounds. The ratio of a figure is the pseudomedian
+over blocks with its confidence interval, beside the smallest effect that the blocks would have
+found (the method of `task=compare`).
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ import argparse
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROUNDS = {"tiny": 7, "qwen3": 3}
+PAIRS = {"tiny": 20, "qwen3": 12}  # rounds of each checkout in a block
 STEPS = {"tiny": 40, "qwen3": 8}  # of a round
 WARM_UP = 3  # steps before a round
 PLANNED = (1, 64, 256)  # running requests
 BATCHES = (1, 32)
 PROMPT = [5, 6, 7]
-TIMEOUT_S = 1800.0  # of one process
 
 
 def engine(model: str, requests: int) -> Any:
@@ -96,57 +98,109 @@ def plan_us(llm: Any, requests: int, steps: int) -> float:
     return 1e6 * spent / steps
 
 
-def probe(models: list[str]) -> dict[str, float]:
-    """The times of the checkout that this process imports, in microseconds."""
-    result = {}
-    for model in models:
-        steps = STEPS[model]
-        if model == "tiny":
-            for requests in PLANNED:
-                with engine(model, requests) as llm:
-                    result[f"planning, {requests} running"] = min(
-                        plan_us(llm, requests, steps) for _ in range(ROUNDS[model])
-                    )
-        for requests in BATCHES:
-            with engine(model, requests) as llm:
-                result[f"step of {model}, {requests} running"] = min(
-                    step_us(llm, requests, steps) for _ in range(ROUNDS[model])
-                )
-    return result
+def figures(models: Sequence[str]) -> list[tuple[str, str, int]]:
+    """What is measured: the kind of figure, the model, and how many requests run."""
+    return [
+        *(("planning", "tiny", count) for count in PLANNED if "tiny" in models),
+        *(("step", model, count) for model in models for count in BATCHES),
+    ]
 
 
-def measured(checkout: Path, models: list[str]) -> dict[str, float]:
-    """Run the probe in a process of its own on a checkout.
+def probe() -> None:
+    """Answer each line of standard input, a kind, a model and a number of requests, with the
+    microseconds of one round of the checkout that this process imports."""
+    measure = {"planning": plan_us, "step": step_us}
+    llm, loaded = None, None
+    for line in sys.stdin:
+        kind, model, requests = line.split()
+        if loaded != (model, requests):
+            if llm is not None:
+                llm.close()
+            llm, loaded = engine(model, int(requests)), (model, requests)
+        print(json.dumps(measure[kind](llm, int(requests), STEPS[model])), flush=True)
 
-    Raises:
-        SystemExit: the process failed; its last lines are shown.
+
+class Checkout:
+    """A process on a checkout that measures a round whenever it is asked.
+
+    Args:
+        path: of the checkout.
     """
-    paths = [str(checkout.resolve()), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, __file__, "--probe", "--models", *models],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    if done.returncode:
-        raise SystemExit(f"{checkout}: the probe failed:\n{done.stderr[-2000:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        paths = [str(path.resolve()), os.environ.get("PYTHONPATH", "")]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--probe"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def round_us(self, figure: tuple[str, str, int]) -> float:
+        """Microseconds of a round.
+
+        Raises:
+            SystemExit: the process failed; its error is on the terminal.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            print(*figure, file=stdin, flush=True)
+            return float(json.loads(stdout.readline()))
+        except (OSError, ValueError):
+            raise SystemExit(f"{self.path}: the probe failed") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
 
 
-def compared(blocks: list[tuple[dict[str, float], dict[str, float]]]) -> list[dict[str, Any]]:
+def block(
+    before: Path, after: Path, measured: Sequence[tuple[str, str, int]]
+) -> list[dict[str, float]]:
+    """Each figure of both checkouts by new processes, whose rounds alternate."""
+    rows, pair = [], (Checkout(before), Checkout(after))
+    try:
+        for figure in measured:
+            for checkout in pair:  # the first round loads the model
+                checkout.round_us(figure)
+            rounds: tuple[list[float], list[float]] = ([], [])
+            for index in range(PAIRS[figure[1]]):
+                for side in (0, 1) if index % 2 == 0 else (1, 0):
+                    rounds[side].append(pair[side].round_us(figure))
+            logs = [math.log(b / a) for a, b in zip(*rounds, strict=True)]
+            rows.append(
+                {
+                    "before_us": statistics.median(rounds[0]),
+                    "after_us": statistics.median(rounds[1]),
+                    "log_ratio": statistics.median(logs),
+                }
+            )
+    finally:
+        for checkout in pair:
+            checkout.close()
+    return rows
+
+
+def compared(
+    measured: Sequence[tuple[str, str, int]], blocks: Sequence[Sequence[dict[str, float]]]
+) -> list[dict[str, Any]]:
     """For each figure the microseconds of both checkouts and the second's over the first's."""
     from minivllm.analysis.statistics import minimum_detectable, paired
 
     rows = []
-    for name in blocks[0][0]:
-        logs = [math.log(after[name] / before[name]) for before, after in blocks]
+    for index, (kind, model, requests) in enumerate(measured):
+        of_figure = [one[index] for one in blocks]
+        logs = [row["log_ratio"] for row in of_figure]
+        name = kind if kind == "planning" else f"step of {model}"
         rows.append(
             {
-                "figure": name,
-                "before_us": min(before[name] for before, _ in blocks),
-                "after_us": min(after[name] for _, after in blocks),
+                "figure": f"{name}, {requests} running",
+                "before_us": statistics.median(row["before_us"] for row in of_figure),
+                "after_us": statistics.median(row["after_us"] for row in of_figure),
                 **asdict(paired(logs)),
                 "found_from": minimum_detectable(logs, tests=1),
             }
@@ -162,12 +216,12 @@ def main() -> None:
     parser.add_argument("before", type=Path, nargs="?", help="a checkout of the project")
     parser.add_argument("after", type=Path, nargs="?", default=Path("."), help="another one")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
-    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=sorted(STEPS), default=list(STEPS))
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.probe:
-        print(json.dumps(probe(args.models)))
+        probe()
         return
     if args.before is None or not (args.before / "minivllm").is_dir():
         parser.error("BEFORE must be a checkout of this project, such as a git worktree")
@@ -177,11 +231,9 @@ def main() -> None:
     from minivllm.config.compose import compose
     from minivllm.platform import files
 
-    blocks = []
+    measured, blocks = figures(args.models), []
     for index in range(args.blocks):
-        order = [args.before, args.after] if index % 2 == 0 else [args.after, args.before]
-        figures = {tree: measured(tree, args.models) for tree in order}
-        blocks.append((figures[args.before], figures[args.after]))
+        blocks.append(block(args.before, args.after, measured))
         print(f"block {index + 1} of {args.blocks}", file=sys.stderr)
     result = {
         "what": "processor time of a step in two checkouts, measured in turns",
@@ -191,7 +243,7 @@ def main() -> None:
             ).stdout.strip()
             for tree in (args.before, args.after)
         ],
-        "figures": compared(blocks),
+        "figures": compared(measured, blocks),
         "blocks": blocks,
         "provenance": provenance(compose([]), code_hash()),
         "command": "python scripts/step_cost.py build/before .",

@@ -15,45 +15,60 @@ from tests.scripts.load import SCRIPTS, load_script
 def test_two_checkouts_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which checkout is measured first alternates; the ratio is that of the blocks."""
+    """Rounds of the two alternate; a block's ratio is the median of its pairs."""
     script = load_script("step_cost")
-    before, order = tmp_path / "before", []
+    before = tmp_path / "before"
     (before / "minivllm").mkdir(parents=True)
+    order: list[str] = []
+    # The machine is three times as slow in the middle of each block.
+    slow = [1.0, 1.0, 1.0, 3.0, 3.0, 1.0]
 
-    def measured(checkout: Path, models: list[str]) -> dict[str, float]:
-        order.append("before" if checkout == before else "after")
-        return {"a step": 100.0 if checkout == before else 110.0}
+    class Checkout:
+        def __init__(self, path: Path) -> None:
+            self.name, self.rounds = ("before" if path == before else "after"), 0
 
-    monkeypatch.setattr(script, "measured", measured)
+        def round_us(self, figure: tuple[str, str, int]) -> float:
+            order.append(self.name)
+            self.rounds += 1
+            return (100.0 if self.name == "before" else 110.0) * slow[self.rounds - 1]
+
+        def close(self) -> None:
+            order.append("closed")
+
+    monkeypatch.setattr(script, "Checkout", Checkout)
+    monkeypatch.setattr(script, "PAIRS", {"tiny": 5})
+    monkeypatch.setattr(script, "figures", lambda models: [("planning", "tiny", 64)])
     output = tmp_path / "made.json"
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["step_cost.py", str(before), ".", "--blocks", "6", "--output", str(output)],
-    )
+    arguments = [str(before), ".", "--blocks", "6", "--output", str(output), "--models", "tiny"]
+    monkeypatch.setattr(sys, "argv", ["step_cost.py", *arguments])
     script.main()
-    assert order == ["before", "after", "after", "before"] * 3
+    turns = ["before", "after", "after", "before"]
+    one_block = ["before", "after", *turns, *turns, "before", "after", "closed", "closed"]
+    assert order == one_block * 6
     made = json.loads(output.read_text())
     assert json.loads(capsys.readouterr().out)["figures"] == made["figures"]
     (row,) = made["figures"]
-    assert row["before_us"] == 100 and row["after_us"] == 110 and row["n"] == 6
+    assert row["figure"] == "planning, 64 running" and row["n"] == 6
+    assert row["before_us"] == 100 and row["after_us"] == 110
     assert math.isclose(row["ratio"], 1.1) and math.isclose(row["low"], 1.1)
     assert row["found_from"] == 0 and len(made["blocks"]) == 6
 
 
-def test_the_embedded_model_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured() -> None:
     script = load_script("step_cost")
-    monkeypatch.setattr(script, "ROUNDS", {"tiny": 1})
-    monkeypatch.setattr(script, "STEPS", {"tiny": 2})
-    monkeypatch.setattr(script, "PLANNED", (1, 3))
-    monkeypatch.setattr(script, "BATCHES", (2,))
-    figures = script.probe(["tiny"])
-    assert list(figures) == [
-        "planning, 1 running",
-        "planning, 3 running",
-        "step of tiny, 2 running",
-    ]
-    assert all(value > 0 for value in figures.values())
+    assert script.figures(["qwen3"]) == [("step", "qwen3", 1), ("step", "qwen3", 32)]
+    kinds = [kind for kind, *_ in script.figures(["tiny"])]
+    assert kinds == ["planning"] * 3 + ["step"] * 2
+
+
+def test_a_process_answers_with_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("step_cost")
+    checkout = script.Checkout(SCRIPTS.parent)
+    try:
+        for figure in (("planning", "tiny", 2), ("step", "tiny", 2), ("step", "tiny", 1)):
+            assert checkout.round_us(figure) > 0
+    finally:
+        checkout.close()
 
 
 def test_a_folder_that_is_no_checkout(
@@ -64,5 +79,9 @@ def test_a_folder_that_is_no_checkout(
     with pytest.raises(SystemExit, match="2"):
         script.main()
     assert "must be a checkout of this project" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="the probe failed"):
-        script.measured(tmp_path, ["no-such-model"])
+    checkout = script.Checkout(SCRIPTS.parent)
+    try:
+        with pytest.raises(SystemExit, match="the probe failed"):
+            checkout.round_us(("step", "no-such-model", 1))
+    finally:
+        checkout.close()
