@@ -6,12 +6,13 @@ import json
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from minivllm.platform.given import whole
 from minivllm.platform.untrusted import printable
 from minivllm.redaction import hide
 
+T = TypeVar("T")
 MOST_TOKENS = 1 << 20  # of a request for which nothing else is said
 MOST_ERROR = 1 << 16  # characters of an error's text that are looked at
 MOST_WORDS = 300  # and that are kept
@@ -79,11 +80,11 @@ def read_event(value: Any, vocab_size: int | None = None) -> Event:
     total = _whole(usage, "completion_tokens")
     return Event(
         holds_choice=bool(choices),
-        text=_text(choice, "text") or "",
+        text=_optional(choice, "text", str, "text") or "",
         token_ids=_token_ids(choice.get("token_ids"), vocab_size),
         count=_length(logprobs, "tokens"),
         total=_whole(timings, "predicted_n") if total is None else total,
-        finish_reason=_text(choice, "finish_reason") or None,
+        finish_reason=_optional(choice, "finish_reason", str, "text") or None,
         prompt_tokens=_whole(usage, "prompt_tokens"),
         cached_tokens=_whole(details, "cached_tokens"),
     )
@@ -102,10 +103,10 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _text(node: Mapping[str, Any], name: str) -> str | None:
+def _optional(node: Mapping[str, Any], name: str, kind: type[T], expected: str) -> T | None:
     value = node.get(name)
-    if value is not None and not isinstance(value, str):
-        raise _wrong(name, value, "text")
+    if value is not None and not isinstance(value, kind):
+        raise _wrong(name, value, expected)
     return value
 
 
@@ -117,9 +118,7 @@ def _whole(node: Mapping[str, Any], name: str) -> int | None:
 
 
 def _length(node: Mapping[str, Any], name: str) -> int | None:
-    value = node.get(name)
-    if value is not None and not isinstance(value, list):
-        raise _wrong(name, value, "a list")
+    value = _optional(node, name, list, "a list")
     return None if value is None else len(value)
 
 
