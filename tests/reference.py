@@ -25,6 +25,23 @@ SMALL = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+PROMPTS = [
+    list(range(3, 40)),
+    [9, 8, 7],
+    [5],
+    list(range(60, 120, 2)),
+    [11, 12, 13, 14, 15, 16, 17],
+]
+# Half of these prompts begin with the same tokens.
+_SHARED = [7, 3, 99, 12, 55, 31, 8, 64, 90, 11, 2, 45, 70, 29, 83, 5, 18]
+SHARING_PROMPTS = [
+    [5, 17, 3, 99, 42, 8],
+    [*_SHARED, 4],
+    [9, 4, 30] * 9,
+    [*_SHARED, 66, 13, 21],
+    [1],
+    [*_SHARED, 4, 40],
+]
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,

@@ -14,15 +14,8 @@ import pytest
 import torch
 
 from minivllm import LLM, BadInput, SamplingParams
-from tests.reference import make_checkpoint
+from tests.reference import PROMPTS, make_checkpoint
 
-PROMPTS = [
-    list(range(3, 40)),
-    [9, 8, 7],
-    [5],
-    list(range(60, 120, 2)),
-    [11, 12, 13, 14, 15, 16, 17],
-]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 

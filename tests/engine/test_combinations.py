@@ -11,17 +11,9 @@ import pytest
 
 from minivllm import LLM
 from minivllm.llm import RequestOutput
+from tests.reference import SHARING_PROMPTS as PROMPTS
 from tests.reference import make_checkpoint
 
-SHARED = [7, 3, 99, 12, 55, 31, 8, 64, 90, 11, 2, 45, 70, 29, 83, 5, 18]
-PROMPTS = [
-    [5, 17, 3, 99, 42, 8],
-    [*SHARED, 4],
-    [9, 4, 30] * 9,
-    [*SHARED, 66, 13, 21],
-    [1],
-    [*SHARED, 4, 40],
-]
 FEW_BLOCKS = ["model.max_model_len=64", "cache.block_size=4", "cache.num_blocks=14"]
 OFFLOAD = [*FEW_BLOCKS, "cache.prefix_caching=true", "cache.offload_gb=1e-4"]  # 32 blocks
 AXES: dict[str, dict[str, list[str]]] = {

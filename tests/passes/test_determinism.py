@@ -13,17 +13,9 @@ from torch.nn import functional as F
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from minivllm.passes.determinism import by_rows
+from tests.reference import SHARING_PROMPTS as PROMPTS
 from tests.reference import make_checkpoint
 
-SHARED = [7, 3, 99, 12, 55, 31, 8, 64, 90, 11, 2, 45, 70, 29, 83, 5, 18]
-PROMPTS = [
-    [5, 17, 3, 99, 42, 8],
-    [*SHARED, 4],
-    [9, 4, 30] * 9,
-    [*SHARED, 66, 13, 21],
-    [1],
-    [*SHARED, 4, 40],
-]
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2)
 DRAWN = SamplingParams(
     max_tokens=12, ignore_eos=True, logprobs=2, temperature=1.0, top_p=0.9, seed=11

@@ -23,15 +23,8 @@ from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from tests.bench.targets.driving import requests, run
-from tests.reference import LLAMA3_ROPE, SMALL, make_checkpoint
+from tests.reference import LLAMA3_ROPE, PROMPTS, SMALL, make_checkpoint
 
-PROMPTS = [
-    list(range(3, 40)),
-    [9, 8, 7],
-    [5],
-    list(range(60, 120, 2)),
-    [11, 12, 13, 14, 15, 16, 17],
-]
 LENGTHS = [12, 30, 1, 24, 7]
 
 
