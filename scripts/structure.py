@@ -202,25 +202,18 @@ def structure(checkout: Path) -> dict[str, Any]:
     folders = Counter(str(path.parent.relative_to(checkout)) for path in files.values())
     longest, (folder, count) = max(lengths, key=lengths.__getitem__), folders.most_common(1)[0]
     git = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    named = {
+        "cycles": cycles(package),
+        **json.loads(done.stdout.splitlines()[-1]),
+        **{name: files_with(checkout, name) for name in NAMES},
+    }
     return {
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "core_lines": sum(code_lines(path) for path in core_files(package)),
         "longest_file": {"name": longest, "lines": lengths[longest]},
         "largest_folder": {"name": folder, "files": count},
-        "cycles": cycles(package),
-        "files": {
-            **json.loads(done.stdout.splitlines()[-1]),
-            **{name: files_with(checkout, name) for name in NAMES},
-        },
-    }
-
-
-def summary(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures with lists as their lengths."""
-    return {
-        **figures,
-        "cycles": len(figures["cycles"]),
-        "files": {name: len(files) for name, files in figures["files"].items()},
+        "counts": {name: len(one) for name, one in named.items()},
+        "named": named,
     }
 
 
@@ -238,13 +231,17 @@ def main() -> None:
         return
     if args.before is not None and not (args.before / "minivllm").is_dir():
         parser.error("--before must be a checkout of this project, such as a git worktree")
+    from minivllm.platform import files
+
     checkouts = {"before": args.before, "after": ROOT}
     result = {
         name: structure(path.resolve()) for name, path in checkouts.items() if path is not None
     }
     if args.output is not None:
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: summary(figures) for name, figures in result.items()}, indent=1))
+        files.write_json(args.output, result)
+    for figures in result.values():
+        del figures["named"]
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

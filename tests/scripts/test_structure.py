@@ -86,7 +86,7 @@ def test_files_of_what_runs_and_of_names(tmp_path: Path) -> None:
 
 def test_a_checkout_s_figures(capsys: pytest.CaptureFixture[str]) -> None:
     figures = structure.structure(structure.ROOT)
-    assert "engine/scheduler.py" in figures["files"]["token"]
-    assert set(figures["files"]["token"]) < set(figures["files"]["prompt"])
-    counted = structure.summary(figures)
-    assert counted["cycles"] == 0 and counted["files"]["nf4"] == len(figures["files"]["nf4"]) > 1
+    named, counts = figures["named"], figures["counts"]
+    assert "engine/scheduler.py" in named["token"]
+    assert set(named["token"]) < set(named["prompt"])
+    assert counts["cycles"] == 0 and counts["nf4"] == len(named["nf4"]) > 1
