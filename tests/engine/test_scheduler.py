@@ -202,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for r in self.machine.requests:
             assert r.num_computed_tokens <= r.num_tokens <= r.max_num_tokens
             eviction = self.machine.scheduler.cache.layout.eviction
-            assert eviction is None or len(r.cache.block_table) <= eviction.budget
+            assert eviction is None or len(r.cache.block_table.blocks) <= eviction.budget
 
     def teardown(self) -> None:
         if not hasattr(self, "machine"):

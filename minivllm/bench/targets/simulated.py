@@ -280,7 +280,7 @@ class SimulatedEngine(Adapter):
         if self._windowed is not None:
             read, pairs = _in_windows(self._windowed, scheduled, context, pairs)
         milliseconds = self.step_times(len(scheduled), prefill + decoded, prefill, read, pairs)
-        if plan.transfers and self._host_ms_per_block:
+        if self._host_ms_per_block:
             moved = len(plan.transfers.saves) + len(plan.transfers.loads)
             milliseconds += moved * self._host_ms_per_block
         clock.time = start + milliseconds / 1e3
