@@ -165,7 +165,7 @@ class Engine:
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        mark, timed = self.runner.mark, self.events.has_subscribers(StepTimed)
+        mark, timed = self.runner.mark, bool(self.events.listeners[StepTimed])
         begin = mark("schedule")
         ended = self._last_step_end or begin
         plan = self.scheduler.plan()
