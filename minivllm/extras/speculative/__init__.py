@@ -1,0 +1,1 @@
+"""Speculative decoding: what proposes draft tokens for the model to verify."""
