@@ -27,6 +27,7 @@ from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.preemption import make_preemption
 from minivllm.extras.scheduling import make_scheduler
 from minivllm.kernels.choice import takes_triton
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.config import ModelConfig
@@ -190,7 +191,6 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     config = Config.of(config)
     runtime = config.runtime
     device = select_device(runtime.device)
-    alike = runtime.determinism == "batch"  # results do not depend on a request's neighbours
     require_memory_for_weights(config, device)
     pin(config["runtime"])
     torch.set_num_threads(thread_count(config["runtime"]))
@@ -199,24 +199,25 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     attention = _attention(config["attention"], runtime.determinism, device)
     deterministic_kernels(runtime.determinism != "off")
     quant = build(config["quant"])
-    context = PassContext(device, config["runtime"])
-    before = [one for one in BEFORE_ENGINE if one.is_wanted(context)]
-    after = [one for one in AFTER_ENGINE if one.is_wanted(context)]
     own = _own_passes(runtime.passes)
     cpu, missing = library.choose("off" if runtime.compile else runtime.cpu_kernels, device)
-    offered = {"progress": progress, "moe": runtime.moe, "kernels": cpu}
-    loaded = build(config["model"], offered, quant=quant, device=device)
+    context = BuildContext(device, cpu, runtime.determinism == "batch", runtime.moe)
+    passes = PassContext(context, config["runtime"])
+    before = [one for one in BEFORE_ENGINE if one.is_wanted(passes)]
+    after = [one for one in AFTER_ENGINE if one.is_wanted(passes)]
+    offered = {"context": context, "device": device, "progress": progress}
+    loaded = build(config["model"], offered, quant=quant)
     if missing is not None:
         loaded.warnings.append(missing)
-    apply_passes([*before, *own], loaded, context)
-    asked = {"kernels": cpu, "invariant": alike}  # of a backend that takes these
+    apply_passes([*before, *own], loaded, passes)
     preemption = make_preemption(policy.preemption)
     kv, transfers = _cache_memory(loaded, cache, preemption, policy.max_num_seqs, device)
-    backend = build(attention, asked, specs=loaded.model.attention_specs, kv=kv)
+    backend = build(attention, offered, specs=loaded.model.attention_specs, kv=kv)
     ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
     manager = CacheManager(kv.layout, transfers.disk)
     runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
-    launcher = Launcher(runner, manager, RequestExtras(loaded.config.vocab_size, alike), alike)
+    extras = RequestExtras(loaded.config.vocab_size, context.invariant)
+    launcher = Launcher(runner, manager, extras, context.invariant)
     engine = Engine(
         loaded,
         loaded.tokenizer,
@@ -229,6 +230,6 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
         seed=config.measure.seed,
         overlap=runtime.overlap,
     )
-    apply_passes(after, loaded, replace(context, engine=engine))
+    apply_passes(after, loaded, replace(passes, engine=engine))
     keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]))
     return engine

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
-from minivllm import assembly
+from minivllm import LLM, assembly
 from minivllm.assembly import _attention, require_memory_for_weights, select_device
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 
 
 def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +102,35 @@ def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, mes
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError, match=message):
         patch.setattr(assembly, "free_memory", lambda device: 16e9)
         require_memory_for_weights(config, torch.device("cpu"))
+
+
+OWN = """
+from minivllm.attention.sdpa import SDPABackend
+from minivllm.models.load.loading import load_model
+
+made = {}
+
+def model(*, quant, context, device, progress=None):
+    made["model"] = context
+    assert context.device == device
+    return load_model("embedded", quant=quant, context=context, progress=progress)
+
+class Backend(SDPABackend):
+    def __init__(self, specs, kv, context):
+        super().__init__(specs, kv)
+        made["attention"] = context
+"""
+
+
+def test_a_class_of_ones_own_that_takes_the_context_is_given_it(
+    user_dir: Path, plug_in: Callable[[str, str, str], None]
+) -> None:
+    (user_dir / "my_parts.py").write_text(OWN)
+    plug_in("model", "mine", "_target_: my_parts.model")
+    plug_in("attention", "mine", "_target_: my_parts.Backend")
+    knobs = ["attention=mine", "runtime.moe=loop", "runtime.cpu_kernels=off"]
+    with LLM("mine", device="cpu", overrides=knobs, config_dir=user_dir / "conf"):
+        import my_parts
+
+        expected = BuildContext(torch.device("cpu"), kernels=None, invariant=False, moe="loop")
+        assert my_parts.made == {"model": expected, "attention": expected}

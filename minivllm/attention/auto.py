@@ -15,16 +15,16 @@ from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.context import BuildContext
 
 
 def select(
-    specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None
+    specs: Sequence[AttentionSpec], kv: KVCache, context: BuildContext | None = None
 ) -> AttentionBackend:
     """The first backend whose constraints hold, in order of speed among the tested ones. The record
     holds its name."""
-    on_gpu = (TritonBackend, SDPABackend, FlashBackend)
-    on_cpu = (partial(CPUBackend, kernels=kernels), SDPABackend)
+    on_gpu = (partial(TritonBackend, context=context), SDPABackend, FlashBackend)
+    on_cpu = (partial(CPUBackend, context=context), SDPABackend)
     for backend in on_gpu if kv.parts[0][0].is_cuda else on_cpu:
         with contextlib.suppress(BadInput):
             return backend(specs, kv)

@@ -17,6 +17,7 @@ from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.transfer import upload
 
 # (query, head) pairs of a tile where requests have few queries: the minimum of a tensor core.
@@ -40,8 +41,8 @@ class TritonBackend:
         specs: attention of each layer.
         kv: the cache.
         options: the knobs; None takes their defaults.
-        invariant: tiles of one shape and no splits, so that a query's result is the same to the bit
-            whatever else is computed in the step. For runtime.determinism=batch.
+        context: with `invariant`, tiles have one shape and no splits, so that a query's result is
+            the same to the bit whatever else is computed in the step.
 
     Raises:
         BadInput: no GPU and no interpreter; Triton is missing; eviction goes by attention.
@@ -55,7 +56,7 @@ class TritonBackend:
         specs: Sequence[AttentionSpec],
         kv: KVCache,
         options: TritonAttentionOptions | None = None,
-        invariant: bool = False,
+        context: BuildContext | None = None,
     ) -> None:
         try:
             from minivllm.attention.kernels import paged, write
@@ -69,8 +70,9 @@ class TritonBackend:
         require_unscored(self.name, kv.layout.eviction)
         self.paged, self.write = paged, write
         self.specs, self.kv = specs, kv
-        self.split_size = None if invariant else (options or TritonAttentionOptions()).split_size
-        self.invariant = invariant
+        self.invariant = context is not None and context.invariant
+        split_size = (options or TritonAttentionOptions()).split_size
+        self.split_size = None if self.invariant else split_size
         self.processors = tiles.processors(kv.parts[0][0].device)
         self.counters = {"launches": 0, "launches_split": 0}
         # Layers of one shape share their tiles.

@@ -11,6 +11,7 @@ import torch
 
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.pass_report import PassReport
 
@@ -19,11 +20,16 @@ __all__ = ["ModelPass", "PassContext", "PassReport", "RuntimePass", "apply_passe
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass may need beside the model. The model holds the C++ kernels in use (`kernels`)."""
+    """What a pass may need beside the model."""
 
-    device: torch.device
+    build: BuildContext
     runtime: Mapping[str, Any]  # the knobs of `runtime`
     engine: Engine | None = None  # for passes that run after it is built
+
+    @property
+    def device(self) -> torch.device:
+        """The model's device."""
+        return self.build.device
 
 
 @runtime_checkable

@@ -68,11 +68,11 @@ class GroupExperts:
 
     def is_wanted(self, context: PassContext) -> bool:
         """See RuntimePass."""
-        return bool(context.runtime["moe"] != "loop")
+        return context.build.moe != "loop"
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         """See ModelPass. The counter is of experts that are no modules any more."""
-        count = group_experts(loaded.model, context.runtime["moe"], context.device)
+        count = group_experts(loaded.model, context.build.moe, context.device)
         return PassReport(self.name, count, counters={"experts": count * loaded.config.num_experts})
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.quant.options import PlainQuantOptions, QuantizerOptions
 
@@ -17,7 +19,8 @@ class QuantMethod(Protocol):
     """How the linear layers of a model are stored and multiplied.
 
     The embedding is not quantised. The parameters and buffers of a packed module are all its
-    memory."""
+    memory. A method that also derives from `Method` gets the C++ kernels in use; another is used as
+    it is."""
 
     @property
     def name(self) -> str:
@@ -30,9 +33,6 @@ class QuantMethod(Protocol):
     @property
     def skip(self) -> tuple[str, ...]:
         """Parts of the names of layers that are not quantised."""
-
-    # C++ kernels for the layers; set before the first layer is packed.
-    kernels: Kernels | None
 
     def quantizes(self, layer_name: str) -> bool:
         """Whether pack() gets the weight of this layer, or of "lm_head"; other layers become plain
@@ -52,15 +52,21 @@ class QuantMethod(Protocol):
 
 
 class Method(PlainQuantOptions):
-    """What all methods share: their options."""
+    """What all methods share: their options, and the C++ kernels in use."""
 
-    kernels: Kernels | None = None
+    kernels: Kernels | None = None  # for the layers; see `within`
     skip: tuple[str, ...] = ()
     dtype: torch.dtype  # type: ignore[assignment]  # the one that the option names
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "dtype", DTYPES[str(self.dtype)])
+
+    def within(self, context: BuildContext) -> Self:
+        """A copy that packs layers for the kernels of one engine."""
+        copied = copy(self)
+        copied.kernels = context.kernels
+        return copied
 
 
 class Quantizer(Method, QuantizerOptions):  # type: ignore[misc]  # see Method.dtype

@@ -29,6 +29,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
 
 CPU = torch.device("cpu")
@@ -123,7 +124,7 @@ def cpu(specs: Sequence[AttentionSpec], kv: KVCache) -> AttentionBackend:
         library.load()
     except (RuntimeError, OSError) as error:
         pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
-    return CPUBackend(specs, kv, library.load())
+    return CPUBackend(specs, kv, BuildContext(CPU, library.load()))
 
 
 MAKERS: dict[str, Callable[..., AttentionBackend]] = {
@@ -210,7 +211,7 @@ def test_on_a_gpu_auto_takes_the_first_that_serves(monkeypatch: pytest.MonkeyPat
     refusing: list[str] = []
 
     def stand_in(name: str) -> Callable[..., object]:
-        def make(specs: Sequence[AttentionSpec], kv: KVCache) -> object:
+        def make(specs: Sequence[AttentionSpec], kv: KVCache, context: object = None) -> object:
             if name in refusing:
                 raise BadInput("not here")
             return name
@@ -246,18 +247,18 @@ def test_cpu_refuses_what_it_cannot_serve_and_auto_goes_on() -> None:
     spec, odd = SPECS["grouped"], SPECS["one kv head, odd size"]
     kv = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU)
     with pytest.raises(BadInput, match="needs the C\\+\\+ kernels"):
-        CPUBackend([spec], kv)
+        CPUBackend([spec], kv, BuildContext(CPU))
     assert cpu([spec], kv).name == "cpu"
     with pytest.raises(BadInput, match="multiple of 16"):
         cpu([odd], KVCache([odd], CacheLayout(4, 4), torch.float32, CPU))
     compressed = kv_cache([spec], CacheLayout(4, 4), torch.float32, CPU, "int8")
     with pytest.raises(BadInput, match="no compressed cache"):
         cpu([spec], compressed)
-    kernels = library.load()
+    context = BuildContext(CPU, library.load())
     chosen = [
-        select([spec], kv, kernels),
-        select([odd], kv, kernels),
-        select([spec], compressed, kernels),
+        select([spec], kv, context),
+        select([odd], kv, context),
+        select([spec], compressed, context),
     ]
     assert [backend.name for backend in chosen] == ["cpu", "sdpa", "sdpa"]
 

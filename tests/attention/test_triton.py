@@ -32,6 +32,7 @@ from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.kernels import common
+from minivllm.kernels.context import BuildContext
 from minivllm.models.rope import rotate
 from tests.attention.test_backends import CPU, SPECS, reference, run_in_pieces
 from tests.reference import make_checkpoint
@@ -234,8 +235,9 @@ def test_invariant_results_are_the_same_bits_however_a_prompt_is_cut_and_beside_
         kv = kv_cache([spec], LAYOUT, torch.bfloat16, DEVICE, kv_dtype)
         return in_cuts(make([spec], kv), qkv, cuts, beside)
 
-    alone = outs(partial(TritonBackend, invariant=True), whole)
-    assert torch.equal(outs(partial(TritonBackend, invariant=True), cuts, 3), alone)
+    invariant = partial(TritonBackend, context=BuildContext(DEVICE, invariant=True))
+    alone = outs(invariant, whole)
+    assert torch.equal(outs(invariant, cuts, 3), alone)
     if (
         spec.window is None
     ):  # or this would prove nothing: tiles for few queries, in pieces, sum in another order

@@ -9,6 +9,7 @@ import torch
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import load_model
 from minivllm.passes.grouped import group_experts
 from minivllm.quant.int4 import Int4
@@ -155,7 +156,10 @@ def test_a_graph_holds_grouped_experts() -> None:
     device = torch.device("cuda")
     loaded = [
         load_model(
-            weights="random", architecture=architecture, quant=Plain("bfloat16"), device=device
+            weights="random",
+            architecture=architecture,
+            quant=Plain("bfloat16"),
+            context=BuildContext(device),
         )
         for _ in range(2)
     ]

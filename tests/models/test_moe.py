@@ -17,6 +17,7 @@ from minivllm.bench.metrics.roofline import usage
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import Linear
 from minivllm.models.load.loading import load_model
@@ -165,7 +166,9 @@ def test_quantised_experts(
 def test_experts_can_be_skipped(tmp_path: Path) -> None:
     save("qwen3 moe some dense layers", tmp_path)
     loaded = load_model(
-        str(tmp_path), quant=Int8("float32", skip=["experts."]), device=torch.device("cpu")
+        str(tmp_path),
+        quant=Int8("float32", skip=["experts."]),
+        context=BuildContext(torch.device("cpu")),
     )
     assert loaded.quantized_layers == 3 * 2 + 2 * 2  # attention everywhere, two dense MLPs
 
@@ -176,7 +179,7 @@ def test_random_weights_need_no_checkpoint() -> None:
         weights="random",
         architecture=architecture,
         quant=Plain("float32"),
-        device=torch.device("cpu"),
+        context=BuildContext(torch.device("cpu")),
     )
     logits = run(loaded, PROMPTS)[1]
     assert logits.isfinite().all() and loaded.model.experts_run > 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.quant.plain import Plain
 from tests.reference import FAMILIES, VARIANTS, CausalAttention, make_batch, make_checkpoint
@@ -19,7 +20,7 @@ PROMPTS = [[5, 17, 3, 99, 42, 8, 77, 5, 60], [1], [9, 4, 30, 31, 32] * 12]
 
 
 def load(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
-    return load_model(str(folder), quant=Plain(dtype), device=CPU, **options)
+    return load_model(str(folder), quant=Plain(dtype), context=BuildContext(CPU), **options)
 
 
 def run(loaded: LoadedModel, prompts: list[list[int]]) -> tuple[list[Tensor], Tensor]:

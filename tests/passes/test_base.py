@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.passes.base import PassContext, PassReport, apply_passes
 from minivllm.quant.plain import Plain
 
 CPU = torch.device("cpu")
-CONTEXT = PassContext(CPU, {})
+CONTEXT = PassContext(BuildContext(CPU), {})
 
 
 class Fixed:
@@ -30,7 +31,7 @@ class Fixed:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model("embedded", quant=Plain(), device=CPU)
+    return load_model("embedded", quant=Plain(), context=BuildContext(CPU))
 
 
 def test_a_model_keeps_the_reports_in_order_and_warns_of_their_notes(loaded: LoadedModel) -> None:

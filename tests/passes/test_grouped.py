@@ -16,6 +16,7 @@ from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine.events import StepTimed
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load import loading
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.moe import MoE
@@ -40,7 +41,9 @@ both_dtypes = pytest.mark.parametrize("dtype", CLOSE)
 
 def loaded(dtype: str = "float32", **changes: Any) -> LoadedModel:
     architecture = ARCHITECTURE | changes
-    return load_model(weights="random", architecture=architecture, quant=Plain(dtype), device=CPU)
+    return load_model(
+        weights="random", architecture=architecture, quant=Plain(dtype), context=BuildContext(CPU)
+    )
 
 
 def pair(dtype: str, **changes: Any) -> tuple[MoE, MoE]:
@@ -184,7 +187,10 @@ def test_auto_is_for_plain_16_bit_experts_on_hopper(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     quantised = load_model(
-        weights="random", architecture=ARCHITECTURE, quant=Int8("bfloat16"), device=CPU
+        weights="random",
+        architecture=ARCHITECTURE,
+        quant=Int8("bfloat16"),
+        context=BuildContext(CPU),
     )
     assert group_experts(loaded("bfloat16").model, "auto", CUDA) == replaced
     assert group_experts(loaded("float32").model, "auto", CUDA) == 0
@@ -211,7 +217,10 @@ def test_a_model_without_experts_is_refused_before_its_weights(
 
 def test_what_cannot_be_grouped_is_named(tmp_path: Path) -> None:
     quantised = load_model(
-        weights="random", architecture=ARCHITECTURE, quant=Int8("bfloat16"), device=CPU
+        weights="random",
+        architecture=ARCHITECTURE,
+        quant=Int8("bfloat16"),
+        context=BuildContext(CPU),
     )
     with pytest.raises(
         BadInput, match=r"runtime.moe=grouped: model.layers.0.mlp .* experts are Int8Linear"

@@ -11,6 +11,7 @@ from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.kernels import common
+from minivllm.kernels.context import BuildContext
 from minivllm.passes.base import PassContext, RuntimePass
 from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
 
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 
 def chosen_passes(passes: tuple[RuntimePass, ...], *overrides: str) -> list[str]:
     runtime: dict[str, Any] = compose(["runtime.device=cpu", *overrides])["runtime"]
-    context = PassContext(CPU, runtime)
+    context = PassContext(BuildContext(CPU, moe=runtime["moe"]), runtime)
     return [one.name for one in passes if one.is_wanted(context)]
 
 

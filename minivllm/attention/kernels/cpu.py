@@ -12,7 +12,7 @@ from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.context import BuildContext
 
 
 class CPUBackend:
@@ -32,9 +32,9 @@ class CPUBackend:
     supports_graphs = True  # the kernel uses no lengths of the host
 
     def __init__(
-        self, specs: Sequence[AttentionSpec], kv: KVCache, kernels: Kernels | None = None
+        self, specs: Sequence[AttentionSpec], kv: KVCache, context: BuildContext | None = None
     ) -> None:
-        if kernels is None:
+        if context is None or context.kernels is None:
             raise BadInput(
                 "attention=cpu needs the C++ kernels: runtime.cpu_kernels=on says why they "
                 "cannot be had; use attention=sdpa"
@@ -46,7 +46,7 @@ class CPUBackend:
                 "attention=cpu reads no compressed cache; use attention=sdpa or cache.kv_dtype=auto"
             )
         require_unscored(self.name, kv.layout.eviction)
-        self.specs, self.kv, self.kernel = specs, kv, kernels.paged_attention
+        self.specs, self.kv, self.kernel = specs, kv, context.kernels.paged_attention
         self.constants = [(spec.scale, spec.window or 0, spec.soft_cap or 0.0) for spec in specs]
 
     def prepare(self, batch: StepBatch) -> None:

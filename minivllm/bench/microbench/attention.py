@@ -16,6 +16,7 @@ from minivllm.attention.triton import TritonBackend
 from minivllm.bench.microbench.case import DTYPE, ITEM, MOST_COPIES, Case, Setting, Side
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
+from minivllm.kernels.context import BuildContext
 
 BLOCK = 16  # tokens, the default
 _PIECE = 1024  # tokens written at a time
@@ -70,8 +71,9 @@ def _case(setting: Setting, kernel: str, sequences: int, context: int, queries: 
 def _on_own_cache(setting: Setting, specs: list[AttentionSpec], kv: KVCache) -> CPUBackend:
     """The C++ kernel with the keys and values of `kv`, in the order within a block that it likes
     best."""
-    own = KVCache(specs, kv.layout, DTYPE, torch.device("cpu"))
-    backend = CPUBackend(specs, own, setting.kernels)
+    context = BuildContext(torch.device("cpu"), setting.kernels)
+    own = KVCache(specs, kv.layout, DTYPE, context.device)
+    backend = CPUBackend(specs, own, context)
     for slots in torch.arange(kv.layout.num_blocks * BLOCK).split(_PIECE):
         # Each token is a sequence that consists of it, whatever its slot; what they attend to is of
         # no interest.

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor, nn
 
 from minivllm.bench.microbench.case import ITEM, MOST_COPIES, Case, Setting, Side
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.modules import kernel_name
-from minivllm.quant.base import QuantMethod
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
 from minivllm.quant.plain import plain_linear
 
 LIBRARIES = {"int8": "torch", "int4": "torch", "nf4": "bitsandbytes"}  # values of quant.kernel
-METHODS: dict[str, Callable[..., QuantMethod]] = {"int8": Int8, "int4": Int4, "nf4": NF4}
+METHODS: dict[str, Callable[..., Int8 | Int4 | NF4]] = {"int8": Int8, "int4": Int4, "nf4": NF4}
 
 
 def shapes(setting: Setting) -> dict[str, tuple[int, int]]:
@@ -74,23 +74,17 @@ def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.M
     """The same weight again and again, as one side stores it."""
     bits = {"bf16": 16, "int8": 8}.get(form, 4)
     copies = min(MOST_COPIES, setting.copies(weight.numel() * bits / 8))
+    context = BuildContext(setting.device, setting.kernels if own else None)
+    kernel = ("triton" if setting.triton else "auto") if own else LIBRARIES.get(form)
+    method = METHODS[form](kernel=kernel).within(context) if form in METHODS else None
 
-    kernels = setting.kernels if own else None
-
-    def make(method: QuantMethod | None) -> nn.Module:
+    def make() -> nn.Module:
         if method is None:
-            return plain_linear(weight.clone(), None, kernels)
-        method.kernels = kernels
+            return plain_linear(weight.clone(), None, context.kernels)
         return method.pack(weight.clone(), None)
 
-    if not own:
-        method = METHODS[form](kernel=LIBRARIES[form]) if form in METHODS else None
-        return [make(method) for _ in range(copies)]
-    method = (
-        METHODS[form](kernel="triton" if setting.triton else "auto") if form in METHODS else None
-    )
-    layers = nn.ModuleList(make(method) for _ in range(copies))
-    if setting.triton:
+    layers = nn.ModuleList(make() for _ in range(copies))
+    if own and setting.triton:
         from minivllm.quant.kernels.streamed import stream  # imports Triton
 
         stream(layers)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.config import ModelConfig, require_experts
@@ -29,7 +30,7 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
 from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class
-from minivllm.quant.base import QuantMethod
+from minivllm.quant.base import Method, QuantMethod
 from minivllm.quant.plain import plain_linear, tied_linear
 from minivllm.quant.stored.format import Shapes
 
@@ -69,10 +70,8 @@ def load_model(
     architecture: dict[str, Any] | None = None,
     *,
     quant: QuantMethod,
-    device: torch.device,
+    context: BuildContext,
     progress: Progress | None = None,
-    moe: str = "auto",
-    kernels: Kernels | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or build its architecture with random weights.
 
@@ -84,10 +83,8 @@ def load_model(
         rope_scaling: replaces the checkpoint's own, as `rope_parameters` of transformers 5.
         architecture: the published config.json, used for random weights.
         quant: how linear layers are stored; also sets the compute dtype.
-        device: where the model runs.
+        context: where the model runs and with which kernels; `moe="grouped"` requires experts.
         progress: called with the progress of the weights, as (done, total).
-        moe: how experts are multiplied; "grouped" requires experts.
-        kernels: C++ kernels for the layers.
 
     Raises:
         BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the
@@ -100,12 +97,13 @@ def load_model(
     _, source = resolve(node, allow_random=False)
     config = ModelConfig.from_dict(source.config)
     length = config.context(max_model_len)
-    require_experts(moe, config.num_experts)
-    quant.kernels = kernels
-    loaded = _load(source, config, length, quant, device, seed, progress)
+    require_experts(context.moe, config.num_experts)
+    if isinstance(quant, Method):
+        quant = quant.within(context)
+    loaded = _load(source, config, length, quant, context, seed, progress)
     _return_freed_memory()
-    loaded.model.make_rotary(length, device)
-    use_kernels(loaded.model, kernels)
+    loaded.model.make_rotary(length, context.device)
+    use_kernels(loaded.model, context.kernels)
     return loaded
 
 
@@ -114,7 +112,7 @@ def _load(
     config: ModelConfig,
     length: int,
     quant: QuantMethod,
-    device: torch.device,
+    context: BuildContext,
     seed: int,
     progress: Progress | None,
 ) -> LoadedModel:
@@ -135,7 +133,7 @@ def _load(
             before = Prequantized(config.quantization, quant, reader, model)
     stored = before.shapes if before is not None else {}
     reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
-    sizes = _fill(model, reader, quant, device, before)
+    sizes = _fill(model, reader, quant, context, before)
     return LoadedModel(
         model=model.eval(),
         config=config,
@@ -146,7 +144,7 @@ def _load(
         decoding_defaults=decoding,
         linear_inputs=widths,
         passes=[],
-        kernels=quant.kernels,
+        kernels=context.kernels,
         warnings=[*source.warnings, *reader.warnings, *([before.warning] if before else [])],
         **sizes,
     )
@@ -211,7 +209,7 @@ def _fill(
     model: LlamaForCausalLM,
     reader: WeightSource,
     quant: QuantMethod,
-    device: torch.device,
+    context: BuildContext,
     before: Prequantized | None,
 ) -> dict[str, int]:
     """Load the weights of every module. Returns the byte counts of LoadedModel."""
@@ -229,16 +227,16 @@ def _fill(
                 else None
             )
             if shared is not None and not quantized:
-                model.lm_head = tied_linear(shared, quant.kernels)
+                model.lm_head = tied_linear(shared, context.kernels)
                 if isinstance(model.lm_head, PanelLinear):
-                    assert quant.kernels is not None
-                    share_packed(model.model.embed_tokens, model.lm_head, quant.kernels)
+                    assert context.kernels is not None
+                    share_packed(model.model.embed_tokens, model.lm_head, context.kernels)
                 sizes["lookup_bytes"] = 0
                 continue
             if shared is not None:
                 packed = quant.pack(shared.data, None)
             else:
-                packed = _load_linear(path, module, reader, quant, quantized, device, before)
+                packed = _load_linear(path, module, reader, quant, quantized, context, before)
             model.set_submodule(path, packed)
             stored = sum(
                 t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers())
@@ -251,7 +249,7 @@ def _fill(
             sizes["linear_bytes"] += stored * (not is_head)
             sizes["linear_bytes_16bit"] += full * (not is_head)
         elif isinstance(getattr(module, "weight", None), nn.Parameter):
-            value = torch.empty(module.weight.shape, dtype=quant.dtype, device=device)
+            value = torch.empty(module.weight.shape, dtype=quant.dtype, device=context.device)
             _fill_rows(path, module, reader, value)
             module.weight = nn.Parameter(value, requires_grad=False)
             stored, full = value.numel() * value.element_size(), 2 * value.numel()
@@ -270,25 +268,26 @@ def _load_linear(
     reader: WeightSource,
     quant: QuantMethod,
     quantized: bool,
-    device: torch.device,
+    context: BuildContext,
     before: Prequantized | None,
 ) -> nn.Module:
     """Read one (fused) linear layer in the compute dtype, or as it is stored, and make its
     module."""
 
     def assemble(kind: str, *width: int) -> Tensor:
-        whole = torch.empty(sum(module.parts.values()), *width, dtype=quant.dtype, device=device)
-        for part, rows in zip(
+        rows = sum(module.parts.values())
+        whole = torch.empty(rows, *width, dtype=quant.dtype, device=context.device)
+        for part, own in zip(
             part_names(path, module), whole.split(list(module.parts.values())), strict=True
         ):
-            reader.fill(f"{part}.{kind}", rows)
+            reader.fill(f"{part}.{kind}", own)
         return whole
 
     bias = assemble("bias") if module.has_bias else None
     if before is not None and path in before.layers:
-        return before.load(path, bias, device)
+        return before.load(path, bias, context.device)
     weight = assemble("weight", module.in_features)
-    return quant.pack(weight, bias) if quantized else plain_linear(weight, bias, quant.kernels)
+    return quant.pack(weight, bias) if quantized else plain_linear(weight, bias, context.kernels)
 
 
 def _fill_rows(path: str, module: nn.Module, reader: WeightSource, out: Tensor) -> None:

@@ -16,7 +16,7 @@ from minivllm.quant.base import QuantMethod
 from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.int8_mixed import Int8Mixed
 from minivllm.quant.nf4 import NF4, single_scales
-from minivllm.quant.plain import Plain, plain_linear
+from minivllm.quant.plain import Plain
 from minivllm.quant.stored.format import Shapes, StoredFormat
 from minivllm.quant.stored.fp8 import StoredFP8
 from minivllm.quant.stored.int4 import StoredInt4, group_size_of
@@ -121,7 +121,7 @@ class Converted:
             for part, count in zip(parts, rows, strict=True)
         )
         whole = torch.cat([weight.to(self.quant.dtype) for weight in weights])
-        return plain_linear(whole, bias, self.quant.kernels)
+        return self.quant.pack(whole, bias)
 
 
 class StoredFP4:

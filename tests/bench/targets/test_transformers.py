@@ -22,6 +22,7 @@ from minivllm.bench.targets.transformers import TransformersEngine, _Batch
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
+from minivllm.kernels.context import BuildContext
 from tests.bench.targets.driving import requests, run
 from tests.reference import LLAMA3_ROPE, PROMPTS, SMALL, make_checkpoint
 
@@ -281,7 +282,9 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
         from tests.reference import CausalAttention, make_batch
 
         node = {k: v for k, v in config["model"].items() if k != "_target_"}
-        loaded = load_model(**node, quant=Plain("float32"), device=torch.device("cpu"))
+        loaded = load_model(
+            **node, quant=Plain("float32"), context=BuildContext(torch.device("cpu"))
+        )
         assert loaded.fingerprint == engine.info.fingerprint
         with torch.no_grad():
             hidden = loaded.model(

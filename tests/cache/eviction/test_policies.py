@@ -19,6 +19,7 @@ from minivllm.config.compose import SCORING, build, compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.input_processor import sample_seed
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
 from tests.engine.imaginary import Machine
 from tests.reference import make_checkpoint
@@ -378,7 +379,7 @@ def test_a_backend_returns_attention_or_refuses_as_the_configuration_is_told(nam
             PagedOptions(eviction=policy, eviction_budget=128, eviction_sinks=0)
         )
         kv = KVCache([spec], CacheLayout(16, 8, eviction=eviction), torch.float32, device)
-        offered = {"kernels": library.choose("auto", device)[0]}
+        offered = {"context": BuildContext(device, library.choose("auto", device)[0])}
         if policy == "streaming" or node["_target_"] in SCORING:
             assert build(node, offered, specs=[spec], kv=kv).name == name
         else:

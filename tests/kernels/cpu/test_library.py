@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear
@@ -50,8 +51,7 @@ def panels(kernels: Kernels) -> Kernels:
 
 def on(kernels: Kernels, method: Any) -> Any:
     """A method that packs for the kernels."""
-    method.kernels = kernels
-    return method
+    return method.within(BuildContext(torch.device("cpu"), kernels))
 
 
 def largest_error(out: Tensor, exact: Tensor) -> float:

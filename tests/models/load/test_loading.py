@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load import weights as weights_module
 from minivllm.models.load.checkpoint import INDEX
 from minivllm.models.load.loading import LoadedModel, RandomWeights, load_model
@@ -39,7 +41,9 @@ ARCHITECTURE = {
 
 
 def load(folder: Path | str = "", quant: Any = None, **options: Any) -> LoadedModel:
-    return load_model(str(folder), quant=quant or Plain("bfloat16"), device=CPU, **options)
+    return load_model(
+        str(folder), quant=quant or Plain("bfloat16"), context=BuildContext(CPU), **options
+    )
 
 
 def rewrite(folder: Path, change: Any) -> None:
@@ -148,6 +152,20 @@ def test_random_weights_are_normal_and_norms_are_ones() -> None:
     assert (loaded.model.model.layers[0].self_attn.qk_norm.weight == 1).all()
     assert loaded.weights == "random"
     assert "random" in loaded.warnings[0]
+
+
+def test_the_method_that_is_given_stays_as_it_is() -> None:
+    """Another engine of the process may use it with other kernels, or none."""
+    kernels: Any = SimpleNamespace(has_linear=False)
+    method = Plain("float32")
+    load_model(
+        weights="random",
+        architecture=ARCHITECTURE | {"hidden_size": 40, "intermediate_size": 40, "head_dim": 8},
+        quant=method,
+        context=BuildContext(CPU, kernels),
+    )
+    assert method.kernels is None
+    assert method.within(BuildContext(CPU, kernels)).kernels is kernels
 
 
 def test_random_tensors_longer_than_the_block_do_not_repeat_rows() -> None:

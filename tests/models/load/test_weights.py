@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minivllm.config.compose import build
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load.checkpoint import INDEX
 from minivllm.models.load.loading import load_model
 
@@ -108,7 +109,9 @@ def test_beyond_the_weights_no_more_than_the_largest_shard_is_held(
 ) -> None:
     folder, shard = checkpoint
     with Held() as held:
-        loaded = load_model(str(folder), quant=build(METHODS[method]), device=torch.device("cpu"))
+        loaded = load_model(
+            str(folder), quant=build(METHODS[method]), context=BuildContext(torch.device("cpu"))
+        )
     weights = loaded.weight_bytes
     print(f"{method}: weights {weights}, {held.peak - weights} beyond them; shard {shard}")
     assert weights <= held.peak <= weights + shard

@@ -17,6 +17,7 @@ from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.extras.scoring import sequence_logits
 from minivllm.kernels import common
+from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
 from minivllm.quant import plain
 from minivllm.quant.base import Quantizer
@@ -109,8 +110,8 @@ def test_the_kernel_runs_up_to_its_rows_and_no_further(
 
 @pytest.mark.parametrize("name", ["int8", "int4", "nf4"])
 def test_it_is_taken_before_the_kernels_of_the_cpu(name: str) -> None:
-    method = METHODS[name]("bfloat16")
-    method.kernels = library.choose("auto", DEVICE)[0]
+    context = BuildContext(DEVICE, library.choose("auto", DEVICE)[0])
+    method = METHODS[name]("bfloat16").within(context)
     layer = method.pack(torch.randn(64, 128).bfloat16().to(DEVICE), None)
     assert getattr(layer, "layout", layer).products is products
 

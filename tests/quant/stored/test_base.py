@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minivllm.errors import BadInput
+from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
@@ -133,7 +134,7 @@ def quantized_copy(
 
 
 def load(folder: Path, quant: Any) -> LoadedModel:
-    return load_model(str(folder), quant=quant, device=torch.device("cpu"))
+    return load_model(str(folder), quant=quant, context=BuildContext(torch.device("cpu")))
 
 
 # ---- AWQ and GPTQ
