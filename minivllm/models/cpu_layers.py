@@ -68,13 +68,16 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     return next((plain for plain, own in _CLASSES.items() if type(module) is own), type(module))
 
 
-def use_kernels(model: nn.Module, kernels: Kernels | None) -> None:
+def use_kernels(model: nn.Module, kernels: Kernels | None) -> int:
     """Let the modules of a model compute with the kernels, if there are kernels, where the sizes
-    of a module fit them."""
+    of a module fit them. Returns the number of changed modules."""
+    changed = 0
     for module in model.modules() if kernels is not None else ():
         if type(module) in _CLASSES and _fits(module):
             module.__class__ = _CLASSES[type(module)]
             module.kernels = kernels  # type: ignore[assignment]  # no tensor and no module
+            changed += 1
+    return changed
 
 
 def _fits(module: nn.Module) -> bool:

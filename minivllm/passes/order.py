@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minivllm.passes.base import RuntimePass
 from minivllm.passes.compile import CompileLayers
+from minivllm.passes.cpu_kernels import UseKernels
 from minivllm.passes.determinism import FixShapes
 from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.grouped import GroupExperts
@@ -13,6 +14,9 @@ from minivllm.passes.trim import TrimLastLayer
 
 # Applied before the engine is built: the cache takes memory that these passes leave.
 BEFORE_ENGINE: tuple[RuntimePass, ...] = (
+    # Changes only layers of the families' own classes with their own activations, so it comes
+    # before passes that replace modules or activations.
+    UseKernels(),
     # Looks for plain linear layers, so it comes before passes that wrap them.
     StreamLinears(),
     # Wraps linear layers in their final class, and changes activations in MLPs that are not fused

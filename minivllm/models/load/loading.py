@@ -18,7 +18,7 @@ from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.config import ModelConfig, require_experts
-from minivllm.models.cpu_layers import share_packed, use_kernels
+from minivllm.models.cpu_layers import share_packed
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.head_norm import HeadNorm
 from minivllm.models.layers import Linear
@@ -103,7 +103,6 @@ def load_model(
     loaded = _load(source, config, length, quant, context, seed, progress)
     _return_freed_memory()
     loaded.model.make_rotary(length, context.device)
-    use_kernels(loaded.model, context.kernels)
     return loaded
 
 

@@ -160,7 +160,7 @@ def test_the_method_that_is_given_stays_as_it_is() -> None:
     method = Plain("float32")
     load_model(
         weights="random",
-        architecture=ARCHITECTURE | {"hidden_size": 40, "intermediate_size": 40, "head_dim": 8},
+        architecture=ARCHITECTURE,
         quant=method,
         context=BuildContext(CPU, kernels),
     )
