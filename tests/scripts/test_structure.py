@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -89,4 +90,8 @@ def test_a_checkout_s_figures(capsys: pytest.CaptureFixture[str]) -> None:
     named, counts = figures["named"], figures["counts"]
     assert "engine/scheduler.py" in named["token"]
     assert set(named["token"]) < set(named["prompt"])
+    if "passes/native.py" in named["token"]:  # with the C++ kernels
+        text = (structure.ROOT / "docs/internals/architecture.md").read_text()
+        table = re.findall(r"^\| [a-z]+ \| `([a-z_/]+\.py)` \|", text, re.M)
+        assert sorted(table) == named["token"], "the table of a token's files is not this route"
     assert counts["cycles"] == 0 and counts["nf4"] == len(named["nf4"]) > 1
