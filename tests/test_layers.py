@@ -76,6 +76,8 @@ TORCH_FREE = (
     "minivllm.platform.threads",
     "minivllm.engine.scheduler",
     "minivllm.extras.scheduling",
+    "minivllm.extras.speculative.ngram",
+    "minivllm.extras.speculative.suffix",
     "minivllm.engine.options",
     "minivllm.cache.pool",
     "minivllm.cache.manager",
