@@ -47,7 +47,7 @@ class NgramIndex:
 class NgramProposer(HostProposer):
     """speculative=ngram: prompt lookup decoding (Saxena 2023), over prompt and output.
 
-    Memory is linear in the tokens of the running requests: some 200 bytes a token for each length
+    Memory is linear in the tokens of the running requests: some 130 bytes a token for each length
     of n-gram.
     """
 

@@ -50,8 +50,8 @@ class SuffixOptions(SpeculativeOptions):
         min_token_prob: a draft ends where the share of the votes that it followed falls below this.
         max_cached_requests: finished requests whose outputs are kept, the oldest dropped first; 0
             keeps none.
-        max_cached_tokens: most tokens of those outputs, with a mark after each; about 1 KB of host
-            memory a token.
+        max_cached_tokens: most tokens of those outputs, with a mark after each; up to 850 bytes of
+            host memory a token.
     """
 
     max_tree_depth: int = knob(24, at_least=1, at_most=256)
