@@ -12,21 +12,41 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
+import hydra._internal.defaults_list
 import omegaconf._utils
 import omegaconf.base
 import pytest
 import yaml
+from hydra.core.default_element import InputDefault
+from omegaconf import DictConfig
+
+from minivllm.config.loader import OptionLoader
 
 
 def parse_once(patch: pytest.MonkeyPatch) -> None:
     """Remember what OmegaConf parses: YAML, and the trees of its interpolations, which it only
-    reads."""
+    reads. Every command composes as the arms of a sweep do."""
     loader: Callable[[], type] = cache(omegaconf._utils.get_yaml_loader)
     patch.setattr("omegaconf._utils.get_yaml_loader", loader)
     patch.setattr("yaml.load", _remembering(yaml.load, loader))
     parse = cache(omegaconf.base.parse)
     patch.setattr("omegaconf.base.parse", parse)
     patch.setattr("omegaconf._utils.parse", parse)
+    patch.setattr("hydra._internal.hydra.ConfigLoaderImpl", OptionLoader)
+    patch.setattr(hydra._internal.defaults_list, "_create_interpolation_map", _choices_if_needed)
+
+
+_create_interpolation_map = hydra._internal.defaults_list._create_interpolation_map
+
+
+def _choices_if_needed(
+    overrides: Any, defaults: list[InputDefault], self_added: bool
+) -> DictConfig | None:
+    """What interpolations in a list of defaults may name, which Hydra makes for each option
+    file."""
+    if any(default.is_interpolation() for default in defaults):
+        return _create_interpolation_map(overrides, defaults, self_added)
+    return None
 
 
 def _remembering(load: Callable[..., Any], loader: Callable[[], type]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from minivllm.config.loader import remembering
 from minivllm.config.overrides import without_secrets
 from minivllm.errors import BadInput
 
@@ -64,6 +65,7 @@ class PlanSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """See Hydra's Sweeper."""
+        hydra_context.config_loader = remembering(hydra_context.config_loader)
         self.hydra_context = hydra_context
         self.config = config
         self.launcher = make_launcher(hydra_context, task_function, config)

@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
+from minivllm.config.loader import remembering
 
 UNSUPPORTED = ("fresh", "retry")
 
@@ -73,7 +74,7 @@ class TuneSweeper(Sweeper):
         require_writable_reports(self.settings)
         goal = goal_of(asked)
         launcher = make_launcher(hydra_context, task_function, config)
-        loader = hydra_context.config_loader
+        loader = remembering(hydra_context.config_loader)
         self.search = Search(
             goal,
             self.settings,

@@ -26,6 +26,7 @@ from minivllm.cache.options import PagedOptions
 from minivllm.config import interpolation
 from minivllm.config.explain import explain, is_config_error, omegaconf_line
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
+from minivllm.config.loader import remembering
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
 from minivllm.config.typed import make_options, plain
@@ -134,6 +135,8 @@ def _cleared() -> Iterator[None]:
     shared.clear()
     try:
         with initialize_config_dir(str(conf_dir()), job_name="minivllm", version_base="1.3"):
+            assert shared.hydra is not None
+            shared.hydra.config_loader = remembering(shared.hydra.config_loader)
             yield
     finally:
         GlobalHydra.instance().hydra = running

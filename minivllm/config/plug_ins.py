@@ -12,14 +12,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from minivllm.config import compose
-from minivllm.errors import BadInput, first_line, last_frame
+from minivllm.config.groups import GROUPS, OPTIONS
+from minivllm.errors import BadInput, first_line, last_frame, nearest
 from minivllm.platform.children import module_path
 from minivllm.platform.options import convert
 from minivllm.platform.plug_ins import locate, names_class
@@ -30,6 +29,9 @@ SECONDS = 120.0  # for importing all of them
 KINDS = frozenset((int, float, str, bool, type(None)))
 Node = Mapping[str, Any]
 
+# The problem, or None, of classes that were looked at: their nodes as JSON, and where modules lie.
+_known: dict[tuple[str, str], str | None] = {}
+
 
 def check(settings: Mapping[str, Any]) -> None:
     """Check every class that is none of minivllm's own: those of a configuration's groups and
@@ -39,15 +41,27 @@ def check(settings: Mapping[str, Any]) -> None:
         BadInput: the class cannot be imported, or a knob is none of its arguments or has another
             type.
     """
-    nodes = {
-        group: node
-        for group, node in settings.items()
-        if group in compose.GROUPS and _is_users(node)
-    }
+    if (nodes := _nodes(settings)) is not None and (problem := _problem(nodes, module_path())):
+        raise BadInput(problem)
+
+
+def look_at(configurations: Iterable[Mapping[str, Any]]) -> None:
+    """Look at the classes of several configurations in one process, so that `check` of each starts
+    none. Where that process does not answer, each has a process of its own."""
+    path = module_path()
+    named = dict.fromkeys(filter(None, map(_nodes, configurations)))
+    asked = [nodes for nodes in named if (nodes, path) not in _known]
+    if len(asked) > 1 and isinstance(answers := _answers(asked, path), list):
+        _known.update(((nodes, path), answer) for nodes, answer in zip(asked, answers, strict=True))
+
+
+def _nodes(settings: Mapping[str, Any]) -> str | None:
+    """The nodes of a configuration that name a user's class, as JSON of nodes by key; None where it
+    has none."""
+    nodes = {group: node for group, node in settings.items() if group in GROUPS and _is_users(node)}
     nodes |= studies(settings)
     nodes |= _in_knobs(settings)
-    if nodes and (problem := _problem(json.dumps(nodes, default=str), module_path())):
-        raise BadInput(problem)
+    return json.dumps(nodes, default=str) if nodes else None
 
 
 def studies(settings: Mapping[str, Any]) -> dict[str, Node]:
@@ -60,7 +74,7 @@ def _in_knobs(settings: Mapping[str, Any]) -> dict[str, Node]:
     """The classes that knobs of groups name, by the knobs' keys: as a value, or within a list or a
     dictionary."""
     nodes: dict[str, Node] = {}
-    for group in filter(settings.__contains__, compose.GROUPS):
+    for group in filter(settings.__contains__, GROUPS):
         for name, value in settings[group].items():
             key = f"{group}.{name}"
             if isinstance(value, list):
@@ -74,33 +88,42 @@ def _in_knobs(settings: Mapping[str, Any]) -> dict[str, Node]:
 
 def _is_users(node: Node) -> bool:
     target = str(node.get("_target_", ""))
-    return "." in target and target not in compose.OPTIONS
+    return "." in target and target not in OPTIONS
 
 
-@cache  # arms of a sweep have them in common
 def _problem(nodes: str, path: str) -> str | None:
-    """The first thing that is wrong with these groups, a JSON object; `path` is where their modules
-    lie."""
-    names = ", ".join(f"{group}: {node['_target_']}" for group, node in json.loads(nodes).items())
+    """The first thing that is wrong with these nodes; `path` is where their modules lie."""
+    if (nodes, path) not in _known:
+        answers = _answers([nodes], path)
+        if isinstance(answers, str):
+            named = json.loads(nodes).items()
+            names = ", ".join(f"{key}: {node['_target_']}" for key, node in named)
+            answers = [f"{names}: {answers}"]
+        (_known[nodes, path],) = answers
+    return _known[nodes, path]
+
+
+def _answers(asked: Sequence[str], path: str) -> list[str | None] | str:
+    """What another process finds wrong with each of several nodes, or why it found nothing out."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
-            input=nodes,
+            input=f"[{','.join(asked)}]",
             capture_output=True,
             text=True,
             timeout=SECONDS,
             env={**os.environ, "PYTHONPATH": path},
         )
     except subprocess.TimeoutExpired:
-        return f"{names}: importing took more than {SECONDS:g} s"
-    answers = [
+        return f"importing took more than {SECONDS:g} s"
+    lines = [
         line.removeprefix(ANSWER) for line in done.stdout.splitlines() if line.startswith(ANSWER)
     ]
-    if done.returncode or not answers:
+    if done.returncode or not lines:
         last_line = (done.stderr.strip() or "nothing").splitlines()[-1]
-        return f"{names}: importing ended the process with exit code {done.returncode}: {last_line}"
-    problem: str | None = json.loads(answers[-1])
-    return problem
+        return f"importing ended the process with exit code {done.returncode}: {last_line}"
+    answers: list[str | None] = json.loads(lines[-1])
+    return answers
 
 
 def problem_of(group: str, node: Node) -> str | None:
@@ -123,8 +146,7 @@ def problem_of(group: str, node: Node) -> str | None:
             continue
         if name not in parameters and not open_ended:
             return (
-                f"{group}.{name}: {target} takes no such argument; "
-                f"{compose.nearest(name, [*parameters])}"
+                f"{group}.{name}: {target} takes no such argument; {nearest(name, [*parameters])}"
             )
         try:
             if name in hints:
@@ -156,9 +178,10 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 
 def _main() -> None:
-    nodes = json.load(sys.stdin)
-    problems = (problem_of(group, node) for group, node in nodes.items())
-    print("\n" + ANSWER + json.dumps(next(filter(None, problems), None)))
+    problems = (
+        (problem_of(key, node) for key, node in nodes.items()) for nodes in json.load(sys.stdin)
+    )
+    print("\n" + ANSWER + json.dumps([next(filter(None, found), None) for found in problems]))
 
 
 if __name__ == "__main__":

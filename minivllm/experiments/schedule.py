@@ -14,6 +14,7 @@ from minivllm.analysis.ablation.findings import Planned
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import record_in
+from minivllm.config import plug_ins
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.experiments.arms import Load, compose, shuffled
@@ -177,6 +178,7 @@ def check_arms(cells: Sequence[PlannedArm], skip_absent: bool) -> list[str]:
     """
     from minivllm.experiments.preflight import check
 
+    plug_ins.look_at(cell.config for cell in cells if cell.config is not None)
     settled: dict[str, dict[str, Any]] = {}  # model options -> the same with resolved weights
     warnings: dict[str, None] = {}
     for cell in cells:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minivllm.config import plug_ins
+from minivllm.config.compose import compose
+from minivllm.errors import BadInput
 from minivllm.tasks import bench
 
 SOURCE = """
@@ -80,9 +84,6 @@ def test_a_class_that_does_not_fit_is_one_line(
 
 
 def test_a_class_that_fits_passes(user_dir: Path) -> None:
-    from minivllm.config import plug_ins
-    from minivllm.config.compose import compose
-
     (user_dir / "my_batching.py").write_text(
         SOURCE + "import atexit\nprint('hello')\natexit.register(print, 'bye')\n"
     )
@@ -93,6 +94,49 @@ def test_a_class_that_fits_passes(user_dir: Path) -> None:
     ):
         plug_ins.check({**settings, "batching": node})
         assert plug_ins.problem_of("batching", node) is None
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes that look at classes from now on."""
+    started: list[Any] = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a) or run(*a, **k))
+    return started
+
+
+def test_configurations_of_a_sweep_are_looked_at_in_one_process(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_dir / "my_several.py").write_text(SOURCE)
+    started, settings = counted(monkeypatch), compose([])
+    arms = [
+        {**settings, "batching": {"_target_": "my_several.Mine", "share": share}}
+        for share in (1, "abc", 2, 1)
+    ]
+    plug_ins.look_at([settings, *arms])
+    assert len(started) == 1
+    plug_ins.look_at(arms)
+    for arm in (settings, arms[0], arms[2], arms[3]):
+        plug_ins.check(arm)
+    with pytest.raises(BadInput, match=r"batching\.share='abc' must be a number"):
+        plug_ins.check(arms[1])
+    assert len(started) == 1
+
+
+def test_a_class_that_ends_the_process_is_the_problem_of_its_own_configuration(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_dir / "my_several.py").write_text(SOURCE)
+    (user_dir / "my_ending.py").write_text("import os; os._exit(3)")
+    settings = compose([])
+    good, bad = (
+        {**settings, "batching": {"_target_": target, "share": 3}}
+        for target in ("my_several.Mine", "my_ending.Mine")
+    )
+    plug_ins.look_at([good, bad])
+    plug_ins.check(good)
+    with pytest.raises(BadInput, match=r"^batching: my_ending\.Mine: importing ended .* code 3"):
+        plug_ins.check(bad)
 
 
 def test_settings_of_one_s_own_are_added_with_a_plus(
