@@ -86,8 +86,8 @@ def require_memory_for_weights(config: Mapping[str, Any], device: torch.device) 
     source = resolve(config["model"], allow_random=False)[1]
     model = ModelConfig.from_dict(source.config)
     _, needed = architecture_costs(model, config["quant"])
-    length = model.context(config["model"].get("max_model_len"))
-    width = BYTES[str(config["quant"].get("dtype", "bfloat16"))]
+    view = Config.of(config)
+    length, width = model.context(view.model.max_model_len), BYTES[view.quant.dtype]
     tables = sum(rope.table_bytes(length, model.head_dim, width) for rope in model.ropes)
     free = free_memory(device)
     if tables > free:

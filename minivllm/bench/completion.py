@@ -92,7 +92,7 @@ def complete(
             memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
         )
         memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
-        interval = (measurement.config.get("measure") or {}).get("telemetry_interval_s") or 0.2
+        interval = measurement.settings.measure.telemetry_interval_s
         start, end = window
         seen = check_telemetry(rows, start, end, interval, facts.get("clocks"))
         validity["ok"] = validity["ok"] and seen.ok

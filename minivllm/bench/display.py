@@ -79,7 +79,7 @@ class Display:
         # Several arms may have a cell's name in common.
         if measurement.arm not in ("", DEFAULT_ARM, measurement.cell):
             head += f" ({measurement.arm})"
-        if (repeats := (measurement.config.get("measure") or {}).get("repeats") or 1) > 1:
+        if (repeats := measurement.settings.measure.repeats) > 1:
             # more than were asked for, where measure.target_ci adds some
             block = measurement.block + 1
             head += f", repeat {block}/{repeats}" if block <= repeats else f", repeat {block}"

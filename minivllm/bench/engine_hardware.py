@@ -16,6 +16,7 @@ from minivllm.bench.metrics.roofline import exceeds, raised, usage
 from minivllm.bench.metrics.rows import Rows, kv_waste
 from minivllm.bench.records.record import Memory
 from minivllm.bench.targets.base import BenchEngine
+from minivllm.config.typed import Config
 
 NOT_COMPUTED = "simulated: nothing was computed"
 
@@ -59,7 +60,7 @@ class EngineHardware:
         # Before the probes, whose heat a GPU's counter still tells of when they have ended.
         self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
         self._idle_watts = self._meter.idle_watts()
-        if self._config["measure"].get("roofline") and costs and "torch" in sys.modules:
+        if Config.of(self._config).measure.roofline and costs and "torch" in sys.modules:
             self._emit("probing")
             self._limits, notes = probe(
                 device, costs.get("matrix_dtype") or costs.get("dtype", "float32")

@@ -28,6 +28,7 @@ from typing import IO, Any, get_type_hints
 
 import numpy as np
 
+from minivllm.bench.options import QualityOptions
 from minivllm.bench.quality import (
     LOG_PROBS,
     Reference,
@@ -53,63 +54,64 @@ ERROR = "error.json"
 WINDOW = 1024  # tokens, unless the context is shorter
 
 
-def text_path(knobs: dict[str, Any]) -> Path:
+def text_path(knobs: QualityOptions) -> Path:
     """The text to judge by. Raises BadInput if there is no such file."""
     path = (
         EMBEDDED / "heldout.txt"
-        if knobs["text"] is None
-        else place(knobs["text"], f"quality.text={knobs['text']}")
+        if knobs.text is None
+        else place(knobs.text, f"quality.text={knobs.text}")
     )
     if not path.is_file():
         raise BadInput(f"quality.text={path} is no file: give a text file, UTF-8")
     return path
 
 
-def read_text(knobs: dict[str, Any]) -> str:
+def read_text(knobs: QualityOptions) -> str:
     """The text to judge by. Raises BadInput if there is none, or it is not UTF-8."""
     path = text_path(knobs)
     return untrusted.read_text(path, MAX_TEXT, f"quality.text={path}")
 
 
-def window_and_stride(knobs: dict[str, Any], max_model_len: int) -> tuple[int, int]:
+def window_and_stride(knobs: QualityOptions, max_model_len: int) -> tuple[int, int]:
     """Tokens of a window and from one to the next.
 
     Raises:
         BadInput: a window, or a prompt with its continuation, is longer than the context.
     """
-    window = knobs["window"] or min(WINDOW, max_model_len)
+    window = knobs.window or min(WINDOW, max_model_len)
     if window > max_model_len:
         raise BadInput(
             f"quality.window={window} is longer than the context of {max_model_len} tokens"
         )
-    if (length := knobs["prompt_len"] + knobs["output_len"]) > max_model_len:
+    if (length := knobs.prompt_len + knobs.output_len) > max_model_len:
         raise BadInput(
             f"quality.prompt_len and quality.output_len are {length} tokens together, and the "
             f"context is {max_model_len}"
         )
-    return window, min(knobs["stride"] or max(1, window // 2), window)
+    return window, min(knobs.stride or max(1, window // 2), window)
 
 
 def reference_id(config: dict[str, Any]) -> str:
     """Content address of the reference that a configuration is compared with, 12 hexadecimal
     digits."""
-    model, knobs = config["model"], config["quality"]
-    device = (config.get("runtime") or {}).get("device") or "auto"
-    checkpoint: list[Any] = [model]
-    if model.get("_target_") in OPTIONS:
-        source = resolve(model, allow_random=True)[1]
+    view = Config.of(config)
+    knobs, device = view.quality, view.runtime.device
+    checkpoint: list[Any] = [config["model"]]
+    if view.target("model") in OPTIONS:
+        source = resolve(config["model"], allow_random=True)[1]
         tokenizer = source.folder and source.folder / "tokenizer.json"
         words = _file_hash(tokenizer) if tokenizer and tokenizer.is_file() else None
-        checkpoint = [source.fingerprint, words, model.get("max_model_len")]
+        checkpoint = [source.fingerprint, words, view.model.max_model_len]
     text = _file_hash(text_path(knobs))
     engine = engine_id({**_usual(knobs), "model": checkpoint})
-    return digest([engine, {**knobs, "text": text}, code_hash(), environment_hash(device), device])
+    where = code_hash(), environment_hash(device), device
+    return digest([engine, {**config["quality"], "text": text}, *where])
 
 
-def _usual(knobs: dict[str, Any]) -> dict[str, Any]:
+def _usual(knobs: QualityOptions) -> dict[str, Any]:
     """The configuration of default options, in the reference's precision and with a place for each
     prompt."""
-    return compose([f"quant={knobs['reference']}", f"batching.max_num_seqs={knobs['prompts']}"])
+    return compose([f"quant={knobs.reference}", f"batching.max_num_seqs={knobs.prompts}"])
 
 
 def _file_hash(path: Path) -> str:
@@ -221,7 +223,7 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     """
     from minivllm.bench.targets.minivllm import MinivllmEngine  # imports torch, so only here
 
-    knobs = config["quality"]
+    knobs = Config.of(config).quality
     usual = _usual(knobs)
     asked = Config.of(config).runtime
     where = {"device": asked.device, "threads": asked.threads}
@@ -232,11 +234,11 @@ def compute(config: dict[str, Any], folder: Path) -> None:
     token_ids, num_bytes = _tokens(engine, knobs)
     prompts = _prompts(token_ids, knobs)
     row_bytes = 2 * engine.info.vocab_size
-    fitting = knobs["max_reference_gb"] * 1e9 // row_bytes
+    fitting = knobs.max_reference_gb * 1e9 // row_bytes
     kl_tokens = int(min(num_predicted(len(token_ids), window, stride), fitting))
     if not kl_tokens:
         raise BadInput(
-            f"quality.max_reference_gb={knobs['max_reference_gb']:g} holds not one token: raise it"
+            f"quality.max_reference_gb={knobs.max_reference_gb:g} holds not one token: raise it"
         )
     nll, top1 = _write_log_probs(
         folder / LOG_PROBS,
@@ -245,13 +247,11 @@ def compute(config: dict[str, Any], folder: Path) -> None:
         distributions(engine, token_ids, window, stride),
     )
     if not math.isfinite(nll):
-        raise RuntimeError(
-            f"its logits are not finite; choose a wider one than {knobs['reference']}"
-        )
-    continuations = greedy(engine, prompts, knobs["output_len"])
+        raise RuntimeError(f"its logits are not finite; choose a wider one than {knobs.reference}")
+    continuations = greedy(engine, prompts, knobs.output_len)
     reference = Reference(
         folder.name,
-        knobs["reference"],
+        knobs.reference,
         token_ids,
         num_bytes,
         window,
@@ -301,17 +301,17 @@ def require_trained_weights(weights: str) -> None:
         )
 
 
-def _tokens(engine: LogitsEngine, knobs: dict[str, Any]) -> tuple[list[int], int | None]:
+def _tokens(engine: LogitsEngine, knobs: QualityOptions) -> tuple[list[int], int | None]:
     """Token ids of the text, and the bytes that they cover where decoding gives the text back."""
     text = read_text(knobs)
-    token_ids = engine.encode(text)[: knobs["max_tokens"]]
+    token_ids = engine.encode(text)[: knobs.max_tokens]
     covered = (engine.text(token_ids) or "").rstrip("\ufffd")  # the last character may be cut
     return token_ids, len(covered.encode()) if covered and text.startswith(covered) else None
 
 
-def _prompts(token_ids: list[int], knobs: dict[str, Any]) -> list[list[int]]:
+def _prompts(token_ids: list[int], knobs: QualityOptions) -> list[list[int]]:
     """Pieces of the text, evenly spread over it."""
-    length, count = knobs["prompt_len"], knobs["prompts"]
+    length, count = knobs.prompt_len, knobs.prompts
     room = len(token_ids) - length
     if len(token_ids) < 2 or room < 0:
         raise BadInput(

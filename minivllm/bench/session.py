@@ -28,6 +28,7 @@ from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.price import cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import Rows, breakdown, recorded_requests
+from minivllm.bench.options import MeasureOptions
 from minivllm.bench.quality import Reference
 from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records.identity import quality_alone
@@ -113,13 +114,14 @@ class Session:
         return self._engine
 
     def _load(self) -> None:
+        runtime = self._config["runtime"]
         if Config.of(self._config).target("engine") != SIMULATED:
-            pin(self._config.get("runtime") or {})
-            self._notes += crowded(self._config.get("runtime") or {})
+            pin(runtime)
+            self._notes += crowded(runtime)
         listeners = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], listeners, config=self._config)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
-            sys.modules["torch"].set_num_threads(thread_count(self._config.get("runtime") or {}))
+            sys.modules["torch"].set_num_threads(thread_count(runtime))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
 
         self._hardware = EngineHardware(self._engine, self._config, self._emit)
@@ -145,13 +147,13 @@ class Session:
             self._quality.require_quality(engine.info, reference, self._check_submit)
         if quality_alone(config):
             return self._measure_quality(measurement, reference)
-        load = self._load_of(config)
+        load = self._load_of(measurement)
         self._validate_longest(load)
         # Content-addressed: all cells that use it share one file.
         load.workload.save(measurement.path.parent.parent / "workloads")
         self._hardware.probe_once()
         self.usable = False  # from here on the engine holds requests
-        first_batch = self._warm_up(load, config["measure"])
+        first_batch = self._warm_up(load, measurement.settings.measure)
         traces, energy = self._run(load)
         self._emit("finishing")
         self._validate_traces(traces)
@@ -167,20 +169,21 @@ class Session:
             record, recorded_requests(traces, not virtual), steps, None if virtual else window
         )
 
-    def _load_of(self, config: dict[str, Any]) -> Load:
-        seed = config["measure"].get("seed") or 0
-        workload = self._maker.make(self.engine, config["workload"], seed)
-        own = own_metrics(config["measure"].get("metrics") or {})
-        return Load(workload, build(config["arrival"]), build(config["decoding"]), seed, own)
+    def _load_of(self, measurement: Measurement) -> Load:
+        config, measure = measurement.config, measurement.settings.measure
+        workload = self._maker.make(self.engine, config["workload"], measure.seed)
+        own = own_metrics(measure.metrics)
+        arrival, params = build(config["arrival"]), build(config["decoding"])
+        return Load(workload, arrival, params, measure.seed, own)
 
-    def _warm_up(self, load: Load, measure: dict[str, Any]) -> float | None:
+    def _warm_up(self, load: Load, measure: MeasureOptions) -> float | None:
         """Seconds of the first batch, after which the engine is as empty as before; None where none
         was run."""
         self._emit("warmup")
-        setting = measure.get("warmup_requests", "auto")
+        setting = measure.warmup_requests
         clock = self.engine.info.clock
         warmed = 0 if clock is not None else None if setting == "auto" else int(setting)
-        warm = measure.get("prefix_cache") == "warm"
+        warm = measure.prefix_cache == "warm"
         if warm:  # every prompt has been seen
             warmed = max(warmed or 0, load.workload.num_conversations)
         others, arrival = self.engine.info.keeps_prefixes and not warm, load.arrival
@@ -235,11 +238,11 @@ class Session:
         first_batch: float | None,
     ) -> Record:
         """All that a measured window says, but for quality."""
-        measure, info = measurement.config["measure"], self.engine.info
+        measure, info = measurement.settings.measure, self.engine.info
         liveness = self.engine.liveness()
         overlapped = validity.overlap_steps(liveness) > 0
         max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_conversations)
-        figures = metrics.compute(traces, measure.get("slo") or {}, max_running, load.metrics)
+        figures = metrics.compute(traces, vars(measure.slo), max_running, load.metrics)
         cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
 
         record = self._record(
@@ -254,14 +257,13 @@ class Session:
             liveness=liveness,
         )
         energy.joules_per_output_token = per_token(energy, figures.output_tokens)
-        price = measure.get("price") or {}
-        record.cost = cost(price, figures, energy)
+        record.cost = cost(vars(measure.price), figures, energy)
         record.validity = validity.check(
             *(traces, load.workload, figures),
             energy=energy,
             roofline=record.roofline,
             liveness=liveness,
-            cold=measure.get("prefix_cache") != "warm",
+            cold=measure.prefix_cache != "warm",
         )
         if info.clock is None:
             record.validity.ok &= self._jumped is None
@@ -272,14 +274,14 @@ class Session:
             *self._notes,
             *self._hardware.notes,
             *load.workload.notes,
-            *remarks(price, energy),
+            *remarks(vars(measure.price), energy),
         ]
         return record
 
     def profile(self, measurement: Measurement) -> None:
         """Trace some steps of what was just measured, which the engine is fit for; see
         `profile.trace`."""
-        load = self._load_of(measurement.config)
+        load = self._load_of(measurement)
         profile.trace(
             self.engine,
             load.workload,

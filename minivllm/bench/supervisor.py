@@ -19,6 +19,7 @@ from typing import Any
 
 from minivllm.bench.completion import complete, write_failure
 from minivllm.bench.device_lock import device_lock
+from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import code_hash, profile_wanted
 from minivllm.bench.records.measurement import Measurement
@@ -119,8 +120,7 @@ class Supervisor:
             self._dismiss(0.0)
             _discard_unfinished(measurement)
             raise
-        isolation = (measurement.config.get("measure") or {}).get("isolation")
-        if isolation == "run" or profile_wanted(measurement.config):
+        if measurement.settings.measure.isolation == "run" or profile_wanted(measurement.config):
             self._dismiss()
         return outcome
 
@@ -174,15 +174,15 @@ class Supervisor:
     def _overdue(self) -> bool:
         """Whether the worker must be ended; `_verdict` then says why."""
         assert self._worker is not None
-        measure: dict[str, Any] = self._current.config.get("measure") or {}
+        measure: MeasureOptions = self._current.settings.measure
         if self._failure is not None:
             # all is said: the worker has only to end
             return time.monotonic() - self._failed_s > CLOSING_S
         spent = time.monotonic() - self._began_s
-        timeout, limit = measure.get("timeout_s"), measure.get("memory_limit_gb")
+        timeout, limit = measure.timeout_s, measure.memory_limit_gb
         if self._worker.telemetry.over_limit.is_set():
             self._verdict = ("oom", f"resident memory went above measure.memory_limit_gb={limit:g}")
-        elif timeout and spent > timeout:
+        elif spent > timeout:
             self._verdict = ("timeout", f"not done within measure.timeout_s={timeout:g} seconds")
         return self._verdict is not None
 

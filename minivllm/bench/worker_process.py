@@ -15,6 +15,7 @@ from typing import Any
 
 from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
 from minivllm.bench.hardware.telemetry import Telemetry
+from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import engine_id
 from minivllm.bench.records.measurement import Measurement
@@ -40,8 +41,8 @@ OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
 
 def served(measurement: Measurement) -> tuple[Any, ...]:
     """What must be alike for one worker under one watch."""
-    measure = measurement.config.get("measure") or {}
-    return engine_id(measurement.config), *(measure.get(knob) for knob in WATCH_KNOBS)
+    measure = measurement.settings.measure
+    return engine_id(measurement.config), *(getattr(measure, knob) for knob in WATCH_KNOBS)
 
 
 class WorkerProcess:
@@ -52,7 +53,7 @@ class WorkerProcess:
     """
 
     def __init__(self, first: Measurement) -> None:
-        measure: dict[str, Any] = first.config.get("measure") or {}
+        measure: MeasureOptions = first.settings.measure
         self.serves = served(first)
         self.log = first.path / storage.LOG  # that it writes
         self._buffer = b""
@@ -66,12 +67,12 @@ class WorkerProcess:
         finally:
             os.close(progress)
         gpu: NullGpu = open_gpu(device_of(first.config))
-        limit = measure.get("memory_limit_gb")
-        interval = measure.get("telemetry_interval_s") or 0.2
+        limit = measure.memory_limit_gb
+        interval = measure.telemetry_interval_s
         self.telemetry = Telemetry(self._process.pid, gpu, interval, limit and limit * 1e9).start()
 
     def _spawn(self, first: Measurement, progress: int) -> subprocess.Popen[bytes]:
-        threads = str(thread_count(first.config.get("runtime") or {}))
+        threads = str(thread_count(first.config["runtime"]))
         environment = {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, threads),

@@ -3,9 +3,8 @@ and the protocol of policies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from minivllm.cache.eviction.policies import Eviction
 
@@ -80,36 +79,42 @@ class CacheLayout:
         return most if self.prefix_caching else 0
 
 
-Move = tuple[int, int]  # from, to
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Blocks to move before a step computes, in the order of the fields. Each pair is (from,
+    to)."""
 
+    spills: tuple[tuple[int, int], ...] = ()  # host slot to disk record, written in the background
+    saves: tuple[tuple[int, int], ...] = ()  # device block to host slot
+    copies: tuple[tuple[int, int], ...] = ()  # device block to device block
+    loads: tuple[tuple[int, int], ...] = ()  # host slot to device block
+    reads: tuple[tuple[int, int], ...] = ()  # disk record to host slot, in the background
 
-class Transfers(NamedTuple):
-    """Blocks to move before a step computes, in the order of the fields; none if not `any` of
-    them."""
-
-    spills: Sequence[Move] = ()  # host slot to disk record, written in the background
-    saves: Sequence[Move] = ()  # device block to host slot
-    copies: Sequence[Move] = ()  # device block to device block
-    loads: Sequence[Move] = ()  # host slot to device block
-    reads: Sequence[Move] = ()  # disk record to host slot, in the background
+    def __bool__(self) -> bool:
+        return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
 
 
 NOTHING = Transfers()
 
 
-class PendingTransfers(NamedTuple):
+@dataclass
+class PendingTransfers:
     """The moves of the next step while it is planned; see Transfers."""
 
-    spills: list[Move]
-    saves: list[Move]
-    copies: list[Move]
-    loads: list[Move]
-    reads: list[Move]
+    spills: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
 
     def take(self) -> Transfers:
         """Hand the moves out; none is pending afterwards."""
-        taken = Transfers(*map(tuple, self))
-        for moves in self:
+        pending = vars(self).values()
+        taken = Transfers(*map(tuple, pending))
+        for moves in pending:
             moves.clear()
         return taken
 

@@ -12,12 +12,14 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from minivllm.config.groups import GROUPS, OPTIONS, TARGETLESS
-from minivllm.config.options import RuntimeOptions
+from minivllm.config.options import RootOptions, RuntimeOptions
 from minivllm.errors import BadInput, nearest
 from minivllm.platform.options import type_hints, typed
 from minivllm.platform.plug_ins import knobs_of
 
 T = TypeVar("T")
+
+ROOT = tuple(item.name for item in fields(RootOptions))  # settings outside every group
 
 
 def make_options(
@@ -100,6 +102,9 @@ class Config(Mapping[str, Any]):
         node = {} if name == "tree" else self.tree.get(name, {})
         if (cls := TARGETLESS.get(name)) is not None:
             options: Any = make_options(cls, node, name, name)
+        elif name in ROOT:
+            present = {key: self.tree[key] for key in ROOT if key in self.tree}
+            options = getattr(make_options(RootOptions, present, "", None), name)
         elif name not in self.tree:
             raise AttributeError(f"the configuration has no {name}")
         elif name not in GROUPS:

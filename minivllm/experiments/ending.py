@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.ablation.findings import Goal, Planned
 from minivllm.bench.records.storage import OPERATIONS, RECORD, TRACE
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def require_writable_reports(config: dict[str, Any]) -> None:
     """Raise BadInput where `conclude` could write no report; called before measuring, and writes
     nothing."""
-    folder = Path(config.get("reports_dir") or "reports")
+    folder = Path(Config.of(config).reports_dir)
     nearest = next(there for there in (folder, *folder.parents) if os.path.exists(there))
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise BadInput(
@@ -40,7 +41,8 @@ def list_reports(reports_dir: Path) -> None:
 
 def percentiles(config: dict[str, Any]) -> list[float]:
     """The percentiles of latencies that the tables show; empty for the default ones."""
-    return (config.get("report") or {}).get("percentiles") or []
+    asked: list[float] = Config.of(config).report.percentiles
+    return asked
 
 
 def conclude(

@@ -42,8 +42,12 @@ def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> 
         config: the resolved configuration.
         allowed: knobs of `sweep` that the task supports.
     """
-    settings = {key for key, value in (config.get("sweep") or {}).items() if value} - set(allowed)
-    asked = [key for key in ("name", "fresh", "retry", "dry_run") if key in settings]
+    view = Config.of(config)
+    asked = [
+        key
+        for key in ("name", "fresh", "retry", "dry_run")
+        if getattr(view.sweep, key) and key not in allowed
+    ]
     if asked:
         instead = (
             "name= names records and report of a single run"
@@ -52,7 +56,7 @@ def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> 
         )
         raise BadInput(f"sweep.{asked[0]} is for sweeps: {instead}")
     identity.require_no_objective(config)
-    if Config.of(config).measure.target_ci is not None:
+    if view.measure.target_ci is not None:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
     if "ablation" in config:
         raise BadInput("+ablation is a sweep of the sweeper `plan`: leave out hydra/sweeper=...")
@@ -89,7 +93,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
             measured with random weights or an unreadable text; or the tracker is not installed.
     """
     plug_ins.check(config)
-    installed.require(config["engine"], (config.get("choices") or {}).get("engine"))
+    installed.require(config["engine"], config["choices"].get("engine"))
     require_supported(config)
     view = Config.of(config)
     simulated = view.target("engine") == SIMULATED
@@ -97,10 +101,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         profile.validate(config)
     SafeTracker(config)
     model, with_quality = config["model"], identity.quality_wanted(config)
-    if config["decoding"].get("_target_") in OPTIONS and not identity.quality_alone(config):
+    if view.target("decoding") in OPTIONS and not identity.quality_alone(config):
         require_one_completion(build(config["decoding"]))
     workload = _check_load(config, simulated)
-    if model.get("_target_") not in OPTIONS:
+    if view.target("model") not in OPTIONS:
         return config, identity.digest(model), []
     from minivllm.models.config import ModelConfig, require_experts
     from minivllm.models.load.source import resolve
@@ -108,7 +112,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     node, source = resolve(model, allow_random=not with_quality)
     architecture = ModelConfig.from_dict(source.config)
     require_experts(view.runtime.moe, architecture.num_experts)
-    longest = architecture.context(model.get("max_model_len"))
+    longest = architecture.context(view.model.max_model_len)
     if (
         workload is not None
         and hasattr(workload, "check_lengths")
@@ -119,8 +123,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         from minivllm.bench import quality_reference
 
         quality_reference.require_trained_weights(source.weights)
-        quality_reference.read_text(config["quality"])
-        quality_reference.window_and_stride(config["quality"], longest)
+        quality_reference.read_text(view.quality)
+        quality_reference.window_and_stride(view.quality, longest)
     # The warnings are about weights, and a simulation loads none.
     warnings = [] if simulated else list(source.warnings)
     return {**config, "model": node}, source.fingerprint, warnings
@@ -129,15 +133,16 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
 def _check_load(config: dict[str, Any], simulated: bool) -> Any:
     """Check the arrival times against the workload, and return the workload; None where it is a
     user's own class, which only the worker builds."""
-    if config["workload"].get("_target_") not in OPTIONS:
+    view = Config.of(config)
+    if view.target("workload") not in OPTIONS:
         return None
     workload = build(config["workload"])
-    if config["arrival"].get("_target_") not in OPTIONS:
+    if view.target("arrival") not in OPTIONS:
         return workload
     arrival = build(config["arrival"])
     check_times(arrival, workload)
     if not simulated:  # a simulation's clock does not wait
-        measure = Config.of(config).measure
-        num_requests = config["workload"].get("num_requests")
+        measure = view.measure
+        num_requests = getattr(view.workload, "num_requests", None)  # conversations have none
         check_span(arrival, num_requests, measure.seed, measure.timeout_s)
     return workload

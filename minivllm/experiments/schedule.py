@@ -217,7 +217,7 @@ def make_plan(
         if cell.absent:
             print(f"left out: {cell.problem}", file=sys.stderr)
     there = [cell for cell in cells if not cell.absent]
-    plan = Plan(name, Path(config["runs_dir"]) / name, sweep, there, config, warnings)
+    plan = Plan(name, Path(Config.of(config).runs_dir) / name, sweep, there, config, warnings)
     plan.extend()
     # A dry run moves nothing, so it reads records that were put aside in their present place.
     if plan.settings.sweep.dry_run:

@@ -161,7 +161,7 @@ class Search:
         """
         if (warning := caution(self.goal.objective, flatten({"config": self.config}))) is not None:
             print(f"warning: {warning}", file=sys.stderr)
-        with folder_lock(Path(self.config["runs_dir"]) / self.name, "search", "sweep.name"):
+        with folder_lock(Path(Config.of(self.config).runs_dir) / self.name, "search", "sweep.name"):
             print(self.aim)
             try:
                 propose()
@@ -231,7 +231,8 @@ class Search:
 
         if not self.cells:
             return 1
-        runs, reports = Path(self.config["runs_dir"]), Path(self.config["reports_dir"])
+        view = Config.of(self.config)
+        runs, reports = Path(view.runs_dir), Path(view.reports_dir)
         inputs = conclude(runs / self.name, reports / self.name, self.config, goal=self.goal)
         missing = sum(
             not self._blocks(arm) and bool(cell.measurements) for arm, cell in self.cells.items()
@@ -268,15 +269,14 @@ def _needed(name: str, config: dict[str, Any]) -> str | None:
     if group == "metrics" and identity.quality_alone(config):
         return "task=bench, as quality alone is measured"
     figure, _, p = figure.partition(".p")
-    workload = config["workload"]
-    requests = workload.get("num_requests") if workload["_target_"] in OPTIONS else None
+    view = Config.of(config)
+    known = view.target("workload") in OPTIONS
+    requests = getattr(view.workload, "num_requests", None) if known else None
     if group == "metrics" and figure in ONE_A_REQUEST and p and requests is not None:
         least = metrics.fewest(int(p))
         if requests < least:
             return f"{least} requests: raise workload.num_requests={requests}"
-    if name == "metrics.goodput_requests_per_s" and not any(
-        vars(Config.of(config).measure.slo).values()
-    ):
+    if name == "metrics.goodput_requests_per_s" and not any(vars(view.measure.slo).values()):
         return "an objective of latency, e.g. measure.slo.ttft_ms=500"
     return None
 

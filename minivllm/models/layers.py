@@ -58,12 +58,11 @@ class Embedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = weight(vocab_size, hidden_size)
-        # Of the weight and token ids.
-        self.look_up: Callable[[Tensor, Tensor], Tensor] = torch.embedding
+        self.look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look the rows up."""
-        return self.look_up(self.weight, token_ids)
+        return self.look_up(token_ids, self.weight)
 
 
 class RMSNorm(nn.Module):

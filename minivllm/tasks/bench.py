@@ -15,6 +15,7 @@ from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.supervisor import Outcome
 from minivllm.bench.supervisor import run as supervise
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.experiments.preflight import (
@@ -41,11 +42,11 @@ def run(config: dict[str, Any]) -> int:
         BadInput: the configuration cannot be measured; nothing is written.
         KeyboardInterrupt: Ctrl-C; finished measurements are kept, and a single run reports them.
     """
-    sweep = config.get("sweep") or {}
-    if sweep.get("plan"):
-        if sweep.get("cwd"):
-            _go_to(sweep["cwd"])
-        return _exit_code(_run_job(Path(sweep["plan"]), int(sweep.get("job") or 0)))
+    sweep = Config.of(config).sweep
+    if sweep.plan:
+        if sweep.cwd:
+            _go_to(sweep.cwd)
+        return _exit_code(_run_job(Path(sweep.plan), sweep.job or 0))
     return _run_lone(config)
 
 
@@ -91,15 +92,16 @@ def _run_lone(config: dict[str, Any]) -> int:
     require_hardware(config)
     require_writable_reports(config)
     config, fingerprint, warnings = check(config)
-    root = Path(config.get("runs_dir") or "runs")
+    view = Config.of(config)
+    root = Path(view.runs_dir)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
-    if (config.get("sweep") or {}).get("dry_run"):
+    if view.sweep.dry_run:
         from minivllm.experiments.preview import show_lone
 
-        show_lone(_measurements(root, config.get("name") or "<time>", config, fingerprint))
+        show_lone(_measurements(root, view.name or "<time>", config, fingerprint))
         return 0
-    with run_folder(root, config.get("name")) as name:
+    with run_folder(root, view.name) as name:
         return _measure_into(root, name, config, fingerprint)
 
 
@@ -121,6 +123,6 @@ def _measure_into(root: Path, name: str, config: dict[str, Any], fingerprint: st
         raise
     finally:
         if not refused:
-            out_dir = Path(config.get("reports_dir") or "reports") / name
+            out_dir = Path(Config.of(config).reports_dir) / name
             reported = conclude(root / name, out_dir, config) is not None
     return code or int(not reported)

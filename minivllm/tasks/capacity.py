@@ -85,7 +85,7 @@ def run(config: dict[str, Any]) -> int:
             print(f"error: the search ended at {failure}", file=sys.stderr)
             return 1
         finally:
-            reports = Path(config.get("reports_dir") or "reports")
+            reports = Path(view.reports_dir)
             folder = searching.root / searching.name
             reported = conclude(folder, reports / searching.name, config) is not None
     _show(replace(capacity, unit=UNITS[knob]))
@@ -109,7 +109,7 @@ def _check(config: dict[str, Any]) -> str:
     if least is not None and least > start:
         raise BadInput(f"task.min_rate={least:g} must be at most task.start_rate={start:g}")
     criterion = criterion_of(config)
-    workload = build(config["workload"]) if config["workload"].get("_target_") in OPTIONS else None
+    workload = build(config["workload"]) if view.target("workload") in OPTIONS else None
     requests = getattr(workload, "num_requests", None)
     if requests is not None and requests * criterion.max_blocks < criterion.least_requests:
         raise BadInput(
@@ -139,11 +139,12 @@ class _Search:
 
     def __init__(self, config: dict[str, Any], knob: str, fingerprint: str) -> None:
         self.config, self.knob, self.fingerprint = config, knob, fingerprint
-        self.slo: dict[str, float | None] = vars(Config.of(config).measure.slo)
-        self.root = Path(config.get("runs_dir") or "runs")
+        view = Config.of(config)
+        self.slo: dict[str, float | None] = vars(view.measure.slo)
+        self.root = Path(view.runs_dir)
         without = {**config, "arrival": {**config["arrival"], knob: None}}
         cell = identity.cell_id(without, fingerprint)
-        self.name: str = config.get("name") or f"capacity-{cell}"
+        self.name: str = view.name or f"capacity-{cell}"
         self.measurements: list[Measurement] = []
         # By rate: the metrics of its first block.
         self.latencies: dict[float, dict[str, Any]] = {}
@@ -158,7 +159,7 @@ class _Search:
                 raise _Failed(
                     f"{measurement.arm}: its requests take {arrivals_s(measurement.config):.0f} "
                     "s of arrivals and measure.timeout_s is "
-                    f"{measurement.config['measure']['timeout_s']:g}: raise that, or lower "
+                    f"{measurement.settings.measure.timeout_s:g}: raise that, or lower "
                     "workload.num_requests"
                 )
             print(f"trying {measurement.arm}{self.duration(rate)}", flush=True)

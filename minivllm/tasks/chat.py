@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import count
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
 
@@ -184,7 +185,9 @@ def run(config: dict[str, Any]) -> int:
         BadInput: the model has random weights or no tokenizer, or cannot be loaded, or `decoding`
             cannot be streamed, as several completions or a beam search.
     """
-    if config["model"].get("weights") == "random":
+    view = Config.of(config)
+    model = vars(view.model)  # a class of the user's own has other knobs
+    if model.get("weights") == "random":
         raise BadInput("model.weights=random generates noise: chat needs trained weights")
     from rich.console import Console
     from rich.text import Text
@@ -204,7 +207,7 @@ def run(config: dict[str, Any]) -> int:
     def note(text: str) -> None:
         console.print(Text(printable(text), style="dim"), soft_wrap=True)
 
-    task = config["task"]
+    task = view.task
     with LLM.from_config(config) as llm:
         for warning in llm.engine.loaded.warnings:
             note(f"warning: {warning}")
@@ -212,8 +215,8 @@ def run(config: dict[str, Any]) -> int:
             raise BadInput("this checkpoint has no tokenizer: it cannot chat")
         if llm.checkpoint_defaults:
             note(llm.defaults_note())
-        chat = Chat(llm, write, note, task["system"], task["thinking"] == "show")
-        name = config["choices"].get("model") or config["model"].get("path")
+        chat = Chat(llm, write, note, task.system, task.thinking == "show")
+        name = config["choices"].get("model") or model.get("path")
         if chat.is_base:
             note(
                 f"{name} is a base model without a chat template: it completes what you type. "

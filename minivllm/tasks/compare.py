@@ -31,14 +31,15 @@ def run(config: dict[str, Any]) -> int:
         BadInput: `runs` does not name two runs, one of them has no records, no metric has that
             name, or `reports_dir` cannot be written to.
     """
-    task, runs = Config.of(config).task, config["runs"]
+    view = Config.of(config)
+    task, runs = view.task, view.runs
     if task.metric is not None:
         find_metric(task.metric, "task.metric")
     if len(runs) != 2:
         raise BadInput(
             f"runs={runs}: name two runs to compare, the older first, e.g. 'runs=[before,after]'"
         )
-    folders = [find_runs([pattern], Path(config["runs_dir"])) for pattern in runs]
+    folders = [find_runs([pattern], Path(view.runs_dir)) for pattern in runs]
 
     from minivllm.analysis.comparison import compare
     from minivllm.analysis.rows import read_rows
@@ -53,8 +54,8 @@ def run(config: dict[str, Any]) -> int:
             "measure again or remove"
         )
         return 3
-    reports_dir = Path(config["reports_dir"])
-    out_dir = reports_dir / str(config["name"] or f"{names[1]}-against-{names[0]}")
+    reports_dir = Path(view.reports_dir)
+    out_dir = reports_dir / str(view.name or f"{names[1]}-against-{names[0]}")
     make_folder(out_dir)  # first, so that an unwritable folder costs no work
     comparison = compare(before, after, task.metric, task.threshold, task.margin)
     compared = ComparedRuns(comparison, names, (before, after))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.pickled import convert
 from minivllm.platform.untrusted import place
@@ -21,14 +22,15 @@ def run(config: dict[str, Any]) -> int:
     Raises:
         BadInput: there is no pickled file, or a file is unsafe; nothing is written.
     """
-    task, given = config["task"], str(config["model"].get("path") or "")
+    view = Config.of(config)
+    task, given = view.task, str(vars(view.model).get("path") or "")
     path = place(given, f"model.path={given}")
     if str(path) in (".", "embedded") or not path.exists():
         raise BadInput(
             f"model.path={given}: give the folder, or the file, with the pickled weights"
         )
-    output = place(task["output"], f"task.output={task['output']}")
-    count = convert(path, output, task["timeout_s"], task["memory_gb"], print)
+    output = place(task.output, f"task.output={task.output}")
+    count = convert(path, output, task.timeout_s, task.memory_gb, print)
     print(f"{count} tensors in {output}: model=hf model.path={output}")
     if not (output / "config.json").exists():
         print(f"No config.json lies beside {path}: copy the model's into {output}")

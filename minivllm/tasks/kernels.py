@@ -54,21 +54,22 @@ def run(config: dict[str, Any]) -> int:
 
     require_writable_reports(config)
     console = Console(highlight=False)
-    root = Path(config.get("runs_dir") or "runs")
+    view = Config.of(config)
+    root = Path(view.runs_dir)
 
     def show_wait(holder: str) -> None:
         console.print(
             f"waiting: another run has the device{holder and f': {holder}'}", markup=False
         )
 
-    with device_lock(config, show_wait), run_folder(root, config.get("name")) as name:
+    with device_lock(config, show_wait), run_folder(root, view.name) as name:
         path = root / name / storage.KERNELS
         record = _measure(config, path, console)
     print_table(table(record), console)
     for line in findings(record):
         console.print(line, soft_wrap=True, markup=False)
     print(f"record: {path}")
-    reports_dir = Path(config.get("reports_dir") or "reports")
+    reports_dir = Path(view.reports_dir)
     print(f"table and plot: {write(record, reports_dir / name)}")
     list_reports(reports_dir)
     return 0 if record["status"] == "ok" else 1

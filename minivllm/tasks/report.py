@@ -9,6 +9,7 @@ from typing import Any
 
 from minivllm.bench.records import archive
 from minivllm.bench.records.storage import KERNELS, RECORD
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, percentiles
 from minivllm.platform.options import KEPT_FOLDERS
@@ -32,8 +33,9 @@ def run(config: dict[str, Any]) -> int:
         BadInput: `runs` is empty, a pattern matches no records, `reports_dir` cannot be written to,
             or `name` is given for several reports.
     """
-    folders = find_runs(config.get("runs") or [], Path(config.get("runs_dir") or "runs"))
-    reports_dir, name = Path(config.get("reports_dir") or "reports"), config.get("name")
+    view = Config.of(config)
+    folders = find_runs(view.runs, Path(view.runs_dir))
+    reports_dir, name = Path(view.reports_dir), view.name
     timed = [folder for folder in folders if (folder / KERNELS).exists()]
     measured = [folder for folder in folders if folder not in timed]
     if name and len(timed) + bool(measured) > 1:

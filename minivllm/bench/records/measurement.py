@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.record import Ablation, Record
+from minivllm.config.typed import Config
 
 SIMULATED = (
     # the `_target_` of what predicts instead of measuring
@@ -46,6 +48,11 @@ class Measurement:
     def path(self) -> Path:
         """The record directory."""
         return Path(self.directory)
+
+    @cached_property
+    def settings(self) -> Config:
+        """The configuration as typed options."""
+        return Config.of(self.config)
 
     @property
     def cell(self) -> str:

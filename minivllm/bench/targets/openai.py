@@ -65,6 +65,7 @@ class OpenAIEngine(Adapter):
 
     def __init__(self, config: Mapping[str, Any], options: OpenAIOptions) -> None:
         require_supported(config)
+        view = Config.of(config)
         try:
             from minivllm.bench.targets.http.client import Client
         except ImportError as error:
@@ -75,7 +76,7 @@ class OpenAIEngine(Adapter):
         self._extra = TOKEN_IDS if options.extra is None else options.extra
         self._counting: dict[str, Any] = {}  # the one of COUNTING that the server takes
         self._reset_path, self._idle_s = options.cache_reset, options.idle_timeout_s
-        self._keep_prefixes = Config.of(config).measure.prefix_cache == "warm"
+        self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._tasks: dict[str, tuple[Future[None], Tokens]] = {}  # of unfinished requests
         # when a token or an end last came, or else the first of the requests under way
         self._heard_s = 0.0
@@ -89,7 +90,7 @@ class OpenAIEngine(Adapter):
             begin, self._as_text = time.monotonic(), False
             served = self._reach(options.command, options.start_timeout_s)
             self._model = self._chosen(served, options.model)
-            limit = config["model"].get("max_model_len") or sizes.max_position_embeddings
+            limit = view.model.max_model_len or sizes.max_position_embeddings
             self.info = EngineInfo(
                 name="openai",
                 weights=source.weights,

@@ -109,18 +109,18 @@ def load(config: Config, attn_implementation: str, peer: str) -> Pretrained:
     transformers = import_transformers(peer)
     device = select_device(config.runtime.device)
     torch.set_num_threads(thread_count(config["runtime"]))
-    node, dtype = config["model"], config.quant.dtype
-    _, source = resolve(node, allow_random=False)
+    _, source = resolve(config["model"], allow_random=False)
+    dtype = config.quant.dtype
     sizes = ModelConfig.from_dict(source.config)
     if sizes.quantization is not None:
         raise BadInput(f"the checkpoint is already quantised; {peer} takes 16-bit checkpoints")
-    length = sizes.context(node.get("max_model_len"))
+    length = sizes.context(config.model.max_model_len)
     options = {"dtype": getattr(torch, dtype), "attn_implementation": attn_implementation}
     try:
         if source.weights == "checkpoint":
             model = _from_folder(transformers, source, device, options, peer)
         else:
-            model = _random(transformers, source, device, options, node.get("seed") or 0)
+            model = _random(transformers, source, device, options, config.model.seed)
     except (ImportError, ValueError) as error:
         line = first_line(error)
         raise BadInput(

@@ -164,16 +164,17 @@ class SimulatedEngine(Adapter):
     """
 
     def __init__(self, config: Mapping[str, Any], options: SimulatedOptions) -> None:
+        view = Config.of(config)
         source = resolve(config["model"], allow_random=True)[1]
         model = ModelConfig.from_dict(source.config)
         cache = build(config["cache"])
-        trimmed = trims(config.get("runtime") or {})
+        trimmed = trims(config["runtime"])
         costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trimmed)
         self.step_times = _step_times(options, config, costs)
         # Records do not say what was near: what is fitted to them goes by the whole context.
         self._windowed = costs if options.steps is None and costs["window"] is not None else None
         policy = build(config["batching"])
-        longest = config["model"].get("max_model_len") or model.max_position_embeddings
+        longest = view.model.max_model_len or model.max_position_embeddings
         memory = UNLIMITED if options.memory_gb is None else int(options.memory_gb * 1e9)
         free = memory - weight_bytes
         layout = cache.layout(
@@ -201,7 +202,7 @@ class SimulatedEngine(Adapter):
         }
         host_gb_s = math.inf if options.host_gb_s is None else options.host_gb_s
         self._host_ms_per_block = block_bytes / host_gb_s / 1e6
-        self._keep_prefixes = Config.of(config).measure.prefix_cache == "warm"
+        self._keep_prefixes = view.measure.prefix_cache == "warm"
         self.tokenizer = None if source.folder is None else Tokenizer.load(source.folder)
         self.info = EngineInfo(
             name="simulated",
@@ -280,7 +281,7 @@ class SimulatedEngine(Adapter):
         if self._windowed is not None:
             read, pairs = _in_windows(self._windowed, scheduled, context, pairs)
         milliseconds = self.step_times(len(scheduled), prefill + decoded, prefill, read, pairs)
-        if self._host_ms_per_block:
+        if plan.transfers and self._host_ms_per_block:
             moved = len(plan.transfers.saves) + len(plan.transfers.loads)
             milliseconds += moved * self._host_ms_per_block
         clock.time = start + milliseconds / 1e3

@@ -231,8 +231,8 @@ def _arguments(config: Config, source: Source, kv_cache_gb: float | None) -> dic
         kv_cache_gb = CPU_KV_CACHE_GB  # vLLM would take nearly all of the memory
     arguments = {
         "dtype": config.quant.dtype,
-        "max_model_len": config["model"].get("max_model_len"),
-        "seed": config["model"].get("seed") or 0,
+        "max_model_len": config.model.max_model_len,
+        "seed": config.model.seed,
         "skip_tokenizer_init": True,
         "max_num_seqs": batching.max_num_seqs,
         "max_num_batched_tokens": batching.max_num_batched_tokens,
