@@ -235,7 +235,7 @@ class LLM:
             One output a conversation, in order; `prompt` is the text of the chat template.
 
         Raises:
-            BadInput: there is no tokenizer or chat template, or it refuses the messages; and as
+            BadInput: there is no tokenizer or chat template, or it rejects the messages; and as
                 `generate`.
         """
         if self.tokenizer is None:

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,10 @@ def test_an_engine_decodes_without_torch_s_compiler_and_what_it_does_not_need() 
     )
     output, errors = said(script)
     assert output == "[]\n", output + errors
+
+
+def test_a_name_means_one_class() -> None:
+    trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
+    classes = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    twice = [name for name, times in Counter(classes).items() if times > 1 and name[0] != "_"]
+    assert twice == []

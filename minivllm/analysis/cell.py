@@ -96,7 +96,7 @@ class Cell:
         return any(met_others(row) for row in self.ok)
 
     @property
-    def refused(self) -> bool:
+    def rejected(self) -> bool:
         """Whether the configuration was bad input, so that nothing was started."""
         return all(row.get("error.type") == "BadInput" for row in self.rows)
 

@@ -175,9 +175,9 @@ def _matched(first: Cells, second: Cells) -> list[tuple[Cell, Cell]]:
         # apart.
         alone = len(candidates) == len(same_cells) == 1
         partner = candidates[0] if alone else second.get(key)
-        if partner is None:  # a configuration that is refused by now has no identity but its name
+        if partner is None:  # a configuration that is rejected by now has no identity but its name
             partner = next(
-                (other for other in second.values() if other.arm == cell.arm and other.refused),
+                (other for other in second.values() if other.arm == cell.arm and other.rejected),
                 None,
             )
         if partner is not None:

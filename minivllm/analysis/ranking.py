@@ -139,7 +139,7 @@ def keeps_up(cell: Cell) -> bool | None:
 
 
 def _think_s(row: Row) -> float | None:
-    """Mean seconds between a user's turns; None where nobody thinks."""
+    """Mean seconds between a user's turns; None without think time."""
     think_s = number(row.get("config.workload.think_s"))
     return think_s if think_s and row.get("config.workload.turns") != 1 else None
 

@@ -14,7 +14,7 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.platform.untrusted import printable
 
-Event = dict[str, Any]
+ProgressEvent = dict[str, Any]
 PHASES = {
     "waiting": "waiting for the device, which another run is using",
     "loading": "loading",
@@ -71,7 +71,7 @@ class Display:
         if self._progress is not None:
             self._progress.stop()
 
-    def update(self, event: Event) -> None:
+    def update(self, event: ProgressEvent) -> None:
         """Show one event."""
         measurement, name = event["measurement"], event["event"]
         position, total = self._offset + event["position"], self._total or event["total"] or 0
@@ -102,7 +102,7 @@ class Display:
         else:
             self._show(f"{head} {phase}", event, position, total)
 
-    def _show(self, description: str, event: Event, position: int, total: int) -> None:
+    def _show(self, description: str, event: ProgressEvent, position: int, total: int) -> None:
         assert self._progress is not None and self._task is not None
         tokens, total_tokens, elapsed = (
             event.get("tokens"),
@@ -110,7 +110,7 @@ class Display:
             event.get("elapsed_s"),
         )
         rate, left, share = "", "", 0.0
-        filled: float | None = None  # of the bar; None where nobody knows
+        filled: float | None = None  # of the bar; None: unknown
         if tokens and total_tokens and elapsed:
             share = min(1.0, tokens / total_tokens)
             rate, left = (

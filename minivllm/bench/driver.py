@@ -26,7 +26,7 @@ WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DriveProgress:
     """How far a drive has come."""
 
     done: int
@@ -41,7 +41,7 @@ def drive(
     arrival: Arrival,
     params: SamplingParams,
     clock: ClockProtocol,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[DriveProgress], None] | None = None,
     seed: int = 0,
 ) -> list[RequestTrace]:
     """Run every request of a workload and trace it. Single-threaded.
@@ -62,7 +62,7 @@ def drive(
         seed: of the arrival process.
 
     Returns:
-        A trace for each request, in the workload's order. A request that the engine refuses
+        A trace for each request, in the workload's order. A request that the engine rejects
         (BadInput) or aborts has the reason in its trace, and so have the later turns of its
         conversation.
 
@@ -170,7 +170,7 @@ class Drive:
         arrival: Arrival,
         params: SamplingParams,
         clock: ClockProtocol,
-        on_progress: Callable[[Progress], None] | None,
+        on_progress: Callable[[DriveProgress], None] | None,
         seed: int,
     ) -> None:
         require_one_completion(params)
@@ -246,8 +246,8 @@ class Drive:
         self.traces[index] = trace
         try:
             self.engine.submit(request_id, prompt, self.params[index])
-        except BadInput as refusal:
-            trace.error = str(refusal)
+        except BadInput as error:
+            trace.error = str(error)
             self.finish(trace, "refused", self.clock.now())
         else:
             self.open[request_id] = trace
@@ -303,7 +303,7 @@ class Drive:
     def report(self, elapsed_s: float) -> None:
         if self.on_progress:
             done = len(self.traces) - len(self.open)
-            self.on_progress(Progress(done, len(self.requests), self.output_tokens, elapsed_s))
+            self.on_progress(DriveProgress(done, len(self.requests), self.output_tokens, elapsed_s))
 
 
 def _checked(schedule: list[float], n: int) -> list[float]:

@@ -42,10 +42,10 @@ def validate(config: dict[str, Any]) -> None:
         and isinstance(kind := locate(target), type)
         and not issubclass(kind, Profiled)
     ):
-        raise _refusal((config.get("choices") or {}).get("engine") or target)
+        raise _rejection((config.get("choices") or {}).get("engine") or target)
 
 
-def _refusal(name: str) -> BadInput:
+def _rejection(name: str) -> BadInput:
     return BadInput(
         f"runtime.profile=true is not supported by engine={name}, which does not compute with "
         "torch in the worker or does not tell its phases: use runtime.profile=false"
@@ -78,7 +78,7 @@ def trace(
         Exception: whatever engine, profiler or disk raise; none of the files is there then.
     """
     if not isinstance(engine, ProfiledEngine):
-        raise _refusal(engine.info.name)
+        raise _rejection(engine.info.name)
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device.startswith("cuda")

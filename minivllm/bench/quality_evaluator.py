@@ -66,8 +66,8 @@ class QualityEvaluator:
             check_submit(
                 "quality", reference.token_ids[: reference.window - 1], SamplingParams(max_tokens=1)
             )
-        except BadInput as refusal:
-            raise BadInput(f"quality.window={reference.window}: {refusal}") from refusal
+        except BadInput as error:
+            raise BadInput(f"quality.window={reference.window}: {error}") from error
 
     def fill(self, record: Record, engine: BenchEngine, reference: Reference | None) -> None:
         """Measure, when all else has been measured and taken down; the engine is at rest before and

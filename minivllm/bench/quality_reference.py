@@ -143,7 +143,7 @@ def load(folder: Path) -> Reference | None:
 def ensure(
     config: dict[str, Any], root: Path, announce: Callable[[], None] = lambda: None
 ) -> Reference:
-    """The reference that a configuration is compared with, computed if nobody has.
+    """The reference that a configuration is compared with, computed if it is not there.
 
     Args:
         config: the resolved configuration of a cell.
@@ -176,7 +176,7 @@ def ensure(
 
 
 def _remove_unfinished(root: Path) -> None:
-    """Remove what killed processes left; the caller has the lock, so nobody is at work on it."""
+    """Remove what killed processes left; the caller has the lock, so no process writes it."""
     for folder in root.iterdir():
         if folder.is_dir() and not (folder / REFERENCE).exists():
             shutil.rmtree(folder, ignore_errors=True)

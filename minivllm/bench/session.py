@@ -13,7 +13,7 @@ from minivllm.bench import profile
 from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
     Drive,
-    Progress,
+    DriveProgress,
     full_batch,
     prompt_for,
     warm_up,
@@ -47,7 +47,7 @@ TELL_S = 0.2  # between two words on how far the loading is
 
 
 @dataclass(frozen=True)
-class Result:
+class SessionResult:
     """What one measurement gave."""
 
     record: Record  # complete but for provenance, telemetry, and the judgement of the telemetry
@@ -58,7 +58,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Load:
+class OfferedLoad:
     """What the engine is to serve."""
 
     workload: Workload
@@ -82,7 +82,7 @@ class Session:
         self._config = config
         self._emit = emit
         self._engine: BenchEngine | None = None
-        self._refusal: BadInput | None = None
+        self._rejection: BadInput | None = None
         self._hardware: EngineHardware
         self._notes: list[str] = []
         self._tell_s = 0.0  # when to speak of loading again
@@ -98,15 +98,15 @@ class Session:
         Raises:
             BadInput: it cannot be built as configured; the same again for each later measurement.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self._rejection is not None:
+            raise self._rejection
         if self._engine is None:
             self._emit("loading")
             self.usable = False
             try:
                 self._load()
-            except BadInput as refusal:
-                self._refusal = refusal
+            except BadInput as error:
+                self._rejection = error
                 self.usable = True
                 raise
             self.usable = True
@@ -132,7 +132,7 @@ class Session:
             self._tell_s = now + TELL_S
             self._emit("loading", loaded=done, to_load=total)
 
-    def measure(self, measurement: Measurement) -> Result:
+    def measure(self, measurement: Measurement) -> SessionResult:
         """Make one measurement.
 
         Raises:
@@ -165,18 +165,18 @@ class Session:
         self._quality.fill(record, engine, reference)
         self._cold, self.usable = False, True
         virtual = engine.info.clock is not None
-        return Result(
+        return SessionResult(
             record, recorded_requests(traces, not virtual), steps, None if virtual else window
         )
 
-    def _load_of(self, measurement: Measurement) -> Load:
+    def _load_of(self, measurement: Measurement) -> OfferedLoad:
         config, measure = measurement.config, measurement.settings.measure
         workload = self._maker.make(self.engine, config["workload"], measure.seed)
         own = own_metrics(measure.metrics)
         arrival, params = build(config["arrival"]), build(config["decoding"])
-        return Load(workload, arrival, params, measure.seed, own)
+        return OfferedLoad(workload, arrival, params, measure.seed, own)
 
-    def _warm_up(self, load: Load, measure: MeasureOptions) -> float | None:
+    def _warm_up(self, load: OfferedLoad, measure: MeasureOptions) -> float | None:
         """Seconds of the first batch, after which the engine is as empty as before; None where none
         was run."""
         self._emit("warmup")
@@ -201,7 +201,7 @@ class Session:
         gc.collect()
         return first_batch
 
-    def _run(self, load: Load) -> tuple[list[RequestTrace], Energy]:
+    def _run(self, load: OfferedLoad) -> tuple[list[RequestTrace], Energy]:
         """The measured window."""
         clock = self.engine.info.clock
         total = sum(request.max_tokens for request in load.workload.requests)
@@ -231,7 +231,7 @@ class Session:
     def _account(
         self,
         measurement: Measurement,
-        load: Load,
+        load: OfferedLoad,
         traces: list[RequestTrace],
         steps: Rows,
         energy: Energy,
@@ -299,7 +299,9 @@ class Session:
             "ok", weights=info.weights, attention_backend=info.attention_backend, **fields
         )
 
-    def _measure_quality(self, measurement: Measurement, reference: Reference | None) -> Result:
+    def _measure_quality(
+        self, measurement: Measurement, reference: Reference | None
+    ) -> SessionResult:
         """task=quality: a record without a load, without steps, and so without any time."""
         begin, info = time.monotonic(), self.engine.info
         if reference is None:
@@ -319,9 +321,9 @@ class Session:
         self._quality.fill(record, self.engine, reference)
         self._emit("finishing")  # there is no load whose memory would be counted instead
         self._cold, self.usable = False, True
-        return Result(record, [], [], (begin, time.monotonic()))
+        return SessionResult(record, [], [], (begin, time.monotonic()))
 
-    def _validate_longest(self, load: Load) -> None:
+    def _validate_longest(self, load: OfferedLoad) -> None:
         """Offer the engine the longest request before any time is spent on the others."""
         longest = max(load.workload.requests, key=lambda request: request.length)
         fitted = replace(load.params, max_tokens=longest.max_tokens, ignore_eos=longest.ignore_eos)
@@ -343,10 +345,10 @@ class Session:
                 self.usable = True
                 raise BadInput(f"request {trace.request_id}: {trace.error}")
 
-    def _ticker(self, total: int) -> Callable[[Progress], None]:
+    def _ticker(self, total: int) -> Callable[[DriveProgress], None]:
         last = 0.0
 
-        def tick(progress: Progress) -> None:
+        def tick(progress: DriveProgress) -> None:
             nonlocal last
             if time.monotonic() - last < PROGRESS_INTERVAL_S and progress.done < progress.total:
                 return  # virtual seconds may pass by the thousand

@@ -28,7 +28,7 @@ from minivllm.bench.worker_process import WorkerProcess, served
 from minivllm.errors import BadInput
 from minivllm.platform import files
 
-Progress = Callable[[dict[str, Any]], None]
+EventListener = Callable[[dict[str, Any]], None]
 CLOSING_S = 30.0  # for a worker to release its engine after the last measurement
 
 
@@ -42,7 +42,9 @@ class Outcome:
 
 
 def run(
-    measurements: Sequence[Measurement], on_progress: Progress | None = None, lone: bool = False
+    measurements: Sequence[Measurement],
+    on_progress: EventListener | None = None,
+    lone: bool = False,
 ) -> list[Outcome]:
     """Make measurements, each in a worker, and leave a record of each whatever happens to it.
 
@@ -71,11 +73,11 @@ class Supervisor:
             total_tokens, elapsed_s, status, message).
         lone: bad input that only the worker could see is raised, and leaves no record behind;
             otherwise it becomes a record of status `invalid`.
-        total: how many measurements there will be; None where nobody knows.
+        total: how many measurements there will be; None: unknown.
     """
 
     def __init__(
-        self, on_progress: Progress | None = None, lone: bool = False, total: int | None = None
+        self, on_progress: EventListener | None = None, lone: bool = False, total: int | None = None
     ) -> None:
         self._on_progress = on_progress or (lambda event: None)
         self._lone, self._total = lone, total

@@ -134,7 +134,7 @@ def problem_of(group: str, node: Node) -> str | None:
         parameters = inspect.signature(factory).parameters
     except BadInput as error:
         return f"{group}: {error}"
-    except Exception as error:  # somebody else's module may raise anything
+    except Exception as error:  # a user's module may raise anything
         return (
             f"{group}: importing {target} raises {type(error).__name__}: {first_line(error)} "
             f"({last_frame(error)})"

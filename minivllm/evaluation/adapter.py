@@ -168,7 +168,7 @@ class MiniVLLM(TemplateLM):
         """The text of a conversation; without a generation prompt its last message is left open.
 
         Raises:
-            BadInput: there is no chat template, or it refuses the messages, also without system
+            BadInput: there is no chat template, or it rejects the messages, also without system
                 messages.
         """
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
@@ -183,7 +183,7 @@ class MiniVLLM(TemplateLM):
             if len(rest) == len(chat_history):
                 raise
             logger.warning(
-                "the chat template refuses the conversation: trying without the system message"
+                "the chat template rejects the conversation: trying without the system message"
             )
             return self.apply_chat_template(rest, add_generation_prompt)
         if add_generation_prompt:

@@ -11,7 +11,7 @@ from minivllm.bench.driver import require_one_completion
 from minivllm.bench.hardware.gpu import is_torch_for_gpus
 from minivllm.bench.records import identity
 from minivllm.bench.records.measurement import SIMULATED
-from minivllm.bench.supervisor import Progress
+from minivllm.bench.supervisor import EventListener
 from minivllm.bench.targets import installed
 from minivllm.bench.targets.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
@@ -23,7 +23,7 @@ from minivllm.platform.threads import validate_cores
 from minivllm.tracking.base import SafeTracker
 
 
-def tracked(display: Display, config: dict[str, Any]) -> Progress:
+def tracked(display: Display, config: dict[str, Any]) -> EventListener:
     """The supervisor's listener: passes progress on to the display, and records to the tracker."""
     tracker = SafeTracker(config)
 

@@ -49,7 +49,7 @@ class Plan:
     recorded: dict[str, str] = field(default_factory=dict)  # run_id -> status
     jobs: list[list[Measurement]] = field(default_factory=list)  # pending measurements
     launched: set[str] = field(default_factory=set)  # run_ids that this process has launched
-    refused: bool = False  # whether every job of the last launch ended with bad input
+    rejected: bool = False  # whether every job of the last launch ended with bad input
 
     @property
     def settings(self) -> Config:

@@ -210,7 +210,7 @@ class Search:
             plan = make_plan(sweep, cells, self.config, self.name, warnings)
             if not self.dry:
                 measure(plan, self.launch, self._progress(len(new)))
-                if plan.refused:
+                if plan.rejected:
                     raise BadInput(
                         f"search {self.name}: nothing can be measured, for the reason above"
                     )

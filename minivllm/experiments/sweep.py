@@ -85,7 +85,7 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
             reported = conclude(
                 plan.folder, Path(first["reports_dir"]) / plan.name, first, plan.ablations
             )
-    if plan.refused:
+    if plan.rejected:
         return 2
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
     return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
@@ -201,7 +201,7 @@ def _launch(plan: Plan, launch: Launch) -> None:
             raise
         # Slurm is missing, for example, or no Ray cluster has the given address.
         raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
-    plan.refused = _report_crashes(returns)
+    plan.rejected = _report_crashes(returns)
 
 
 def _hidden(overrides: Sequence[str]) -> list[str]:
@@ -251,13 +251,13 @@ def _report_crashes(returns: Sequence[Any]) -> bool:
     Returns:
         Whether every job ended with bad input, such as an unusable lock file or a full disk.
     """
-    refused = 0
+    rejected = 0
     for index, job in enumerate(returns):
         try:
-            refused += job.return_value == 2  # raises the job's exception
+            rejected += job.return_value == 2  # raises the job's exception
         except Exception as error:
             print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
-    return bool(returns) and refused == len(returns)
+    return bool(returns) and rejected == len(returns)
 
 
 def _record_invalid(plan: Plan, cell: PlannedArm, tracker: Tracker) -> None:

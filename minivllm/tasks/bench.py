@@ -114,15 +114,15 @@ def _measurements(
 def _measure_into(root: Path, name: str, config: dict[str, Any], fingerprint: str) -> int:
     """Measure a single run into its folder and report it; returns the exit code."""
     measurements = _measurements(root, name, config, fingerprint)
-    code, reported, refused = 1, False, False
+    code, reported, rejected = 1, False, False
     try:
         with Display() as display:
             code = _exit_code(supervise(measurements, tracked(display, config), lone=True))
     except BadInput:
-        refused = True
+        rejected = True
         raise
     finally:
-        if not refused:
+        if not rejected:
             out_dir = Path(Config.of(config).reports_dir) / name
             reported = conclude(root / name, out_dir, config) is not None
     return code or int(not reported)

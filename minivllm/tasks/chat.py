@@ -29,7 +29,7 @@ HELP = """\
 Ctrl-C stops an answer."""
 
 
-class Chat:
+class TerminalChat:
     """A conversation and its commands, without the terminal.
 
     A base model (one without a chat template) completes every line by itself.
@@ -215,7 +215,7 @@ def run(config: dict[str, Any]) -> int:
             raise BadInput("this checkpoint has no tokenizer: it cannot chat")
         if llm.checkpoint_defaults:
             note(llm.defaults_note())
-        chat = Chat(llm, write, note, task.system, task.thinking == "show")
+        chat = TerminalChat(llm, write, note, task.system, task.thinking == "show")
         name = config["choices"].get("model") or model.get("path")
         if chat.is_base:
             note(

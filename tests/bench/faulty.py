@@ -47,7 +47,7 @@ class FaultyEngine:
             progress(45, 99)
         print(f"building an engine with fault={fault}")
         if fault == "reject_build":
-            raise BadInput("engine.fault: this engine refuses to be built")
+            raise BadInput("engine.fault: this engine cannot be built")
         if fault == "raise_build":
             raise ValueError("cannot build")
         self.fault, self.delay_s, self.token = fault, delay_s, token

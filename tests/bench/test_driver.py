@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minivllm.bench.driver import Progress, drive, full_batch, request_seed, warm_up
+from minivllm.bench.driver import DriveProgress, drive, full_batch, request_seed, warm_up
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.validity import check
 from minivllm.bench.targets.base import EngineOutput
@@ -101,7 +101,7 @@ def test_an_answer_for_a_stranger_is_an_error() -> None:
 
 def test_progress_is_told_seldom_and_at_the_end() -> None:
     engine = ScriptedEngine(ScriptedClock(), step_s=0.0625)
-    progress: list[Progress] = []
+    progress: list[DriveProgress] = []
     drive(
         engine,
         workload((1, 16), (1, 16)),
@@ -111,7 +111,7 @@ def test_progress_is_told_seldom_and_at_the_end() -> None:
         progress.append,
     )
     assert len(progress) == 5  # every fourth step of 1 s, and at the end
-    assert progress[-1] == Progress(done=2, total=2, output_tokens=32, elapsed_s=1.0)
+    assert progress[-1] == DriveProgress(done=2, total=2, output_tokens=32, elapsed_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_telemetry_covers_the_window_on_the_steps_clock(tmp_path: Path) -> None:
         ("segfault", "crashed", "SIGSEGV", "killed by SIGSEGV"),
         ("exit", "crashed", "WorkerExit", "exit code 7"),
         ("memory_error", "oom", "MemoryError", "no more"),
-        ("reject_build", "invalid", "BadInput", "refuses to be built"),
+        ("reject_build", "invalid", "BadInput", "cannot be built"),
         ("reject_request", "invalid", "BadInput", "larger than the cache"),
     ],
 )
@@ -335,7 +335,7 @@ def test_a_workload_that_does_not_fit_leaves_the_engine_usable(tmp_path: Path) -
 @pytest.mark.parametrize("fault", ["reject_build", "reject_request"])
 def test_bad_input_of_a_lone_run_leaves_nothing(tmp_path: Path, fault: str) -> None:
     measurements = plan(tmp_path, make_config(fault, measure={"repeats": 2}))
-    with pytest.raises(BadInput, match=r"refuses|larger"):
+    with pytest.raises(BadInput, match=r"cannot|larger"):
         supervisor.run(measurements, lone=True)
     assert not (tmp_path / "runs").exists()
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from minivllm.llm import LLM
-from minivllm.tasks.chat import Chat
+from minivllm.tasks.chat import TerminalChat
 from tests.reference import make_checkpoint
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
@@ -43,10 +43,10 @@ class Screen:
 
 
 @pytest.fixture
-def talk(folder: Path) -> Callable[..., tuple[Chat, Screen]]:
+def talk(folder: Path) -> Callable[..., tuple[TerminalChat, Screen]]:
     """Start a chat, with or without a template."""
 
-    def start(template: str | None = TEMPLATE) -> tuple[Chat, Screen]:
+    def start(template: str | None = TEMPLATE) -> tuple[TerminalChat, Screen]:
         llm = LLM(
             str(folder),
             quant="fp32",
@@ -55,7 +55,7 @@ def talk(folder: Path) -> Callable[..., tuple[Chat, Screen]]:
         assert llm.tokenizer is not None
         llm.tokenizer.chat_template = template
         screen = Screen()
-        return Chat(llm, screen.write, screen.notes.append), screen
+        return TerminalChat(llm, screen.write, screen.notes.append), screen
 
     return start
 
@@ -80,7 +80,9 @@ def test_the_checkpoint_s_decoding_is_said_once(
     )
 
 
-def test_a_turn_is_answered_and_remembered(talk: Callable[..., tuple[Chat, Screen]]) -> None:
+def test_a_turn_is_answered_and_remembered(
+    talk: Callable[..., tuple[TerminalChat, Screen]],
+) -> None:
     chat, screen = talk()
     assert chat.handle("hi")
     assert [m["role"] for m in chat.messages] == ["user", "assistant"]
@@ -95,7 +97,7 @@ def test_a_turn_is_answered_and_remembered(talk: Callable[..., tuple[Chat, Scree
     assert chat.answers[-1].num_prompt_tokens == first
 
 
-def test_commands(talk: Callable[..., tuple[Chat, Screen]]) -> None:
+def test_commands(talk: Callable[..., tuple[TerminalChat, Screen]]) -> None:
     chat, screen = talk()
     chat.handle("/system be brief")
     assert chat.system == "be brief"
@@ -122,7 +124,7 @@ def test_commands(talk: Callable[..., tuple[Chat, Screen]]) -> None:
 
 
 def test_a_conversation_longer_than_the_context_is_told_and_goes_on(
-    talk: Callable[..., tuple[Chat, Screen]],
+    talk: Callable[..., tuple[TerminalChat, Screen]],
 ) -> None:
     chat, screen = talk()
     assert chat.handle("x" * 200)
@@ -132,7 +134,7 @@ def test_a_conversation_longer_than_the_context_is_told_and_goes_on(
     assert len(chat.messages) == 2
 
 
-def test_a_base_model_completes(talk: Callable[..., tuple[Chat, Screen]]) -> None:
+def test_a_base_model_completes(talk: Callable[..., tuple[TerminalChat, Screen]]) -> None:
     chat, screen = talk(None)
     assert chat.is_base
     chat.handle("def f")

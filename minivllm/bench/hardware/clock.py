@@ -23,8 +23,7 @@ class ClockProtocol(Protocol):
 
 
 class VirtualClock:
-    """Time that passes only when somebody lets it: simulations take no longer than their
-    computing."""
+    """Time that advances only by `sleep`: simulations take no longer than their computing."""
 
     def __init__(self) -> None:
         self.time = 0.0

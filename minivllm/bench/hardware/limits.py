@@ -115,7 +115,7 @@ def probe(device: str, dtype: str) -> tuple[Roofline, list[str]]:
 
 
 def _free(device: str) -> int:
-    """Bytes of the device's memory that nobody uses."""
+    """Bytes of the device's memory that are free."""
     if device.startswith("cuda"):
         import torch
 

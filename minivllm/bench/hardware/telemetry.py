@@ -49,8 +49,8 @@ class Telemetry:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        self._family = Family(pid)
-        # time, worker's CPU seconds, everybody's
+        self._tree = ProcessTree(pid)
+        # time, worker's CPU seconds, all processes'
         self._last: tuple[float, float, float] | None = None
         self._clocks: dict[str, float | None] = {}
         self._clocks_s = float("-inf")
@@ -85,7 +85,7 @@ class Telemetry:
 
     def _row(self) -> Sample:
         now = time.monotonic()
-        usage = self._family.usage(now)
+        usage = self._tree.usage(now)
         worker, total = usage.cpu_s, busy_seconds()
         worker_percent = other_percent = None
         if self._last is not None and now > self._last[0]:
@@ -155,7 +155,7 @@ class Usage:
     cpu_s: float  # CPU seconds of those alive
 
 
-class Family:
+class ProcessTree:
     """A process and its descendants.
 
     Args:

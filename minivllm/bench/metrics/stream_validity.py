@@ -10,11 +10,11 @@ MISPLACED = 0.05
 OTHER_PROMPTS = 0.05  # by which the server's count of a text's tokens may differ from ours
 LATE_END = 0.1  # of the mean latency, between a last token and the end of its stream
 
-Counters = Mapping[str, float | str]
+GroupCounters = Mapping[str, float | str]
 
 
 def check_stream(
-    liveness: Mapping[str, Counters], e2e_ms: float | None = None
+    liveness: Mapping[str, GroupCounters], e2e_ms: float | None = None
 ) -> tuple[list[str], list[str]]:
     """Judge what an engine counted of a server's streams (its groups `engine` and `stream`).
 
@@ -32,14 +32,14 @@ def check_stream(
     requests, tokens = _number(engine, "requests"), _number(stream, "tokens")
     if uncounted := _number(stream, "requests_uncounted"):
         reasons.append(
-            f"of {uncounted:.0f} of {requests:.0f} requests nobody knows how many tokens they "
-            "have: the server tells neither their ids nor `usage`, and their text does not come "
+            f"of {uncounted:.0f} of {requests:.0f} requests the number of tokens is unknown: "
+            "the server tells neither their ids nor `usage`, and their text does not come "
             "to what was asked for"
         )
     late, misplaced = _number(engine, "tokens_counted_late"), _number(stream, "tokens_misplaced")
     if misplaced > MISPLACED * tokens:
         reasons.append(
-            f"of {misplaced:.0f} of {tokens:.0f} tokens nobody knows when they came: chunks of "
+            f"of {misplaced:.0f} of {tokens:.0f} tokens the arrival time is unknown: chunks of "
             "the stream hold several, and neither ids, `usage` on each chunk nor their text "
             "tells how many"
         )
@@ -73,6 +73,6 @@ def check_stream(
     return reasons, notes
 
 
-def _number(counters: Counters, name: str) -> float:
+def _number(counters: GroupCounters, name: str) -> float:
     value = counters.get(name, 0.0)
     return float(value) if isinstance(value, int | float) else 0.0

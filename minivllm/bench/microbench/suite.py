@@ -18,7 +18,7 @@ PARTS = {
     "experts": mixture,
     "sampling": sampling,
 }
-Case = dict[str, Any]
+CaseRow = dict[str, Any]
 
 
 def rows(
@@ -27,7 +27,7 @@ def rows(
     repeats: int,
     sample_s: float,
     synchronise: Callable[[], object],
-) -> Iterator[Case]:
+) -> Iterator[CaseRow]:
     """A row a case. A case's memory is free when the next is made; what fails is a row that says
     so.
 
@@ -52,5 +52,5 @@ def rows(
             yield {"part_of": name, **_failed(name, error)}
 
 
-def _failed(kernel: str, error: Exception) -> Case:
+def _failed(kernel: str, error: Exception) -> CaseRow:
     return {"kernel": kernel, "ok": False, "error": first_line(error)}

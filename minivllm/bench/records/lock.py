@@ -86,7 +86,7 @@ class HolderLock:
         return ""
 
     def _write(self, text: str) -> None:
-        # Whoever has the lock may go on without having said so, as on a full disk.
+        # The lock holds without a holder's entry, as on a full disk.
         with contextlib.suppress(OSError), open(self._path, "wb", opener=_plainly) as file:
             file.write(text.encode())
 

@@ -82,8 +82,8 @@ def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
 
 
 def _archived(place: str) -> list[str]:
-    """Each record.json of an archive; the archive itself where it cannot be read, so that whoever
-    reads it is told why."""
+    """Each record.json of an archive; the archive itself where it cannot be read, so that
+    reading it raises the reason."""
     try:
         return archive.names(os.path.normpath(place), RECORD)
     except BadInput:
@@ -104,7 +104,7 @@ def read_record(path: Path) -> dict[str, Any]:
         BadInput: it cannot be read, or is no record; the line names the file and the reason.
     """
     record, parts = _read(path)
-    for whole, names in parts.items():  # copies: whoever reads a record may change it
+    for whole, names in parts.items():  # copies: a caller may change its record
         record[whole] |= {name: marshal.loads(part.content) for name, part in names.items()}
     return redaction.clean(record)
 

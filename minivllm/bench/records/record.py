@@ -165,7 +165,7 @@ class Ablation:
     named: bool = False
 
 
-class Measure(TypedDict, total=False):
+class RecordedMeasure(TypedDict, total=False):
     """Those settings of a measurement whose types the readers go by."""
 
     repeats: int | None
@@ -174,13 +174,13 @@ class Measure(TypedDict, total=False):
     timeout_s: float | None
 
 
-class Workload(TypedDict, total=False):
+class RecordedWorkload(TypedDict, total=False):
     """Those knobs of a workload whose types the readers go by."""
 
     num_requests: int | None
 
 
-class Config(TypedDict, total=False):
+class RecordedConfig(TypedDict, total=False):
     """Those parts of a resolved configuration whose types the readers go by."""
 
     choices: dict[str, str | None]
@@ -189,9 +189,9 @@ class Config(TypedDict, total=False):
     cache: dict[str, Any]
     engine: dict[str, Any]
     runtime: dict[str, Any]
-    workload: Workload
+    workload: RecordedWorkload
     arrival: dict[str, Any]
-    measure: Measure
+    measure: RecordedMeasure
     task: dict[str, Any]
 
 
@@ -229,7 +229,7 @@ class Record:
     arm: str  # the cell's name within its sweep
     block: int
     status: Annotated[str, STATUSES]
-    config: Annotated[dict[str, Any], Config]
+    config: Annotated[dict[str, Any], RecordedConfig]
     position: int = 0  # of the arm within its sweep
     ablation: Ablation | None = None
     workload_hash: str | None = None

@@ -42,7 +42,7 @@ SIGNED = ("energy.joules_above_idle", "metrics.own.")
 
 
 def _first_digests(record: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 to 2: nobody knows what its tables were."""
+    """Schema 1 to 2: the digests of its tables are unknown."""
     return {**record, "digests": None}
 
 

@@ -1,4 +1,4 @@
-"""What every engine behind `BenchEngine` does alike: text, and the refusal of what can never be
+"""What every engine behind `BenchEngine` does alike: text, and the rejection of what can never be
 served."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Counters that scheduler and cache keep of their own work, whoever carries their plans out, and
-what passes report."""
+"""Counters of scheduler and cache, the same for a real and a simulated engine, and of passes."""
 
 from __future__ import annotations
 

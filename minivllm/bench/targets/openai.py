@@ -59,7 +59,7 @@ class OpenAIEngine(Adapter):
         options: the knobs of `engine`.
 
     Raises:
-        BadInput: a knob is set that is not supported, the server cannot be reached, or it refuses
+        BadInput: a knob is set that is not supported, the server cannot be reached, or it rejects
             such requests.
     """
 
@@ -166,20 +166,20 @@ class OpenAIEngine(Adapter):
     def _probe(self, prompt: str) -> None:
         """Find out with short requests whether prompts go as ids or text, and how tokens can be
         counted."""
-        refusals: list[str] = []
+        rejections: list[str] = []
         for self._as_text in {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]:
             if self._as_text and self.tokenizer is None:
-                refusals.append("as text they need a tokenizer, which this model option has not")
+                rejections.append("as text they need a tokenizer, which this model option has not")
                 continue
             try:
                 tokens = self._ask(1)
                 break
             except (OSError, ServerError) as error:
-                refusals.append(str(error))
+                rejections.append(str(error))
         else:
             raise BadInput(
-                f"engine.url={self._client.address('')}: the server refuses requests as this "
-                f"engine sends them: {'; '.join(dict.fromkeys(refusals))}"
+                f"engine.url={self._client.address('')}: the server rejects requests as this "
+                f"engine sends them: {'; '.join(dict.fromkeys(rejections))}"
             )
         if self._as_text:
             self.info.warnings.append(

@@ -195,7 +195,7 @@ class OpenAIOptions(EngineOptions):
         command: starts the server; None if it runs already.
         start_timeout_s: how long to wait for it.
         api_key_env: environment variable with the key; none is sent where it is not set.
-        prompt: "ids", "text", or "auto" for text only where the server refuses ids.
+        prompt: "ids", "text", or "auto" for text only where the server rejects ids.
         max_connections: most requests under way at once.
         extra: further fields of each request; None asks for the token ids of each chunk.
         cache_reset: path to POST to that empties the server's prefix cache.

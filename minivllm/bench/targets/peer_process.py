@@ -36,7 +36,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 class Child:
     """A process whose output is copied to this process's standard error.
 
-    It stays in this process's group, so that whoever ends the group ends it as well.
+    It stays in this process's group, so that a signal to the group ends it as well.
 
     Args:
         command: program and arguments.

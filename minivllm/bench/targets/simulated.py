@@ -31,7 +31,7 @@ from minivllm.models.costs import architecture_costs, trims
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 
-IDLE_S = 1e-3  # how far time goes on where there is nothing to do and nobody says for how long
+IDLE_S = 1e-3  # how far time advances in a step without work and without a deadline
 UNLIMITED = 1 << 60
 TOKEN = (0,)
 ROW = (
@@ -58,7 +58,7 @@ class SimulatedTokens(Sequence[Any]):
     """A request's tokens by where they come from; a slice costs the same however long it is.
 
     Slices are hashable, and equal where the tokens are: a range of positions (of a `LazyPrompt`'s
-    text, or of this answer, which nobody else has), a tuple of token ids, or a tuple of such
+    text, or of this answer alone), a tuple of token ids, or a tuple of such
     pieces.
 
     Args:

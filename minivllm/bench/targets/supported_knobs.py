@@ -56,7 +56,7 @@ def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -
     if target != standard.get("_target_"):
         if target not in knobs.targets:
             usual = defaults()["choices"][group]
-            raise _refusal(support, group, f"{group}={choice or target}", f"{group}={usual}")
+            raise _rejection(support, group, f"{group}={choice or target}", f"{group}={usual}")
         standard = _knob_defaults(str(target))
     if knobs.names == ALL:
         return
@@ -65,10 +65,10 @@ def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -
             continue
         if name not in standard or value != standard[name]:
             usual = f"{group}.{name}={standard[name]!r}" if name in standard else f"no {name}"
-            raise _refusal(support, group, f"{group}.{name}={value!r}", usual)
+            raise _rejection(support, group, f"{group}.{name}={value!r}", usual)
 
 
-def _refusal(support: Support, group: str, what: str, instead: str) -> BadInput:
+def _rejection(support: Support, group: str, what: str, instead: str) -> BadInput:
     engine, knobs = support.engine, support.knobs or {}
     advice = f"use {instead}" if group in knobs else f"leave it out, {engine} has its own {group}"
     return BadInput(f"{what} is not supported by {engine}: {advice}; it supports {_summary(knobs)}")

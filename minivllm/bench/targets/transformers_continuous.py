@@ -96,7 +96,7 @@ class TransformersContinuousEngine(Adapter):
                 continuous_batching_config=settings,
             )
         except (ImportError, ValueError) as error:
-            raise BadInput(f"transformers refuses this continuous batching: {error}") from error
+            raise BadInput(f"transformers rejects this continuous batching: {error}") from error
         self._manager.start()
         self._finish_one()  # the cache is made within the thread: now, and not while requests wait
 
@@ -172,8 +172,7 @@ class TransformersContinuousEngine(Adapter):
             raise RuntimeError("transformers' generation thread has ended; the log says why")
 
     def _output(self, result: Any) -> EngineOutput | None:
-        """The tokens of a result that were not there before; None if nobody waits for it any
-        more."""
+        """The new tokens of a result; None if its request was aborted."""
         if result.error is not None:
             raise RuntimeError(f"transformers: {result.error}")
         name, request = result.request_id, self._unfinished.get(result.request_id)

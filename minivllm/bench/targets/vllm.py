@@ -45,7 +45,7 @@ class VllmEngine(Adapter):
         options: the knobs of `engine`.
 
     Raises:
-        BadInput: a knob is set that is not supported, there is no vLLM, or it refuses the
+        BadInput: a knob is set that is not supported, there is no vLLM, or it rejects the
             configuration.
         RuntimeError: the process ended; its last words are in the message, and all of them in the
             log.
@@ -132,7 +132,7 @@ class VllmEngine(Adapter):
         """Pass an exception on; before the engine stands it is mostly about what was asked for."""
         line = " ".join(error.split())
         if not hasattr(self, "_settled") and kind in ("ValueError", "TypeError", "ValidationError"):
-            raise BadInput(f"vLLM refuses this configuration: {line[:600]}")
+            raise BadInput(f"vLLM rejects this configuration: {line[:600]}")
         if kind in ("ImportError", "ModuleNotFoundError"):
             raise BadInput(
                 f"engine.python cannot import vLLM ({line}): see docs/guides/peers.md for its "
@@ -141,7 +141,7 @@ class VllmEngine(Adapter):
         raise RuntimeError(f"vLLM: {kind}: {line}")
 
     def _hear(self, key: str) -> Any:
-        """Wait for an answer; what else comes is of requests that nobody waits for any more."""
+        """Wait for an answer; other messages are of aborted requests."""
         while True:
             for message in self._messages(None):
                 if key in message:

@@ -31,7 +31,7 @@ from typing import Any
 sys.path[:] = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
 
 
-class Worker:
+class VllmWorker:
     """Drives one `LLMEngine`.
 
     Args:
@@ -159,4 +159,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    Worker(int(sys.argv[1])).main()
+    VllmWorker(int(sys.argv[1])).main()

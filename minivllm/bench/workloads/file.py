@@ -17,9 +17,9 @@ FILE_ADVICE = (
     "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len "
     "if it is below the model's own, or leave it out with workload.too_long=skip"
 )
-SLOW_S = 2.0  # of a chat template that refuses messages
+SLOW_S = 2.0  # of a chat template that rejects messages
 AS_LINES = (
-    "requests are messages that the model's chat template refuses, written as lines of `role: "
+    "requests are messages that the model's chat template rejects, written as lines of `role: "
     "content`"
 )
 NO_TEMPLATE = (
@@ -136,9 +136,9 @@ class File(FromFile, FileOptions):
         begin = time.monotonic()
         try:
             return reader.render_chat(line.messages)
-        except BadInput as refusal:
+        except BadInput as error:
             if time.monotonic() - begin > SLOW_S:  # as slow again for every further line
-                raise BadInput(f"{line.where}: {refusal}") from None
+                raise BadInput(f"{line.where}: {error}") from None
             tally.unused[AS_LINES] += 1
             return None
 

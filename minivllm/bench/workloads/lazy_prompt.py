@@ -30,8 +30,7 @@ class _Computed(Sequence[int]):
 
 @dataclass(frozen=True, slots=True)
 class LazyPrompt(_Computed):
-    """A sequence of token ids, given by runs of positions in an endless text that nobody has
-    written.
+    """A sequence of token ids, given by runs of positions in an endless generated text.
 
     The text's token at each position comes from (seed, position) alone, so prompts that share a run
     share its tokens: that is how the hash ids of a trace become really shared prefixes.

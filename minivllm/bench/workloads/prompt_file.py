@@ -77,7 +77,7 @@ TOOLS = "requests have tools, whose descriptions are not part of the prompt"
 class PromptLine:
     """One request: text or token ids, never both; `where` is the file and line number for messages.
 
-    `answer` is what somebody was answered, as ShareGPT has it: the output shall be as long.
+    `answer` is the recorded answer, as in ShareGPT: the output has its length.
     `messages` are what `text` is made of, for a model that has a chat template.
     """
 
@@ -290,7 +290,7 @@ def parse_conversation(
     of it is the question. Later questions are counted.
 
     Returns:
-        The request; None where nobody asks or no answer follows, which `tally` counts.
+        The request; None without a question or an answer, which `tally` counts.
 
     Raises:
         BadInput: starting with `where`.
@@ -309,7 +309,7 @@ def parse_conversation(
         tally.left_out[NO_QUESTION] += 1
         return None
     end = next((i for i in range(begin, len(spoken)) if spoken[i][0] != "user"), len(spoken))
-    who, answer = spoken[end] if end < len(spoken) else ("nobody", "")
+    who, answer = spoken[end] if end < len(spoken) else ("", "")
     if who != "assistant" or not answer.strip():
         tally.left_out[NO_ANSWER] += 1
         return None

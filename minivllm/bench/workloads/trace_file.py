@@ -214,7 +214,7 @@ def _jsonl(
     path: Path, lines: Iterable[tuple[int, str]], format: str, has_format: bool
 ) -> Iterator[TraceRow]:
     """Rows of a file of JSON objects; Mooncake's times are in milliseconds, Bailian's in seconds.
-    Where the format was not told, fractions of milliseconds may be seconds, and are refused."""
+    Where the format was not told, fractions of milliseconds may be seconds, and are rejected."""
     milliseconds = format == "mooncake"
     unit = "a time in milliseconds" if milliseconds else "a time in seconds"
     for number, line in lines:

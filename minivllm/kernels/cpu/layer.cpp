@@ -12,7 +12,7 @@
 namespace minivllm {
 namespace {
 
-// Nobody dispatches the operators here: without this, torch's profiler would not see them.
+// The operators are not dispatched here: without this, torch's profiler would not see them.
 template <typename Code>
 auto named(const char* name, const Code& code) {
   RECORD_FUNCTION(name, {});

@@ -103,7 +103,7 @@ def render(template: str, messages: list[dict[str, Any]], variables: dict[str, A
         variables: what else the template may use.
 
     Raises:
-        BadInput: the template refuses the conversation, takes too long or too much memory; or a
+        BadInput: the template rejects the conversation, takes too long or too much memory; or a
             value is none of JSON's.
     """
     known = {"tools": None, "documents": None, **variables, "messages": messages}
@@ -113,7 +113,7 @@ def render(template: str, messages: list[dict[str, Any]], variables: dict[str, A
         raise BadInput(f"a conversation must be made of JSON's values ({error})") from None
     answer = json.loads(_renderer(os.getpid()).ask(question.encode()))
     if "error" in answer:
-        raise BadInput(f"the chat template refuses this conversation: {answer['error']}")
+        raise BadInput(f"the chat template rejects this conversation: {answer['error']}")
     return answer["text"]
 
 

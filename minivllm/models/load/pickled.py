@@ -199,7 +199,7 @@ def _ask(task: dict[str, object], timeout_s: float) -> dict[str, int]:
         )
     except subprocess.TimeoutExpired:
         raise BadInput(
-            f"{task['source']} is refused: it takes more than {timeout_s:g} s to read"
+            f"{task['source']} is rejected: it takes more than {timeout_s:g} s to read"
         ) from None
     if done.returncode or len(done.stdout) > 64 * MIB:
         last = (
@@ -207,7 +207,7 @@ def _ask(task: dict[str, object], timeout_s: float) -> dict[str, int]:
             or [f"exit code {done.returncode}"]
         )[-1]
         raise BadInput(
-            f"{task['source']} is refused: reading it ended with {printable(last)[:200]}"
+            f"{task['source']} is rejected: reading it ended with {printable(last)[:200]}"
         )
     answer = json.loads(done.stdout)
     if "error" in answer:

@@ -74,7 +74,7 @@ class Tokenizer:
             variables: passed to the template, e.g. enable_thinking.
 
         Raises:
-            BadInput: the checkpoint has no chat template, or the template refuses the messages,
+            BadInput: the checkpoint has no chat template, or the template rejects the messages,
                 takes too long or too much memory.
         """
         if self.chat_template is None:

@@ -114,22 +114,22 @@ def _load(source: Path) -> Any:
             if global_name
             else first_line(error)[:200]
         )
-        raise BadInput(f"{source} is refused: {what}") from None
+        raise BadInput(f"{source} is rejected: {what}") from None
 
 
 def _check_archive(file: Any, source: Path) -> None:
-    """Refuse an archive that unpacks to more than its size."""
+    """Reject an archive that unpacks to more than its size."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     total = source.stat().st_size
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise BadInput(f"{source} is refused: it is compressed, as torch never writes it")
+        raise BadInput(f"{source} is rejected: it is compressed, as torch never writes it")
     if sum(entry.file_size for entry in entries) > total:
-        raise BadInput(f"{source} is refused: it unpacks to more than its {size(total)}")
+        raise BadInput(f"{source} is rejected: it unpacks to more than its {size(total)}")
     if any(
         entry.filename.endswith("data.pkl") and entry.file_size > _MOST_PICKLE for entry in entries
     ):
-        raise BadInput(f"{source} is refused: the pickle in it has more than {size(_MOST_PICKLE)}")
+        raise BadInput(f"{source} is rejected: the pickle in it has more than {size(_MOST_PICKLE)}")
 
 
 def _tensors(state: Any, source: Path) -> dict[str, Tensor]:
@@ -161,7 +161,7 @@ def _validate_stored_size(tensors: Mapping[str, Tensor], source: Path) -> None:
     if sum(sizes.values()) > 2 * stored:
         name = max(sizes, key=lambda key: sizes[key])
         raise BadInput(
-            f"{source} is refused: its tensors take {size(sum(sizes.values()))}, the file "
+            f"{source} is rejected: its tensors take {size(sum(sizes.values()))}, the file "
             f"{size(stored)}; the largest is {name!r:.100}"
         )
 
@@ -194,12 +194,12 @@ def main() -> None:
     except BadInput as error:
         answer = {"error": str(error)}
     except (MemoryError, RecursionError) as error:
-        answer = {"error": f"{task.source} is refused: {_out_of(task, error)}"}
+        answer = {"error": f"{task.source} is rejected: {_out_of(task, error)}"}
     except Exception as error:  # an untrusted file may raise any exception in torch
         text = first_line(error)
         out = "allocate" in text or "mmap" in text
         answer = {
-            "error": f"{task.source} is refused: {_out_of(task, error) if out else text[:200]}"
+            "error": f"{task.source} is rejected: {_out_of(task, error) if out else text[:200]}"
         }
     json.dump(answer, sys.stdout)
 

@@ -260,7 +260,7 @@ def headline(cells: list[Cell]) -> list[str]:
         return []
     reference = show(known[0][0].first("quality.reference"))
     known.sort(key=lambda item: item[1])
-    # The reference's own precision differs from it by rounding alone: no loss that anyone chooses.
+    # The reference's own precision differs from it by rounding alone: no loss by choice.
     others = [item for item in known if show(item[0].first("choices.quant")) != reference] or known
     words = [
         f"{sig(kl)} nats in {cell.mention} (top-1 the same for "

@@ -34,7 +34,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedCells:
     """A measured cell and the simulated cell of the same configuration."""
 
     label: str
@@ -42,43 +42,43 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Check:
+class SimulationCheck:
     """The section: a row a pair, and what they say together."""
 
-    pairs: list[Pair]
+    pairs: list[ComparedCells]
     summary: str
     columns: tuple[tuple[str, str], ...] = tuple((title, unit) for _, title, unit in FIGURES)
 
 
-class SimulationStudy(Study[Check]):
+class SimulationStudy(Study[SimulationCheck]):
     """How well a simulation predicts what was measured."""
 
     name = "simulation"
     title = "How well does the simulation predict?"
     template = "simulation"
 
-    def find(self, inputs: ReportInputs) -> Check | None:
+    def find(self, inputs: ReportInputs) -> SimulationCheck | None:
         """See `simulation_check`."""
         return simulation_check(inputs.cells)
 
     def section(
-        self, result: Check, inputs: ReportInputs, plots: list[Plot], out_dir: Path
-    ) -> Check:
+        self, result: SimulationCheck, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> SimulationCheck:
         """What was found, as it is."""
         return result
 
 
-def simulation_check(cells: list[Cell]) -> Check | None:
+def simulation_check(cells: list[Cell]) -> SimulationCheck | None:
     """Pair measured with simulated cells; None where no cell is both."""
     if not any(cell.simulated for cell in cells):
         return None
     measured = {_identity(cell): cell for cell in cells if cell.ok and not cell.simulated}
     pairs = [
-        Pair(_label(real), [_compare(real, cell, key) for key, _, _ in FIGURES])
+        ComparedCells(_label(real), [_compare(real, cell, key) for key, _, _ in FIGURES])
         for cell in cells
         if cell.ok and cell.simulated and (real := measured.get(_identity(cell)))
     ]
-    return Check(pairs, _summary(pairs)) if pairs else None
+    return SimulationCheck(pairs, _summary(pairs)) if pairs else None
 
 
 def _identity(cell: Cell) -> tuple[tuple[str, str], ...]:
@@ -105,7 +105,7 @@ def _compare(real: Cell, simulated: Cell, key: str) -> Prediction:
     return Prediction(sig(measured), sig(predicted), error)
 
 
-def _summary(pairs: list[Pair]) -> str:
+def _summary(pairs: list[ComparedCells]) -> str:
     worst = []
     for i, (_, title, _) in enumerate(FIGURES):
         errors = [abs(e) for pair in pairs if (e := pair.figures[i].error) is not None]

@@ -114,7 +114,7 @@ def test_a_server_that_begins_texts_itself_is_not_sent_the_beginning(
 
 
 def test_text_is_not_fallen_back_to_where_ids_are_wanted(make: Make) -> None:
-    with pytest.raises(BadInput, match=r"refuses requests.*prompt must be a string"):
+    with pytest.raises(BadInput, match=r"rejects requests.*prompt must be a string"):
         make({"prompt": "ids"}, ids=False)
 
 
@@ -126,7 +126,7 @@ def test_a_server_that_refuses_is_told_before_anything_is_measured(make: Make) -
 def test_a_server_that_gives_no_reason_for_an_end_is_told_before_anything_is_measured(
     make: Make,
 ) -> None:
-    with pytest.raises(BadInput, match=r"refuses requests.*closed the stream before it was done"):
+    with pytest.raises(BadInput, match=r"rejects requests.*closed the stream before it was done"):
         make(fault="endless")
 
 
@@ -320,11 +320,11 @@ def test_a_server_that_refuses_to_count_is_not_asked_again(make: Make, tmp_path:
 def test_tokens_that_cannot_be_counted_or_placed_are_not_ok(make: Make) -> None:
     load = requests([(70, 71, 72)], (40,), ignore_eos=False)
     _, verdict = judged(make(ids=False, per_chunk=5, usage=False), load)
-    assert not verdict.ok and "nobody knows how many tokens they have" in str(verdict.reasons)
+    assert not verdict.ok and "the number of tokens is unknown" in str(verdict.reasons)
     engine = make(ids=False, per_chunk=5)
     engine.tokenizer.encode = lambda *_: [0]  # type: ignore[method-assign,union-attr]
     figures, verdict = judged(engine, load)
-    assert figures.output_tokens == 40 and "nobody knows when they came" in str(verdict.reasons)
+    assert figures.output_tokens == 40 and "the arrival time is unknown" in str(verdict.reasons)
 
 
 def test_the_end_of_a_request_is_its_last_token(make: Make) -> None:

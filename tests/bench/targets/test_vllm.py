@@ -259,7 +259,7 @@ def test_the_process_ends_with_the_engine(engine: VllmEngine) -> None:
 @pytest.mark.parametrize(
     ("env", "overrides", "kind", "message"),
     [
-        ({"FAULT": "build"}, (), BadInput, "vLLM refuses this configuration: no such architecture"),
+        ({"FAULT": "build"}, (), BadInput, "vLLM rejects this configuration: no such architecture"),
         ({}, ("engine.args={nonsense: 1}",), BadInput, "nonsense"),
         ({"PYTHONPATH": "nowhere"}, (), BadInput, "cannot import vLLM"),
         ({}, ("runtime.device=cuda",), BadInput, "built for cpu"),

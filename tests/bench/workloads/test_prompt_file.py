@@ -249,7 +249,7 @@ def test_messages_are_written_by_the_chat_template_where_there_is_one(tmp_path: 
     assert work.requests[0].prompt_token_ids == (7, 8)
     assert (
         len(work.notes) == 1
-        and "1 requests are messages that the model's chat template refuses" in work.notes[0]
+        and "1 requests are messages that the model's chat template rejects" in work.notes[0]
     )
 
 

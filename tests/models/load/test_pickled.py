@@ -83,7 +83,7 @@ def test_what_runs_code_takes_memory_or_time_is_one_line(tmp_path: Path) -> None
     folder = tmp_path / "old"
     folder.mkdir()
     torch.save({"a": Malicious(tmp_path / "marker")}, folder / "pytorch_model.bin")
-    refused(folder, r"pytorch_model\.bin is refused: it asks for posix\.system")
+    refused(folder, r"pytorch_model\.bin is rejected: it asks for posix\.system")
     assert not (tmp_path / "marker").exists()
     torch.save(
         {"a": torch.ones(50 << 18)},
@@ -91,9 +91,9 @@ def test_what_runs_code_takes_memory_or_time_is_one_line(tmp_path: Path) -> None
         _use_new_zipfile_serialization=False,
     )
     refused(
-        folder, r"pytorch_model\.bin is refused: it needs more than .* of memory", memory_gb=0.01
+        folder, r"pytorch_model\.bin is rejected: it needs more than .* of memory", memory_gb=0.01
     )
-    refused(folder, r"pytorch_model\.bin is refused: it takes more than 0\.01 s", timeout_s=0.01)
+    refused(folder, r"pytorch_model\.bin is rejected: it takes more than 0\.01 s", timeout_s=0.01)
 
 
 def test_a_large_tokenizer_goes_with_the_weights(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(zipped: bool, tmp_pa
     state = {"a": torch.ones(2), "b": Malicious(tmp_path / "marker")}
     file = saved(tmp_path / "model.bin", state, _use_new_zipfile_serialization=zipped)
     with pytest.raises(
-        BadInput, match=r"model\.bin is refused: it asks for (posix|nt)\.system"
+        BadInput, match=r"model\.bin is rejected: it asks for (posix|nt)\.system"
     ) as caught:
         convert_file(file)
     assert not (tmp_path / "marker").exists() and "\n" not in str(caught.value)

@@ -13,8 +13,8 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.http.stream_event import (
     MOST_TOKENS,
     MOST_WORDS,
-    Event,
     ServerError,
+    StreamEvent,
     read_event,
 )
 from minivllm.errors import BadInput
@@ -111,7 +111,7 @@ class Tokens:
             self.chunks += 1
             self._pass_on(seen.token_ids or (UNKNOWN_TOKEN,) * held)
 
-    def _size(self, seen: Event) -> int | None:
+    def _size(self, seen: StreamEvent) -> int | None:
         """How many tokens a chunk holds; None where nothing but its text tells."""
         if seen.token_ids is not None:
             self.by_ids = True

@@ -37,7 +37,7 @@ def server_words(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Event:
+class StreamEvent:
     """What is read of one event of a stream, checked."""
 
     holds_choice: bool  # False for one of usage alone
@@ -50,7 +50,7 @@ class Event:
     cached_tokens: int | None
 
 
-def read_event(value: Any, vocab_size: int | None = None) -> Event:
+def read_event(value: Any, vocab_size: int | None = None) -> StreamEvent:
     """Check one event of the completions API and keep what is needed of it.
 
     Args:
@@ -78,7 +78,7 @@ def read_event(value: Any, vocab_size: int | None = None) -> Event:
     details = _object(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
     logprobs = _object(choice.get("logprobs") or {}, "logprobs")
     total = _whole(usage, "completion_tokens")
-    return Event(
+    return StreamEvent(
         holds_choice=bool(choices),
         text=_optional(choice, "text", str, "text") or "",
         token_ids=_token_ids(choice.get("token_ids"), vocab_size),
