@@ -537,7 +537,7 @@ def test_tables_are_those_of_the_committed_records(page: Path) -> None:
 def test_committed_tables_are_rebuilt_from_their_records(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minivllm.report.page import build_report
+    from tests.report.pagereader import build_report
 
     monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])  # most of the time
     build_report(EXAMPLES / "runs" / f"{name}{archive.SUFFIX}", tmp_path)

@@ -18,7 +18,7 @@ from minivllm.report.figures.roofline import roofline
 from minivllm.report.figures.scatter import trade_off
 from minivllm.report.figures.timelines import timeline_plots
 from minivllm.report.html import Front, Section, page
-from minivllm.report.inputs import ReportInputs, read
+from minivllm.report.inputs import ReportInputs
 from minivllm.report.notices import notices
 from minivllm.report.provenance import provenance, records_csv
 from minivllm.report.studies.base import Study
@@ -40,30 +40,25 @@ FIGURES = (
 )
 
 
-def build_report(source: Path | list[Path], out_dir: Path) -> Path:
-    """Write index.html, table.csv, table.md and a PNG a figure from records alone.
+def write_report(
+    inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]] = STUDIES
+) -> Path:
+    """Write index.html, table.csv, table.md, records.csv and a PNG a figure from records alone.
 
     With quality there is a precision.md, too, of an ablation an effects.md, and of preset=scaling a
     scaling.md.
 
     Args:
-        source: a record folder, a sweep's folder, or several of them.
+        inputs: what was read of the records; failed ones are enough for a report.
         out_dir: where to write; files of an earlier report there are replaced, others left alone.
+        studies: the sections that studies add.
 
     Returns:
         The path of index.html.
 
     Raises:
-        BadInput: there is no record at all, or nothing can be written there. Failed records are
-            enough for a report.
+        BadInput: nothing can be written there.
     """
-    return write_report(read(source), out_dir)
-
-
-def write_report(
-    inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]] = STUDIES
-) -> Path:
-    """`build_report` of what is read already, with these studies."""
     make_folder(out_dir)
     with uncollected():  # of thousands of records, which are all kept
         return _write(inputs, out_dir, studies)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.record import Record
-from minivllm.report.page import build_report
+from minivllm.report.inputs import read
+from minivllm.report.page import write_report
 from tests.report.synthetic import write
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input", "source"}
@@ -53,6 +54,11 @@ class Page(HTMLParser):
 def table(out: Path) -> dict[str, dict[str, str]]:
     with open(out / "table.csv", encoding="utf-8", newline="") as file:
         return {row["label"]: row for row in csv.DictReader(file)}
+
+
+def build_report(source: Path | list[Path], out_dir: Path) -> Path:
+    """The page of the records at or below one place, or several."""
+    return write_report(read(source), out_dir)
 
 
 def build(tmp_path: Path, records: list[Record], **options: Any) -> tuple[Page, Path]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minivllm.report.index import rebuild
-from minivllm.report.page import build_report
-from tests.report.pagereader import Page
+from tests.report.pagereader import Page, build_report
 from tests.report.synthetic import make_record, write
 
 

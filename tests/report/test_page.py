@@ -12,9 +12,8 @@ import pytest
 
 from minivllm.bench.records.record import STATUSES
 from minivllm.bench.records.storage import OPERATIONS
-from minivllm.report.page import build_report
 from tests.report.browser import CHROMIUM, visit
-from tests.report.pagereader import Page, build, table
+from tests.report.pagereader import Page, build, build_report, table
 from tests.report.synthetic import counted, failed, make_record, make_sweep, write
 
 

@@ -19,9 +19,8 @@ from minivllm.bench.records.storage import write_record
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude
 from minivllm.report.inputs import read
-from minivllm.report.page import build_report
 from minivllm.report.sections import commands
-from tests.report.pagereader import Page, build, table
+from tests.report.pagereader import Page, build, build_report, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
 
 pytestmark = pytest.mark.usefixtures("without_figures")

@@ -16,10 +16,10 @@ from minivllm.bench.records.identity import QUALITY_TASK
 from minivllm.bench.records.record import Ablation
 from minivllm.errors import BadInput
 from minivllm.report.inputs import read
-from minivllm.report.page import build_report
 from minivllm.report.provenance import provenance
 from minivllm.report.tables import markdown_text, summary_table
 from minivllm.tasks.report import find_runs, joined_name, run
+from tests.report.pagereader import build_report
 from tests.report.synthetic import make_record, write
 
 pytestmark = pytest.mark.usefixtures("without_figures")

@@ -18,13 +18,12 @@ from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.render import finish
 from minivllm.report.figures.scatter import trade_off
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.page import build_report
 from minivllm.report.sections import heading, place_of
 from minivllm.report.studies import ablation
 from minivllm.report.studies.effects import markdown_text
 from minivllm.report.verdict import remarks
 from tests.experiments.synthetic import ablation_rows
-from tests.report.pagereader import Page
+from tests.report.pagereader import Page, build_report
 
 NAMES = {"prefix caching": (), "nf4": (), "graphs": ()}
 EFFECTS = {"prefix caching": 1.42, "nf4": 0.9}

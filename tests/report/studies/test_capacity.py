@@ -16,9 +16,8 @@ from minivllm.bench.records.record import Record
 from minivllm.bench.records.storage import write_record
 from minivllm.report.figures.render import finish
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.page import build_report
 from minivllm.report.studies import capacity
-from tests.report.pagereader import Page
+from tests.report.pagereader import Page, build_report
 from tests.report.synthetic import make_record
 
 

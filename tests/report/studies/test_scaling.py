@@ -15,8 +15,8 @@ from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.records.storage import write_record
 from minivllm.config.compose import compose
 from minivllm.report.inputs import read
-from minivllm.report.page import build_report
 from minivllm.report.studies import scaling
+from tests.report.pagereader import build_report
 from tests.report.synthetic import make_record
 
 WEIGHTS, TOKEN, OPERATIONS = (

@@ -11,8 +11,8 @@ from minivllm.analysis.cell import like_for_like
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.measurement import SIMULATED
-from minivllm.report.page import build_report
 from minivllm.report.studies.simulation import simulation_check
+from tests.report.pagereader import build_report
 from tests.report.synthetic import make_record, write
 
 
