@@ -38,7 +38,7 @@ def show_plan(plan: Plan) -> None:
                 escape(cell.arm.name),
                 "-",
                 "-",
-                f"[red]invalid[/]: {escape(cell.problem)}",
+                "[red]invalid[/]",
                 "-",
                 "-",
             )
@@ -55,6 +55,12 @@ def show_plan(plan: Plan) -> None:
         )
     console = Console()
     print_table(table, console)
+    for cell in plan.invalid:
+        console.print(
+            f"[red]invalid[/]: {escape(cell.arm.name)}: {escape(cell.problem or '')}",
+            highlight=False,
+            soft_wrap=True,
+        )
     if plan.sweep.blocks is not None:
         _show_design(plan, console)
     todo = [m.cell_id for job in plan.jobs for m in job]

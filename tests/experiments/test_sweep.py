@@ -275,6 +275,15 @@ def test_dry_run_prints_the_plan_and_does_nothing(sweep: Cli, bench: Bench) -> N
     assert not Path("runs/other").exists()
 
 
+def test_the_plan_gives_the_reason_of_an_invalid_arm_below_its_table(
+    sweep: Cli, bench: Bench
+) -> None:
+    done = sweep("-m", "quant=bf16,nf5", "sweep.dry_run=true")
+    table, _, reasons = done.out.partition("\n\n")
+    assert max(map(len, table.splitlines())) < 80
+    assert "invalid: quant=nf5: quant=nf5: no such option" in reasons
+
+
 def test_dry_run_sees_a_record_that_was_put_aside(sweep: Cli, bench: Bench) -> None:
     sweep(*SWEEP)
     path = bench.jobs[0][0].path

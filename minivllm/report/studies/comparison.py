@@ -39,15 +39,16 @@ from minivllm.report.terminal import rich_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-# One kind of mean, and how it stands beside the ratio.
 MEANS = (
-    "Means are arithmetic, over blocks; the ratio, after / before, is that of the typical block."
+    "The means are arithmetic, over blocks; the typical ratio is after / before of the typical "
+    "block (see the test), so it is not the ratio of the means."
 )
+RATIO = "typical ratio"
 HEADINGS = (
     "cell",
     "mean before",
     "mean after",
-    "ratio",
+    RATIO,
     "95 % interval",
     "p (Holm)",
     "blocks",
@@ -149,6 +150,7 @@ class ComparisonStudy(Study[ComparedRuns]):
         only = zip(result.names, (comparison.only_before, comparison.only_after), strict=True)
         return {
             "headings": HEADINGS,
+            "tinged": RATIO,
             "rows": rows,
             "unshown": max(0, len(comparison.cells) - MAX_ROWS),
             "means": MEANS,
