@@ -27,6 +27,13 @@ ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is impor
 SECONDS = 120.0  # for importing all of them
 # knobs of other types are the class's own matter
 KINDS = frozenset((int, float, str, bool, type(None)))
+# the type of an argument without an annotation, by that of its default
+BY_DEFAULT: dict[type, Any] = {
+    bool: bool | None,
+    int: int | float | None,
+    float: float | None,
+    str: str | bool | None,  # as of a knob that is "auto" or a switch
+}
 Node = Mapping[str, Any]
 
 # The problem, or None, of classes that were looked at: their nodes as JSON, and where modules lie.
@@ -159,12 +166,16 @@ def problem_of(group: str, node: Node) -> str | None:
 def _hints(
     factory: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """The types of its arguments that are plain; those of others, and ones that cannot be read, are
-    left out."""
+    """The plain types of its arguments: the annotation, or without one the default's type or null.
+
+    Other types, annotations that cannot be read, and arguments with neither are left out.
+    """
     names = vars(sys.modules.get(factory.__module__, object))
     hints = {}
     for name, parameter in parameters.items():
         hint = parameter.annotation
+        if hint is parameter.empty:
+            hint = BY_DEFAULT.get(type(parameter.default), hint)
         with suppress(Exception):  # a name that exists for type checkers alone
             hint = eval(hint, dict(names)) if isinstance(hint, str) else hint
             if {*_parts(hint)} <= KINDS:

@@ -24,7 +24,7 @@ class Mine:
     ):
         pass
 
-def function(share=1, **rest): ...
+def function(share=1, word="auto", flag=True, unset=None, **rest): ...
 """
 
 
@@ -40,6 +40,16 @@ def function(share=1, **rest): ...
             SOURCE,
             "_target_: my_batching.Mine\nshare: 1\nmany: 2.5",
             "batching.many=2.5 must be a whole number or null",
+        ),
+        (
+            SOURCE,
+            "_target_: my_batching.function\nshare: abc",
+            "batching.share='abc' must be a whole number or a number or null, says my_batching.f",
+        ),
+        (
+            SOURCE,
+            "_target_: my_batching.function\nflag: 3",
+            "batching.flag=3 must be true or false or null, says my_batching.function",
         ),
         (
             SOURCE,
@@ -91,6 +101,13 @@ def test_a_class_that_fits_passes(user_dir: Path) -> None:
     for node in (
         {"_target_": "my_batching.Mine", "share": 2, "odd": [{"a": 1}]},
         {"_target_": "my_batching.function", "anything": "goes"},
+        {
+            "_target_": "my_batching.function",
+            "share": 0.5,
+            "word": True,
+            "unset": [1],
+            "flag": None,
+        },
     ):
         plug_ins.check({**settings, "batching": node})
         assert plug_ins.problem_of("batching", node) is None
