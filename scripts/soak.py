@@ -89,7 +89,7 @@ def check(engine: SimulatedEngine) -> None:
     )
     for request in requests:
         room = (
-            max(len(request.cache.block_table), len(request.cache.host_slots))
+            max(len(request.cache.block_table.blocks), len(request.cache.host_slots))
             * engine.cache.block_size
         )
         assert request.num_computed_tokens <= room, (
