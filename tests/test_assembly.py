@@ -107,13 +107,14 @@ def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, mes
 OWN = """
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.models.load.loading import load_model
+from minivllm.models.options import ModelOptions
 
 made = {}
 
 def model(*, quant, context, device, progress=None):
     made["model"] = context
     assert context.device == device
-    return load_model("embedded", quant=quant, context=context, progress=progress)
+    return load_model(ModelOptions("embedded"), quant=quant, context=context, progress=progress)
 
 class Backend(SDPABackend):
     def __init__(self, specs, kv, context):

@@ -11,6 +11,7 @@ from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import load_model
+from minivllm.models.options import ModelOptions
 from minivllm.passes.grouped import group_experts
 from minivllm.quant.int4 import Int4
 from minivllm.quant.plain import Plain
@@ -156,8 +157,7 @@ def test_a_graph_holds_grouped_experts() -> None:
     device = torch.device("cuda")
     loaded = [
         load_model(
-            weights="random",
-            architecture=architecture,
+            ModelOptions("", weights="random", architecture=architecture),
             quant=Plain("bfloat16"),
             context=BuildContext(device),
         )

@@ -22,6 +22,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.layers import Linear
 from minivllm.models.load.loading import load_model
 from minivllm.models.moe import MoE
+from minivllm.models.options import ModelOptions
 from minivllm.quant.int8 import Int8
 from minivllm.quant.plain import Plain
 from tests.models.test_parity import PROMPTS, expected, load, run
@@ -166,7 +167,7 @@ def test_quantised_experts(
 def test_experts_can_be_skipped(tmp_path: Path) -> None:
     save("qwen3 moe some dense layers", tmp_path)
     loaded = load_model(
-        str(tmp_path),
+        ModelOptions(str(tmp_path)),
         quant=Int8("float32", skip=["experts."]),
         context=BuildContext(torch.device("cpu")),
     )
@@ -176,8 +177,7 @@ def test_experts_can_be_skipped(tmp_path: Path) -> None:
 def test_random_weights_need_no_checkpoint() -> None:
     architecture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4} | SMALL
     loaded = load_model(
-        weights="random",
-        architecture=architecture,
+        ModelOptions("", weights="random", architecture=architecture),
         quant=Plain("float32"),
         context=BuildContext(torch.device("cpu")),
     )

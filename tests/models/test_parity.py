@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
+from minivllm.models.options import ModelOptions
 from minivllm.quant.plain import Plain
 from tests.reference import FAMILIES, VARIANTS, CausalAttention, make_batch, make_checkpoint
 
@@ -20,7 +21,9 @@ PROMPTS = [[5, 17, 3, 99, 42, 8, 77, 5, 60], [1], [9, 4, 30, 31, 32] * 12]
 
 
 def load(folder: Path, dtype: str = "float32", **options: Any) -> LoadedModel:
-    return load_model(str(folder), quant=Plain(dtype), context=BuildContext(CPU), **options)
+    return load_model(
+        ModelOptions(str(folder), **options), quant=Plain(dtype), context=BuildContext(CPU)
+    )
 
 
 def run(loaded: LoadedModel, prompts: list[list[int]]) -> tuple[list[Tensor], Tensor]:

@@ -10,6 +10,7 @@ import torch
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
+from minivllm.models.options import ModelOptions
 from minivllm.passes.base import PassContext, PassReport, apply_passes
 from minivllm.quant.plain import Plain
 
@@ -31,7 +32,7 @@ class Fixed:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model("embedded", quant=Plain(), context=BuildContext(CPU))
+    return load_model(ModelOptions("embedded"), quant=Plain(), context=BuildContext(CPU))
 
 
 def test_a_model_keeps_the_reports_in_order_and_warns_of_their_notes(loaded: LoadedModel) -> None:

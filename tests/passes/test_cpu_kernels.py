@@ -16,6 +16,7 @@ from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
 from minivllm.models.load.loading import load_model
+from minivllm.models.options import ModelOptions
 from minivllm.passes.base import PassContext, apply_passes
 from minivllm.passes.cpu_kernels import UseKernels
 from minivllm.passes.order import BEFORE_ENGINE
@@ -41,7 +42,7 @@ def test_it_is_the_first_pass_and_wanted_where_there_are_kernels() -> None:
 
 def test_it_reports_the_layers_that_it_changes(kernels: Kernels) -> None:
     context = BuildContext(CPU, kernels)
-    loaded = load_model("embedded", quant=Plain(), context=context)
+    loaded = load_model(ModelOptions("embedded"), quant=Plain(), context=context)
     kinds = (CPUNorm, CPUAttention, CPUMLP)
     assert not any(isinstance(module, kinds) for module in loaded.model.modules())
     apply_passes([UseKernels()], loaded, PassContext(context, {}))
@@ -54,7 +55,7 @@ def test_it_reports_the_layers_that_it_changes(kernels: Kernels) -> None:
 
 def test_a_model_that_was_loaded_without_kernels_stays_so(kernels: Kernels) -> None:
     """As one of a user's own function may be."""
-    loaded = load_model("embedded", quant=Plain(), context=BuildContext(CPU))
+    loaded = load_model(ModelOptions("embedded"), quant=Plain(), context=BuildContext(CPU))
     apply_passes([UseKernels()], loaded, PassContext(BuildContext(CPU, kernels), {}))
     assert loaded.passes[0].count == 0
 

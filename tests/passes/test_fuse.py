@@ -27,6 +27,7 @@ from minivllm.models.cpu_layers import plain_class
 from minivllm.models.families.gemma import GemmaNorm
 from minivllm.models.layers import ACTIVATIONS, DecoderLayer, RMSNorm
 from minivllm.models.load.loading import load_model
+from minivllm.models.options import ModelOptions
 from minivllm.passes.fused import FusedDecoder, FusedSandwich, fuse
 from minivllm.passes.kernels import small
 from minivllm.passes.trim import trim
@@ -171,7 +172,9 @@ def test_sums_across_layers_are_those_of_each_layer_to_the_bit(
     family: str, dtype: str, trims: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_checkpoint(tmp_path, family)
-    model = load_model(str(tmp_path), quant=Plain(dtype), context=BuildContext(DEVICE)).model
+    model = load_model(
+        ModelOptions(str(tmp_path)), quant=Plain(dtype), context=BuildContext(DEVICE)
+    ).model
     if trims:
         trim(model)
     assert fuse(model) == sum(
@@ -199,7 +202,9 @@ def test_a_model_with_a_layer_or_norm_of_its_own_keeps_its_sums(tmp_path: Path) 
     make_checkpoint(tmp_path)
     batch = here([[5, 17, 3, 99, 42, 8]])
     for own in (OwnLayer, OwnNorm):
-        loaded = load_model(str(tmp_path), quant=Plain("float32"), context=BuildContext(DEVICE))
+        loaded = load_model(
+            ModelOptions(str(tmp_path)), quant=Plain("float32"), context=BuildContext(DEVICE)
+        )
         model, attention = loaded.model, CausalAttention(loaded.model.attention_specs)
         expected = model(batch, attention)
         changed = model.model.layers[1]

@@ -20,6 +20,7 @@ from minivllm.kernels.context import BuildContext
 from minivllm.models.load import loading
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.moe import MoE
+from minivllm.models.options import ModelOptions
 from minivllm.passes.fused import fuse
 from minivllm.passes.grouped import GroupedMoE, group_experts
 from minivllm.quant.int8 import Int8
@@ -42,7 +43,9 @@ both_dtypes = pytest.mark.parametrize("dtype", CLOSE)
 def loaded(dtype: str = "float32", **changes: Any) -> LoadedModel:
     architecture = ARCHITECTURE | changes
     return load_model(
-        weights="random", architecture=architecture, quant=Plain(dtype), context=BuildContext(CPU)
+        ModelOptions("", weights="random", architecture=architecture),
+        quant=Plain(dtype),
+        context=BuildContext(CPU),
     )
 
 
@@ -187,8 +190,7 @@ def test_auto_is_for_plain_16_bit_experts_on_hopper(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     quantised = load_model(
-        weights="random",
-        architecture=ARCHITECTURE,
+        ModelOptions("", weights="random", architecture=ARCHITECTURE),
         quant=Int8("bfloat16"),
         context=BuildContext(CPU),
     )
@@ -217,8 +219,7 @@ def test_a_model_without_experts_is_refused_before_its_weights(
 
 def test_what_cannot_be_grouped_is_named(tmp_path: Path) -> None:
     quantised = load_model(
-        weights="random",
-        architecture=ARCHITECTURE,
+        ModelOptions("", weights="random", architecture=ARCHITECTURE),
         quant=Int8("bfloat16"),
         context=BuildContext(CPU),
     )

@@ -28,6 +28,7 @@ from minivllm.models.load.prequantized import Prequantized, part_names
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
+from minivllm.models.options import ModelOptions
 from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class
 from minivllm.quant.base import Method, QuantMethod
@@ -62,12 +63,7 @@ class LoadedModel:
 
 
 def load_model(
-    path: str = "",
-    weights: str = "auto",
-    max_model_len: int | None = None,
-    seed: int = 0,
-    rope_scaling: dict[str, Any] | None = None,
-    architecture: dict[str, Any] | None = None,
+    options: ModelOptions,
     *,
     quant: QuantMethod,
     context: BuildContext,
@@ -76,12 +72,7 @@ def load_model(
     """Load a checkpoint, or build its architecture with random weights.
 
     Args:
-        path: local folder, hub id, or "embedded".
-        weights: "auto", "hub", "random", or a folder.
-        max_model_len: longest sequence in tokens; None takes the model's own limit.
-        seed: seed of random weights.
-        rope_scaling: replaces the checkpoint's own, as `rope_parameters` of transformers 5.
-        architecture: the published config.json, used for random weights.
+        options: the knobs of `model`.
         quant: how linear layers are stored; also sets the compute dtype.
         context: where the model runs and with which kernels; `moe="grouped"` requires experts.
         progress: called with the progress of the weights, as (done, total).
@@ -90,17 +81,13 @@ def load_model(
         BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the
             checkpoint is quantised in another way than `quant`, or experts are missing.
     """
-    node = {
-        **{"path": path, "weights": weights, "seed": seed},
-        **{"rope_scaling": rope_scaling, "architecture": architecture},
-    }
-    _, source = resolve(node, allow_random=False)
+    _, source = resolve(vars(options), allow_random=False)
     config = ModelConfig.from_dict(source.config)
-    length = config.context(max_model_len)
+    length = config.context(options.max_model_len)
     require_experts(context.moe, config.num_experts)
     if isinstance(quant, Method):
         quant = quant.within(context)
-    loaded = _load(source, config, length, quant, context, seed, progress)
+    loaded = _load(source, config, length, quant, context, options.seed, progress)
     _return_freed_memory()
     loaded.model.make_rotary(length, context.device)
     return loaded

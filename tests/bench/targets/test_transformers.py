@@ -278,12 +278,13 @@ def test_random_weights_are_our_random_weights(architecture: dict[str, Any]) -> 
         assert tied == bool(architecture.get("tie_word_embeddings"))
         assert not any(t.is_meta for t in [*model.parameters(), *model.buffers()])
         from minivllm.models.load.loading import load_model
+        from minivllm.models.options import ModelOptions
         from minivllm.quant.plain import Plain
         from tests.reference import CausalAttention, make_batch
 
         node = {k: v for k, v in config["model"].items() if k != "_target_"}
         loaded = load_model(
-            **node, quant=Plain("float32"), context=BuildContext(torch.device("cpu"))
+            ModelOptions(**node), quant=Plain("float32"), context=BuildContext(torch.device("cpu"))
         )
         assert loaded.fingerprint == engine.info.fingerprint
         with torch.no_grad():

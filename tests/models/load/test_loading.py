@@ -18,6 +18,7 @@ from minivllm.kernels.context import BuildContext
 from minivllm.models.load import weights as weights_module
 from minivllm.models.load.checkpoint import INDEX
 from minivllm.models.load.loading import LoadedModel, RandomWeights, load_model
+from minivllm.models.options import ModelOptions
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
@@ -40,9 +41,14 @@ ARCHITECTURE = {
 }
 
 
-def load(folder: Path | str = "", quant: Any = None, **options: Any) -> LoadedModel:
+def load(
+    folder: Path | str = "", quant: Any = None, progress: Any = None, **options: Any
+) -> LoadedModel:
     return load_model(
-        str(folder), quant=quant or Plain("bfloat16"), context=BuildContext(CPU), **options
+        ModelOptions(str(folder), **options),
+        quant=quant or Plain("bfloat16"),
+        context=BuildContext(CPU),
+        progress=progress,
     )
 
 
@@ -159,8 +165,7 @@ def test_the_method_that_is_given_stays_as_it_is() -> None:
     kernels: Any = SimpleNamespace(has_linear=False)
     method = Plain("float32")
     load_model(
-        weights="random",
-        architecture=ARCHITECTURE,
+        ModelOptions("", weights="random", architecture=ARCHITECTURE),
         quant=method,
         context=BuildContext(CPU, kernels),
     )
@@ -258,8 +263,8 @@ def test_max_model_len_is_bounded_by_the_model(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     assert load(tmp_path).max_model_len == 256
     assert load(tmp_path, max_model_len=100).max_model_len == 100
-    for length in (257, 0):
-        with pytest.raises(BadInput, match=f"max_model_len={length}.*256"):
+    for length, limit in ((257, "256"), (0, "at least 1")):
+        with pytest.raises(BadInput, match=f"max_model_len={length}.*{limit}"):
             load(tmp_path, max_model_len=length)
 
 

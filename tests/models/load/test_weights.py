@@ -18,6 +18,7 @@ from minivllm.config.compose import build
 from minivllm.kernels.context import BuildContext
 from minivllm.models.load.checkpoint import INDEX
 from minivllm.models.load.loading import load_model
+from minivllm.models.options import ModelOptions
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -110,7 +111,9 @@ def test_beyond_the_weights_no_more_than_the_largest_shard_is_held(
     folder, shard = checkpoint
     with Held() as held:
         loaded = load_model(
-            str(folder), quant=build(METHODS[method]), context=BuildContext(torch.device("cpu"))
+            ModelOptions(str(folder)),
+            quant=build(METHODS[method]),
+            context=BuildContext(torch.device("cpu")),
         )
     weights = loaded.weight_bytes
     print(f"{method}: weights {weights}, {held.peak - weights} beyond them; shard {shard}")

@@ -16,6 +16,7 @@ from torch import Tensor
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
+from minivllm.models.options import ModelOptions
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.int8_mixed import Int8Mixed, Int8MixedLinear
@@ -134,7 +135,9 @@ def quantized_copy(
 
 
 def load(folder: Path, quant: Any) -> LoadedModel:
-    return load_model(str(folder), quant=quant, context=BuildContext(torch.device("cpu")))
+    return load_model(
+        ModelOptions(str(folder)), quant=quant, context=BuildContext(torch.device("cpu"))
+    )
 
 
 # ---- AWQ and GPTQ
