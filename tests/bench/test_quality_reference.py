@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from minivllm.bench import quality_reference
-from minivllm.bench.quality import LOG_PROBS, evaluate
+from minivllm.bench.quality import LOG_PROBS, Reference, evaluate
 from minivllm.bench.records.reading import read_records
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
@@ -48,6 +48,20 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The reference of `make_config()`, computed apart as everywhere but in tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        return quality_reference.ensure(make_config(), tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """References are computed here, where what they say is tested and not how they come about."""
+    monkeypatch.setattr(quality_reference, "_compute_apart", quality_reference.compute)
+
+
 def make_config(*overrides: str) -> dict[str, Any]:
     return compose([*SMALL, *overrides])
 
@@ -61,6 +75,7 @@ def stored(root: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "stride"), [(256, 128), (200, 70), (192, 192)])
+@pytest.mark.usefixtures("in_this_process")
 def test_perplexity_is_transformers_own(tmp_path: Path, window: int, stride: int) -> None:
     """The strided loop of transformers' "Perplexity of fixed-length models", over its own model."""
     torch = pytest.importorskip("torch")
@@ -93,6 +108,7 @@ def test_perplexity_is_transformers_own(tmp_path: Path, window: int, stride: int
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_precisions_rank_as_they_should(tmp_path: Path) -> None:
     from minivllm.bench.targets.minivllm import MinivllmEngine
 
@@ -115,10 +131,10 @@ def test_precisions_rank_as_they_should(tmp_path: Path) -> None:
 # ---- the file
 
 
-def test_what_is_stored(tmp_path: Path) -> None:
-    config = make_config("quant=nf4")
-    found = quality_reference.ensure(config, tmp_path)
-    assert found.folder == tmp_path / "quality" / found.id and found.precision == "fp32"
+def test_what_is_stored(made: Reference) -> None:
+    config, root = make_config("quant=nf4"), made.folder.parent.parent
+    found = quality_reference.ensure(config, root)
+    assert found.folder == root / "quality" / found.id and found.precision == "fp32"
     logs = np.load(found.folder / LOG_PROBS)
     assert logs.dtype == np.float16 and logs.shape == (299, 6144)
     assert np.exp(logs.astype(np.float64)).sum(1) == pytest.approx(np.ones(299), abs=5e-3)
@@ -130,8 +146,8 @@ def test_what_is_stored(tmp_path: Path) -> None:
     assert found.prompts[0] == found.token_ids[:16] != found.prompts[1]
     assert [len(output) for output in found.continuations] == [8, 8]
     before = (found.folder / quality_reference.REFERENCE).stat().st_mtime_ns
-    assert quality_reference.ensure(config, tmp_path) == found
-    assert quality_reference.ensure(make_config("quant=int8", "attention=eager"), tmp_path) == found
+    assert quality_reference.ensure(config, root) == found
+    assert quality_reference.ensure(make_config("quant=int8", "attention=eager"), root) == found
     assert (found.folder / quality_reference.REFERENCE).stat().st_mtime_ns == before
 
 
@@ -178,6 +194,7 @@ def test_other_defaults_are_another_reference(
     assert quality_reference.reference_id(config) != base
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_log_probabilities_are_capped(tmp_path: Path) -> None:
     cap = 100 * 2 * 6144 / 1e9
     found = quality_reference.ensure(make_config(f"quality.max_reference_gb={cap}"), tmp_path)
@@ -187,6 +204,7 @@ def test_the_log_probabilities_are_capped(tmp_path: Path) -> None:
         quality_reference.ensure(make_config("quality.max_reference_gb=1e-6"), tmp_path)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     config = make_config("quality.max_tokens=20000")
     folder = tmp_path / "quality" / quality_reference.reference_id(config)
@@ -212,15 +230,17 @@ def test_killed_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_reference_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_reference_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Reference
+) -> None:
+    kept = made.folder
+    shutil.copytree(kept.parent, tmp_path / kept.parent.name)
     found = quality_reference.ensure(make_config(), tmp_path)
-    kept = tmp_path / "kept"
-    shutil.copytree(found.folder, kept)
-    made: list[Path] = []
+    anew: list[Path] = []
 
     def again(config: dict[str, Any], folder: Path) -> None:
         assert not folder.exists()
-        made.append(folder)
+        anew.append(folder)
         shutil.copytree(kept, folder)
 
     monkeypatch.setattr(quality_reference, "_compute_apart", again)
@@ -241,8 +261,8 @@ def test_a_damaged_reference_is_made_again(tmp_path: Path, monkeypatch: pytest.M
     for times, (name, half) in enumerate(damage, 1):
         (found.folder / name).write_bytes(half)
         assert quality_reference.load(found.folder) is None
-        assert quality_reference.ensure(make_config(), tmp_path) == found and len(made) == times
-    assert quality_reference.ensure(make_config(), tmp_path) == found and len(made) == len(damage)
+        assert quality_reference.ensure(make_config(), tmp_path) == found and len(anew) == times
+    assert quality_reference.ensure(make_config(), tmp_path) == found and len(anew) == len(damage)
 
 
 def test_an_interrupt_or_a_full_disk_leaves_no_file(
@@ -292,7 +312,8 @@ def test_a_bench_with_quality_is_one_row(cli: Cli) -> None:
     assert "KL, mean" in done.out and Path("reports/one/precision.md").is_file()
 
 
-def test_the_task_measures_quality_alone_and_sweeps(cli: Cli) -> None:
+def test_the_task_measures_quality_alone_and_sweeps(cli: Cli, made: Reference) -> None:
+    shutil.copytree(made.folder.parent, Path("runs", quality_reference.FOLDER))
     sweep = ["-m", "quant=fp32,int8", "sweep.name=s", *SMALL, *QUICK]
     done = cli("task=quality", *sweep)
     assert done.code == 0, done.err
@@ -343,7 +364,10 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(
     assert done.code == 2 and words in done.err and not Path("runs").exists()
 
 
-def test_a_window_that_the_cache_cannot_hold_is_refused_before_the_measurement(cli: Cli) -> None:
+def test_a_window_that_the_cache_cannot_hold_is_refused_before_the_measurement(
+    cli: Cli, made: Reference
+) -> None:
+    shutil.copytree(made.folder.parent, Path("runs", quality_reference.FOLDER))
     done = cli("measure.quality=true", "cache.num_blocks=5", *SMALL, *QUICK)
     assert (
         done.code == 2
