@@ -98,8 +98,11 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Any:
     """A pyarrow table of rows, each a dictionary; a key that a row lacks is null."""
     import pyarrow
 
+    from minivllm.platform.columns import column
+
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    columns = [column([row.get(name) for row in rows]) for name in names]
+    return pyarrow.Table.from_arrays(columns, names=names)
 
 
 def write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:

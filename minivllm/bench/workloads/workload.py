@@ -147,7 +147,8 @@ def _holds(path: Path, rows: list[dict[str, Any]]) -> bool:
     table = as_table(rows)
     hashed = table.select([name for name in table.column_names if name not in UNHASHED])
     try:
-        stored = pyarrow.parquet.read_table(path).select(hashed.column_names)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            stored = file.read().select(hashed.column_names)
         return bool(stored.cast(hashed.schema).equals(hashed))
     except (OSError, LookupError, ValueError, pyarrow.ArrowException):
         # cut off, or another file altogether
