@@ -1,6 +1,7 @@
 """From overrides to one checked, plain dictionary: the only way to configure anything.
 
-The command line, sweeps, presets and `LLM(...)` all end in `finish()`. Nothing here imports torch.
+The command line, sweeps, presets and `LLM(...)` all end in `finish()`. Nothing here imports torch;
+Hydra is imported by what composes, since a worker only validates and builds.
 """
 
 from __future__ import annotations
@@ -11,28 +12,21 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
-
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any
 
 from minivllm import redaction
 from minivllm.cache.eviction.policies import Eviction, make_eviction, require_unscored
 from minivllm.cache.options import PagedOptions
-from minivllm.config import interpolation
-from minivllm.config.explain import explain, is_config_error, omegaconf_line
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
-from minivllm.config.loader import remembering
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
 from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
 from minivllm.platform.plug_ins import arguments_of, knobs_of, make, names_class
 from minivllm.platform.untrusted import place
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 __all__ = [
     "GROUPS",
@@ -86,6 +80,8 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     Raises:
         BadInput: an override or a value is wrong.
     """
+    from minivllm.config.explain import explain, is_config_error
+
     try:
         loaded = load(overrides, config_dir)
     except Exception as error:
@@ -97,6 +93,8 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
 
 def load(overrides: Sequence[str], config_dir: str | Path | None = None) -> DictConfig:
     """Compose alone, with Hydra's own node; whatever Hydra raises comes through."""
+    from hydra import compose as hydra_compose
+
     extra = [] if config_dir is None else [_search_path(config_dir)]
     with _hydra():
         return hydra_compose("config", [*extra, *overrides], return_hydra_config=True)
@@ -130,6 +128,12 @@ def _hydra() -> Iterator[None]:
 @contextlib.contextmanager
 def _cleared() -> Iterator[None]:
     """Hydra's state as in a fresh process, put back afterwards."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    from minivllm.config.loader import remembering
+
     shared, config = GlobalHydra.instance(), HydraConfig.instance()
     running, cfg = shared.hydra, config.cfg
     shared.clear()
@@ -153,6 +157,13 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
     Raises:
         BadInput: a value is missing or wrong.
     """
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from minivllm.config import interpolation
+    from minivllm.config.explain import omegaconf_line
+
     if choices is None:
         choices = (
             OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices

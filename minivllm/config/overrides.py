@@ -7,15 +7,13 @@ import copy
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from typing import TYPE_CHECKING, Any
 
 from minivllm.masking import MASK, is_secret
 from minivllm.redaction import redact
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 _WORD = re.compile(r"(?<![\w/\\])[A-Za-z][\w-]*")  # but no part of a path
 
@@ -29,6 +27,9 @@ def hidden(text: str) -> str:
     name = next(filter(is_secret, key.lstrip("+~-").split(".")), "")
     if not equals:
         return str(redact(text))
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # workers do without
+    from hydra.errors import HydraException
+
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -53,6 +54,8 @@ def _written(value: Any) -> str:
         return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, str) and "${" in value:  # braces and colons of an interpolation stay
         return value
+    from hydra.core.override_parser.types import Override
+
     return Override._get_value_element_as_str(value)
 
 
@@ -60,6 +63,8 @@ def without_secrets(config: DictConfig) -> DictConfig:
     """A composed configuration for a launcher, which may store it: secrets in it, and in the
     overrides that Hydra keeps there, are masked. Jobs are composed of their own overrides, not of
     this."""
+    from omegaconf import OmegaConf, open_dict, read_write
+
     given = OmegaConf.select(config, "hydra.overrides.task")
     plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)

@@ -556,3 +556,11 @@ def test_the_parent_never_imports_torch() -> None:
         "sys.modules; assert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_worker_starts_without_what_only_composing_and_reports_need() -> None:
+    code = (
+        "import sys, minivllm.bench.worker; "
+        "assert not {'hydra', 'omegaconf', 'pandas', 'torch'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
