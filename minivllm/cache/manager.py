@@ -32,7 +32,7 @@ class CacheManager:
 
     def __init__(self, layout: CacheLayout, disk: Disk | None = None) -> None:
         self.layout, self.block_size = layout, layout.block_size
-        self.counters, self._pending = CacheCounters(), PendingTransfers()
+        self.counters, self._pending = CacheCounters(), PendingTransfers([], [], [], [], [])
         self.prefix = prefix = PrefixIndex(layout.block_size, layout.most_reusable_blocks)
         self.tiers: OffloadTiers | None = None
         if layout.prefix_caching and layout.offload_slots:
@@ -122,7 +122,7 @@ class CacheManager:
         """Give a sequence the blocks that `num_tokens` tokens in all need, of which those after the
         first `computed` are written next. False, and nothing changed, if there is no room."""
         table = sequence.block_table
-        missing = self.blocks_for(num_tokens - sequence.num_evicted) - len(table)
+        missing = self.blocks_for(num_tokens - sequence.num_evicted) - len(table.blocks)
         copy = self.must_copy(sequence, computed)
         if missing > 0 or copy:
             blocks = self.pool.allocate(max(missing, 0) + copy)
@@ -229,7 +229,7 @@ class CacheManager:
         """The moves to make before the planned step computes. Each is handed out once."""
         if self.tiers is not None:
             self.tiers.end_step()
-        if not self._pending:
+        if not any(self._pending):
             return NOTHING
         self.swap.end_step()
         return self._pending.take()

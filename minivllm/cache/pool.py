@@ -19,9 +19,6 @@ class BlockTable:
         self.blocks: list[int] = []
         self.version = 0
 
-    def __len__(self) -> int:
-        return len(self.blocks)
-
     def extend(self, blocks: Iterable[int]) -> None:
         """Add blocks at the end. A mirror of the first blocks stays valid."""
         self.blocks.extend(blocks)

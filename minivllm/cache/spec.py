@@ -3,8 +3,9 @@ and the protocol of policies."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from minivllm.cache.eviction.policies import Eviction
 
@@ -79,42 +80,36 @@ class CacheLayout:
         return most if self.prefix_caching else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Transfers:
-    """Blocks to move before a step computes, in the order of the fields. Each pair is (from,
-    to)."""
+Move = tuple[int, int]  # from, to
 
-    spills: tuple[tuple[int, int], ...] = ()  # host slot to disk record, written in the background
-    saves: tuple[tuple[int, int], ...] = ()  # device block to host slot
-    copies: tuple[tuple[int, int], ...] = ()  # device block to device block
-    loads: tuple[tuple[int, int], ...] = ()  # host slot to device block
-    reads: tuple[tuple[int, int], ...] = ()  # disk record to host slot, in the background
 
-    def __bool__(self) -> bool:
-        return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
+class Transfers(NamedTuple):
+    """Blocks to move before a step computes, in the order of the fields; none if not `any` of
+    them."""
+
+    spills: Sequence[Move] = ()  # host slot to disk record, written in the background
+    saves: Sequence[Move] = ()  # device block to host slot
+    copies: Sequence[Move] = ()  # device block to device block
+    loads: Sequence[Move] = ()  # host slot to device block
+    reads: Sequence[Move] = ()  # disk record to host slot, in the background
 
 
 NOTHING = Transfers()
 
 
-@dataclass
-class PendingTransfers:
+class PendingTransfers(NamedTuple):
     """The moves of the next step while it is planned; see Transfers."""
 
-    spills: list[tuple[int, int]] = field(default_factory=list)
-    saves: list[tuple[int, int]] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    loads: list[tuple[int, int]] = field(default_factory=list)
-    reads: list[tuple[int, int]] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.spills or self.saves or self.copies or self.loads or self.reads)
+    spills: list[Move]
+    saves: list[Move]
+    copies: list[Move]
+    loads: list[Move]
+    reads: list[Move]
 
     def take(self) -> Transfers:
         """Hand the moves out; none is pending afterwards."""
-        pending = vars(self).values()
-        taken = Transfers(*map(tuple, pending))
-        for moves in pending:
+        taken = Transfers(*map(tuple, self))
+        for moves in self:
             moves.clear()
         return taken
 

@@ -165,11 +165,12 @@ class Engine:
         Args:
             patience_s: most seconds to sleep where the policy waits for a fuller batch.
         """
-        mark, timed = self.runner.mark, self.events.has_subscribers(StepTimed)
+        mark, timed = self.runner.mark, bool(self.events.listeners[StepTimed])
         begin = mark("schedule")
         ended = self._last_step_end or begin
         plan = self.scheduler.plan()
-        self.transfers.run(plan.transfers)
+        if any(plan.transfers) or self.transfers.unfinished:
+            self.transfers.run(plan.transfers)
         outputs = [output for request in plan.shed for output in self._forget(request)]
         previous = self._in_flight
         if not plan.scheduled and previous is None:

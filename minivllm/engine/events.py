@@ -72,23 +72,19 @@ KINDS = (StateChanged, StepPlanned, BlocksChanged, StepTimed)
 class EventBus:
     """Calls each listener with the events of the kinds that it subscribed to, at once and in order.
 
-    The engine checks for subscribers before it builds an event: `if bus.has_subscribers(StepTimed):
+    The engine looks for listeners before it builds an event: `if bus.listeners[StepTimed]:
     bus.emit(StepTimed(...))` costs one look-up without listeners.
     """
 
     def __init__(self) -> None:
-        self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {
+        self.listeners: dict[type[Event], list[Callable[[Any], None]]] = {
             kind: [] for kind in KINDS
         }
-
-    def has_subscribers(self, kind: type[Event]) -> bool:
-        """Whether this event type has listeners."""
-        return bool(self._listeners[kind])
 
     def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
         """Add a listener to events of these kinds, or of all where none is named; the function
         returned removes it."""
-        lists = [self._listeners[kind] for kind in kinds or KINDS]
+        lists = [self.listeners[kind] for kind in kinds or KINDS]
         for listeners in lists:
             listeners.append(listener)
 
@@ -100,5 +96,5 @@ class EventBus:
 
     def emit(self, event: Event) -> None:
         """Call the listeners of this kind of event."""
-        for listener in self._listeners[type(event)]:
+        for listener in self.listeners[type(event)]:
             listener(event)

@@ -289,7 +289,7 @@ class SamplingParams:
                     f"must be {expected}"
                 )
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0

@@ -91,7 +91,7 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is waiting or running."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting.requests or self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -136,7 +136,7 @@ class Scheduler:
             self._admit(step, now)
         self.worked_at_s = now if step.scheduled else None
         wake_at = None if step.scheduled else step.next_poll_s
-        if not step.scheduled and self.waiting and wake_at is None:
+        if not step.scheduled and self.waiting.requests and wake_at is None:
             wake_at = self.policy.wake_at(self.waiting)
             self.num_waits += wake_at is not None
         plan = StepPlan(
@@ -219,7 +219,7 @@ class Scheduler:
     def _admit(self, step: _Step, now: float, spare: int = 0) -> None:
         """Admit waiting requests as far as policy, budget and cache allow."""
         policy, cache, tiers = self.policy, self.cache, self.cache.tiers
-        if step.preempted or not self.waiting:
+        if step.preempted or not self.waiting.requests:
             return
         for request in policy.candidates(self.waiting, self._num_seqs, now):
             if any(rule.rejects(request, now) for rule in self.rules):
@@ -352,15 +352,15 @@ class Scheduler:
 
     def _changed(self, request: Request, state: RequestState) -> None:
         request.state = state
-        if self.events.has_subscribers(StateChanged):
+        if self.events.listeners[StateChanged]:
             self.events.emit(StateChanged(self.now(), request.request_id, state))
 
     def _emit_plan(self, plan: StepPlan) -> None:
-        if self.events.has_subscribers(StepPlanned):
+        if self.events.listeners[StepPlanned]:
             counts = (len(plan.scheduled), plan.num_tokens, plan.num_prefill_tokens)
             queued = (len(plan.preempted), len(self.waiting))
             self.events.emit(StepPlanned(self.now(), *counts, *queued))
-        if self.events.has_subscribers(BlocksChanged):
+        if self.events.listeners[BlocksChanged]:
             pool = self.cache.pool
             self.events.emit(BlocksChanged(self.now(), pool.num_used, pool.num_usable))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minivllm.cache.spec import Transfers
+from minivllm.cache.spec import NOTHING, Transfers
 from minivllm.engine.request import Request
 
 
@@ -42,7 +42,7 @@ class StepPlan(NamedTuple):
     scheduled: tuple[ScheduledRequest, ...]
     preempted: tuple[Request, ...] = ()
     shed: tuple[Request, ...] = ()  # ended unserved: their deadline cannot be met
-    transfers: Transfers = Transfers()
+    transfers: Transfers = NOTHING
     next_poll_s: float | None = None  # requests wait, and nothing can be done before this time
     num_tokens: int = 0  # computed in this step
     # Tokens of prompts, and those computed again after a preemption.

@@ -57,7 +57,7 @@ class Reserve(Recompute):
         """See Preemption."""
         promised = sum(
             self._worst(other, cache)
-            - len(other.cache.block_table)
+            - len(other.cache.block_table.blocks)
             + cache.must_copy(other.cache, other.num_computed_tokens)
             for other in running
         )

@@ -96,4 +96,4 @@ def share_packed(embedding: Embedding, head: PanelLinear, kernels: Kernels) -> N
     """Let an embedding look its rows up in the packed weight of the head, which is its own weight
     in another order."""
     embedding.weight = head.weight
-    embedding.look_up = lambda token_ids, weight: kernels.embed(weight, token_ids)
+    embedding.look_up = kernels.embed

@@ -58,11 +58,12 @@ class Embedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = weight(vocab_size, hidden_size)
-        self.look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
+        # Of the weight and token ids.
+        self.look_up: Callable[[Tensor, Tensor], Tensor] = torch.embedding
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Look the rows up."""
-        return self.look_up(token_ids, self.weight)
+        return self.look_up(self.weight, token_ids)
 
 
 class RMSNorm(nn.Module):

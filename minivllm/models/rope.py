@@ -38,8 +38,8 @@ class Rotary(nn.Module):
     ) -> None:
         super().__init__()
         self.rope, self.dim, self.dtype = rope, rope.rotary_dim(head_dim), dtype
-        self.factor = attention_factor(rope)
-        if not rope.depends_on_length:
+        self.factor, self.depends_on_length = attention_factor(rope), rope.depends_on_length
+        if not self.depends_on_length:
             table = torch.empty(max_positions, 2, 1, self.dim, dtype=dtype, device=device)
             inverse = inverse_frequencies(rope, self.dim)
             for positions in torch.arange(max_positions).split(_POSITIONS_AT_ONCE):
@@ -48,7 +48,7 @@ class Rotary(nn.Module):
 
     def forward(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the step's tokens, each [tokens, 1, rotated dimensions]."""
-        if not self.rope.depends_on_length:
+        if not self.depends_on_length:
             rows = self.table.index_select(0, batch.positions)
         else:
             counts = torch.tensor(batch.query_lens_host), torch.tensor(batch.rotated_lens_host)

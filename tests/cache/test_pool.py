@@ -49,9 +49,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(table=tables, length=st.integers(0, 4))
     def truncate(self, table: BlockTable, length: int) -> None:
-        version, before = table.version, len(table)
+        version, before = table.version, len(table.blocks)
         self.pool.release(table.truncate(length))
-        assert len(table) == min(before, length)
+        assert len(table.blocks) == min(before, length)
         assert (table.version > version) == (before > length)
 
     @rule(table=consumes(tables))

@@ -21,8 +21,7 @@ from minivllm.quant.int8 import Int8
 from minivllm.quant.int8_mixed import Int8Mixed
 from minivllm.quant.kernels import int4 as kernels
 from minivllm.quant.kernels.int4 import Int4Linear
-from minivllm.quant.kernels.nf4 import NF4CPULinear
-from minivllm.quant.nf4 import NF4, quantize, single_scales
+from minivllm.quant.nf4 import NF4, NF4CPULinear, quantize, single_scales
 from minivllm.quant.plain import Plain
 
 # Relative error of a product with normal weights. int8: half a step of max/127 where max is about

@@ -59,6 +59,6 @@ class Evictor:
         """
         for (sequence, held, count), row in zip(steps, scores, strict=True):
             self.counters.queries_observed += self.policy.observed(held, count)
-            missing = len(sequence.block_table) - len(sequence.block_scores)
+            missing = len(sequence.block_table.blocks) - len(sequence.block_scores)
             known = sequence.block_scores + [0.0] * missing
             sequence.block_scores = [old + new for old, new in zip(known, row, strict=False)]

@@ -159,7 +159,7 @@ class OffloadTiers:
                 reads.append((node.record, slot))
                 self._num_reads += 1
             ticket = self._num_reads
-        self.pending.reads += reads[::-1]  # a parent outlives its children
+        self.pending.reads.extend(reads[::-1])  # a parent outlives its children
         return ticket
 
     @property

@@ -37,7 +37,7 @@ class SwapSpace:
         if not 0 < num_blocks <= len(self._free):
             return False
         slots = [self._free.pop() for _ in range(num_blocks)]
-        self.pending.saves += zip(sequence.block_table.blocks[:num_blocks], slots, strict=True)
+        self.pending.saves.extend(zip(sequence.block_table.blocks[:num_blocks], slots, strict=True))
         self.counters.blocks_swapped_out += num_blocks
         self.pool.release(sequence.block_table.truncate(0))
         sequence.prefix_nodes = []
@@ -46,7 +46,7 @@ class SwapSpace:
 
     def swap_in(self, sequence: CachedSequence, blocks: list[int]) -> None:
         """Move the sequence's content to the device, into the first of `blocks`."""
-        self.pending.loads += zip(sequence.host_slots, blocks, strict=False)
+        self.pending.loads.extend(zip(sequence.host_slots, blocks, strict=False))
         self.counters.blocks_swapped_in += len(sequence.host_slots)
         # Not free yet: this step reads these slots after its saves.
         self._free_after_step += sequence.host_slots

@@ -38,17 +38,14 @@ class BlockTransfers:
         self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
         if self.disk is not None:  # for an engine without close()
             weakref.finalize(self, self.disk.close)
-        self._moves: deque[Callable[[], None]] = deque()  # that are not done yet
+        # Moves of a call that failed: the next step makes them, since the pool relies on them.
+        self.unfinished: deque[Callable[[], None]] = deque()
 
     def run(self, moves: Transfers) -> None:
         """Move blocks between device, host and disk and within the device, in the order of the
-        fields of Transfers.
-
-        If a call fails (out of memory, an interrupt), the next call makes its remaining moves
-        first: the pool relies on them."""
-        if not moves and not self._moves:
-            return
-        self._moves += [partial(self._spill, *pair) for pair in moves.spills]
+        fields of Transfers; first those that are `unfinished`, as a call may fail (out of memory,
+        an interrupt)."""
+        self.unfinished += [partial(self._spill, *pair) for pair in moves.spills]
         for pairs, move in (
             (moves.saves, self._save),
             (moves.copies, self._copy),
@@ -56,11 +53,11 @@ class BlockTransfers:
         ):
             if pairs:
                 pieces = torch.tensor(pairs).split(max(1, STAGING_BYTES // sum(self._widths)))
-                self._moves += [partial(move, *piece.unbind(1)) for piece in pieces]
-        self._moves += [partial(self._read, *pair) for pair in moves.reads]
-        while self._moves:
-            self._moves[0]()
-            self._moves.popleft()
+                self.unfinished += [partial(move, *piece.unbind(1)) for piece in pieces]
+        self.unfinished += [partial(self._read, *pair) for pair in moves.reads]
+        while self.unfinished:
+            self.unfinished[0]()
+            self.unfinished.popleft()
 
     def _spill(self, slot: int, record: int) -> None:
         assert self.disk is not None

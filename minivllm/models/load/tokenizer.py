@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.load.tokenizer_files import guarded, has_tokenizer, read_tokenizer
+from minivllm.models.load.tokenizer_files import as_bad_input, has_tokenizer, read_tokenizer
 
 
 class Tokenizer:
@@ -45,15 +45,19 @@ class Tokenizer:
             raise BadInput(
                 f"the text {text[:40]!r} holds what is no character: it cannot be encoded"
             ) from None
-        what = f"the tokenizer cannot encode the text {text[:40]!r}"
-        return guarded(what, self.fast.encode, text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self.fast.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            raise as_bad_input(
+                f"the tokenizer cannot encode the text {text[:40]!r}", error
+            ) from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text, by default without special tokens; bytes that form no character become U+FFFD."""
-        what = "the tokenizer cannot decode its own tokens"
-        return guarded(
-            what, self.fast.decode, list(token_ids), skip_special_tokens=skip_special_tokens
-        )
+        try:
+            return self.fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise as_bad_input("the tokenizer cannot decode its own tokens", error) from None
 
     def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation up to the assistant's turn; see `chat_text`."""

@@ -128,27 +128,26 @@ def _named_token_id(folder: Path, name: str, _: tuple[object, ...]) -> int | Non
     return read_tokenizer(folder).fast.token_to_id(text)
 
 
-def guarded(what: str, call: Any, *arguments: Any, **options: Any) -> Any:
-    """Call the tokenizers library. It raises bare exceptions, and its Rust code panics, which are
-    no exceptions.
+def as_bad_input(what: str, error: BaseException) -> BaseException:
+    """What to raise in place of an error of the tokenizers library, which raises bare exceptions,
+    and whose Rust code panics, which are no exceptions.
 
-    Raises:
-        BadInput: beginning with `what`.
+    Returns:
+        A BadInput beginning with `what`; `error` itself if it is not the library's, as an
+        interrupt.
     """
-    try:
-        return call(*arguments, **options)
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise BadInput(f"{what} ({str(error)[:200] or type(error).__name__})") from None
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    return BadInput(f"{what} ({str(error)[:200] or type(error).__name__})")
 
 
 def _tokenizer_json(folder: Path, _: Mapping[str, Any]) -> FastTokenizer:
     path = folder / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER, str(path), _ADVICE)
-    fast = guarded(
-        f"{path} cannot be read as a tokenizer; {_ADVICE}", FastTokenizer.from_buffer, content
-    )
+    try:
+        fast = FastTokenizer.from_buffer(content)
+    except BaseException as error:
+        raise as_bad_input(f"{path} cannot be read as a tokenizer; {_ADVICE}", error) from None
     fast.no_truncation()  # what a checkpoint was trained with is no part of what a prompt says
     fast.no_padding()
     return fast
@@ -225,15 +224,19 @@ def _from_merges(folder: Path, config: Mapping[str, Any]) -> FastTokenizer:
     if not all(type(index) is int and 0 <= index < 1 << 31 for index in vocab.values()):
         raise BadInput(f"{folder / VOCAB}: must be token -> id, whole numbers from 0; {_ADVICE}")
     lines = read_text(folder / MERGES, MAX_TOKENIZER, str(folder / MERGES), _ADVICE).split("\n")
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    merges: list[Any] = [
+        tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")
+    ]
     for merge in merges:
         if len(merge) != 2:
             raise BadInput(
                 f"{folder / MERGES}: {' '.join(merge)!r:.60} is no pair of tokens; {_ADVICE}"
             )
-    fast = FastTokenizer(
-        guarded(f"{folder / MERGES} does not fit {VOCAB}; {_ADVICE}", BPE, vocab, merges)
-    )
+    try:
+        fast = FastTokenizer(BPE(vocab, merges))
+    except BaseException as error:
+        what = f"{folder / MERGES} does not fit {VOCAB}; {_ADVICE}"
+        raise as_bad_input(what, error) from None
     space = bool(config.get("add_prefix_space"))
     if kind == "GPT2Tokenizer":
         fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)

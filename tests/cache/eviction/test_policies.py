@@ -293,7 +293,7 @@ def test_no_request_ever_holds_more_than_its_budget(policy: str, step: int) -> N
     while machine.scheduler.has_unfinished:
         plan = machine.scheduler.plan()
         for request in machine.requests:
-            assert len(request.cache.block_table) <= BUDGET // SIZE
+            assert len(request.cache.block_table.blocks) <= BUDGET // SIZE
         machine.carry_out(plan)
         machine.check()
         for request in machine.scheduler.running:

@@ -19,7 +19,7 @@ from minivllm.extras.stop_strings import StopStrings
 from minivllm.models.load import tokenizer_files
 from minivllm.models.load.generation import read_generation
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.load.tokenizer_files import named_token_id, read_tokenizer
+from minivllm.models.load.tokenizer_files import as_bad_input, named_token_id, read_tokenizer
 from tests.damage import damaged
 
 TALK = [{"role": "user", "content": "hi"}]
@@ -222,6 +222,18 @@ def test_merges_that_are_wrong_are_one_line(
     (tmp_path / name).write_text(content)
     with pytest.raises(BadInput, match=message):
         Tokenizer(tmp_path)
+
+
+class PanicException(BaseException):
+    """As the tokenizers library raises it where its Rust code panics."""
+
+
+def test_panics_are_bad_input_and_interrupts_stay_interrupts() -> None:
+    interrupt = KeyboardInterrupt()
+    assert as_bad_input("it cannot decode", interrupt) is interrupt
+    for error in (ValueError("no such id"), PanicException("no such id")):
+        told = as_bad_input("it cannot decode", error)
+        assert isinstance(told, BadInput) and str(told) == "it cannot decode (no such id)"
 
 
 def in_full(model: Any) -> bytes:
