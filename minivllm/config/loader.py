@@ -68,9 +68,12 @@ class OptionLoader(ConfigLoaderImpl):
         self, defaults: list[ResultDefault], repo: IConfigRepository
     ) -> DictConfig:
         """The configuration before the overrides of single knobs; see Hydra's class."""
-        parts = [(repr(item), pickle.dumps(repo.load_config(_path(item)))) for item in defaults]
         merge = super()._compose_config_from_defaults_list
-        return _remembered(_merged, tuple(parts), lambda: merge(defaults, repo))
+        try:
+            parts = [(repr(item), pickle.dumps(repo.load_config(_path(item)))) for item in defaults]
+            return _remembered(_merged, tuple(parts), lambda: merge(defaults, repo))
+        except pickle.PicklingError:  # a launcher's class, in some of the processes that it starts
+            return merge(defaults, repo)
 
 
 def _path(default: ResultDefault) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,3 +77,18 @@ def test_a_file_that_changes_is_read_anew(
     (user_dir / "conf" / "quant" / "mine.yaml").unlink()
     with pytest.raises(ConfigCompositionException, match="Could not find 'quant/mine'"):
         load(loader, where, "quant=mine")
+
+
+def test_what_cannot_be_remembered_is_composed_as_by_hydra(
+    hydras_own: ConfigLoaderImpl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Classes of launchers' settings, which Hydra may have imported under a name twice."""
+
+    def refuse(value: object) -> bytes:
+        raise pickle.PicklingError("it's not the same object")
+
+    expected = load(hydras_own, "quant=int8")
+    loader = remembering(hydras_own)
+    load(loader, "quant=int8")  # its option files can be remembered
+    monkeypatch.setattr("pickle.dumps", refuse)
+    assert load(loader, "quant=int8") == expected
