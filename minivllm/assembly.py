@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 
+from minivllm.attention.base import AttentionBackend
 from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
 from minivllm.cache.manager import CacheManager
@@ -21,11 +22,14 @@ from minivllm.engine.executor import ModelRunner
 from minivllm.engine.launcher import Launcher
 from minivllm.engine.preemption import Preemption
 from minivllm.engine.sampler import TORCH, SamplerOps
+from minivllm.engine.scheduler import Scheduler
 from minivllm.errors import BadInput
 from minivllm.extras.capture import keep_graphs
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.preemption import make_preemption
 from minivllm.extras.scheduling import make_scheduler
+from minivllm.extras.speculative.attach import speculate
+from minivllm.extras.speculative.proposer import NoProposer
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
@@ -41,6 +45,7 @@ from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
 from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import pin, thread_count
+from minivllm.quant.base import QuantMethod
 
 NO_PASS = (
     "no pass: give it a `name` and a method `apply(loaded, context)` that returns a PassReport"
@@ -153,14 +158,16 @@ def _cache_memory(
     preemption: Preemption,
     max_num_seqs: int,
     device: torch.device,
+    draft_bytes: int,
 ) -> tuple[KVCache, BlockTransfers]:
-    """The memory of the KV cache, laid out for the model and so many sequences.
+    """The memory of the KV cache, laid out for the model and so many sequences, where each token
+    takes `draft_bytes` beside it for a drafting model.
 
     Raises:
         BadInput: the cache option cannot serve this model, or not here.
     """
     specs, dtype, rope = loaded.model.attention_specs, loaded.model.dtype, loaded.config.rope
-    token_bytes = bytes_per_token(specs, dtype, cache.kv_dtype)
+    token_bytes = bytes_per_token(specs, dtype, cache.kv_dtype) + draft_bytes
     layout = cache.layout(
         CacheDemand(token_bytes, free_memory(device), loaded.max_model_len, max_num_seqs)
     )
@@ -175,6 +182,62 @@ def _cache_memory(
         layout.eviction.check(spec.window for spec in specs)
     kv = kv_cache(specs, layout, dtype, device, cache.kv_dtype)
     return kv, BlockTransfers(kv.blocks, layout)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """How the parts of an engine are made that a drafting model needs, too."""
+
+    config: Config
+    attention: Mapping[str, Any]
+    passes: Sequence[ModelPass]  # before the engine is built
+    context: PassContext
+    offered: Mapping[str, Any]  # see `build`
+
+    def model(self, node: Mapping[str, Any], quant: QuantMethod) -> LoadedModel:
+        """A model with the passes applied."""
+        loaded: LoadedModel = build(node, self.offered, quant=quant)
+        apply_passes(self.passes, loaded, self.context)
+        return loaded
+
+    def draft(
+        self, model: Mapping[str, Any] | None, quant: Mapping[str, Any] | None
+    ) -> LoadedModel:
+        """A drafting model; what is None is the target's. Without a model of its own it shares the
+        target's keys and values, and so computes in the target's dtype."""
+        config = self.config
+        nodes = {"model": model or config["model"], "quant": quant or config["quant"]}
+        if model is None and "dtype" in config["quant"]:
+            nodes["quant"] = {**nodes["quant"], "dtype": config["quant"]["dtype"]}
+        require_memory_for_weights(nodes, self.context.device)
+        return self.model(nodes["model"], build(nodes["quant"]))
+
+    def backend(self, loaded: LoadedModel, kv: KVCache) -> AttentionBackend:
+        """The attention of a model over a cache."""
+        specs = loaded.model.attention_specs
+        backend: AttentionBackend = build(self.attention, self.offered, specs=specs, kv=kv)
+        return backend
+
+
+def _engine(
+    config: Config,
+    loaded: LoadedModel,
+    scheduler: Scheduler,
+    runner: ModelRunner,
+    memory: tuple[KVCache, BlockTransfers],
+) -> Engine:
+    """The engine of these parts, before the passes that need it."""
+    alike = config.runtime.determinism == "batch"
+    extras = RequestExtras(loaded.config.vocab_size, alike)
+    return Engine(
+        loaded,
+        loaded.tokenizer,
+        scheduler,
+        Launcher(runner, scheduler.cache, extras, alike),
+        *memory,
+        seed=config.measure.seed,
+        overlap=config.runtime.overlap,
+    )
 
 
 def build_engine(config: Mapping[str, Any], progress: Progress | None = None) -> Engine:
@@ -206,30 +269,30 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     before = [one for one in BEFORE_ENGINE if one.is_wanted(passes)]
     after = [one for one in AFTER_ENGINE if one.is_wanted(passes)]
     offered = {"context": context, "device": device, "progress": progress}
-    loaded = build(config["model"], offered, quant=quant)
+
+    parts = _Parts(config, attention, [*before, *own], passes, offered)
+    loaded = parts.model(config["model"], quant)
     if missing is not None:
         loaded.warnings.append(missing)
-    apply_passes([*before, *own], loaded, passes)
+    proposer = build(config["speculative"])
+    draft_bytes = proposer.load(parts.draft)
     preemption = make_preemption(policy.preemption)
-    kv, transfers = _cache_memory(loaded, cache, preemption, policy.max_num_seqs, device)
-    backend = build(attention, offered, specs=loaded.model.attention_specs, kv=kv)
-    ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
-    manager = CacheManager(kv.layout, transfers.disk)
-    runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
-    extras = RequestExtras(loaded.config.vocab_size, context.invariant)
-    launcher = Launcher(runner, manager, extras, context.invariant)
-    engine = Engine(
-        loaded,
-        loaded.tokenizer,
-        make_scheduler(
-            policy, manager, preemption, rotated_anew_at=loaded.config.rope.rotates_anew_at
-        ),
-        launcher,
-        kv,
-        transfers,
-        seed=config.measure.seed,
-        overlap=runtime.overlap,
+    kv, transfers = _cache_memory(
+        loaded, cache, preemption, policy.max_num_seqs, device, draft_bytes
     )
+    backend = parts.backend(loaded, kv)
+    fused = any(isinstance(one, FuseLayers) for one in before)
+    ops = sampler_ops(loaded.kernels, fused)
+    runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
+    scheduler = make_scheduler(
+        policy,
+        CacheManager(kv.layout, transfers.disk),
+        preemption,
+        rotated_anew_at=loaded.config.rope.rotates_anew_at,
+    )
+    engine = _engine(config, loaded, scheduler, runner, (kv, transfers))
     apply_passes(after, loaded, replace(passes, engine=engine))
     keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]))
+    if not isinstance(proposer, NoProposer):
+        speculate(engine, proposer, parts.backend)
     return engine

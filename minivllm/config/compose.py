@@ -22,6 +22,7 @@ from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
 from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
+from minivllm.extras.speculative.options import NOT_SPECULATING, require_compatible
 from minivllm.platform.plug_ins import arguments_of, knobs_of, make, names_class
 from minivllm.platform.untrusted import place
 
@@ -237,6 +238,13 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     eviction = _eviction(checked["cache"])
     if attention in {*OPTIONS} - {*SCORING}:  # a user's own backend says so itself
         require_unscored(str(choices.get("attention")), eviction)
+    if checked["speculative"]["_target_"] != NOT_SPECULATING:
+        require_compatible(
+            str(choices.get("speculative")),
+            checked["cache"],
+            checked["decoding"],
+            checked["runtime"]["overlap"],
+        )
     root = plain(make_options(RootOptions, rest, "", None, known))
     for key in ("runs_dir", "reports_dir"):
         root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign

@@ -14,6 +14,7 @@ GROUPS: dict[str, str] = {
     "batching": "which requests share a step",
     "cache": "where keys and values are kept",
     "decoding": "how tokens are chosen",
+    "speculative": "which tokens are guessed ahead and verified together",
     "workload": "what is asked",
     "arrival": "when it is asked",
     "engine": "what is measured",

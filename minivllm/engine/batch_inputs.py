@@ -121,7 +121,8 @@ def pack(
     Args:
         scheduled: each request's share, its cache blocks already given.
         block_size: tokens a cache block.
-        all_logits: logits of every token, not only of each request's last known one.
+        all_logits: logits of every token, not only of each request's last known one and of its
+            drafts.
     """
     size = block_size
     token_ids: list[int] = []
@@ -150,7 +151,9 @@ def pack(
         if all_logits or request.params.prompt_logprobs is not None:
             logit_rows.extend(range(starts[-1], len(token_ids)))
         elif part.samples:
-            logit_rows.append(len(token_ids) - 1)
+            logit_rows.append(len(token_ids) - 1 - part.num_drafts)
+            if part.num_drafts:
+                logit_rows.extend(range(len(token_ids) - part.num_drafts, len(token_ids)))
         starts.append(len(token_ids))
         own = blocks[:width]
         tables.append(array("i", own))
@@ -218,17 +221,20 @@ class SamplingColumns(NamedTuple):
         )
 
 
-def pack_columns(requests: Sequence[Request], rows: Sequence[int]) -> bytes:
+def pack_columns(
+    requests: Sequence[Request], rows: Sequence[int], positions: Sequence[int]
+) -> bytes:
     """The columns of R requests that draw, the bits of every number as int32 [8 R].
 
     Args:
         requests: those that draw.
         rows: of the logits, one for each.
+        positions: of the tokens that are drawn, one for each.
     """
     params = [request.params for request in requests]
     seeds = array("q", [request.seed for request in requests])
     counts = array("i", rows)
-    counts.extend([request.num_tokens for request in requests])
+    counts.extend(positions)
     counts.extend([min(p.top_k, MOST_INT) for p in params])
     reals = array("f", [p.temperature for p in params])
     reals.extend([p.top_p for p in params])
@@ -236,13 +242,16 @@ def pack_columns(requests: Sequence[Request], rows: Sequence[int]) -> bytes:
     return b"".join((seeds, counts, reals))
 
 
-def pack_draws(requests: Sequence[Request], one_by_one: bool = False) -> tuple[Draw, ...]:
-    """What draws need of S requests, those with filters apart from those without: a row is drawn in
-    the same way whoever is beside it, and a row without filters is not sorted.
+def pack_draws(
+    requests: Sequence[Request], positions: Sequence[int], one_by_one: bool = False
+) -> tuple[Draw, ...]:
+    """What draws need of S rows, those with filters apart from those without: a row is drawn in the
+    same way whoever is beside it, and a row without filters is not sorted.
 
     Args:
         requests: row i of the logits belongs to requests[i]; greedy ones have no part.
-        one_by_one: a draw for each request, so that no shape depends on the others.
+        positions: row i chooses the token at positions[i].
+        one_by_one: a draw for each row, so that no shape depends on the others.
     """
     drawn = [i for i, request in enumerate(requests) if not request.params.greedy]
     alike = [[i for i in drawn if requests[i].params.filters is kind] for kind in (False, True)]
@@ -251,5 +260,6 @@ def pack_draws(requests: Sequence[Request], one_by_one: bool = False) -> tuple[D
         members = [requests[row] for row in rows]
         filtered = members[0].params.filters
         bound = max(r.params.top_k or sys.maxsize for r in members) if filtered else None
-        draws.append(Draw(pack_columns(members, rows), bound))
+        own = [positions[row] for row in rows]
+        draws.append(Draw(pack_columns(members, rows, own), bound))
     return tuple(draws)

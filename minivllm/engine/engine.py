@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
-
-from torch import Tensor
 
 from minivllm.cache.kv import KVCache
 from minivllm.cache.tiers.transfer import BlockTransfers
@@ -21,7 +18,6 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, NonFiniteLogits
-from minivllm.kernels.transfer import Download
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.tokenizer import Tokenizer
 
@@ -87,10 +83,9 @@ class Engine:
             scheduler.now,
             launcher.extensions,
         )
+        self.timer = launcher.extensions.step_timer(self)
         self.overlap = Overlap(overlap)
         self._in_flight: InFlightStep | None = None  # launched; its tokens are not read yet
-        # The timing of that step, whose experts are still being counted.
-        self._pending_timing: tuple[StepTimed, Download] | None = None
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
         self._last_step_end: float | None = None
@@ -179,13 +174,13 @@ class Engine:
             mark("")
             return outputs
         planned = mark("prepare" if plan.scheduled else "sample")
-        launched = self._launch(plan, previous, timed) if plan.scheduled else None
+        launched = self._launch(plan, previous) if plan.scheduled else None
         # Only now: if the launch raises, the tokens of the previous step are still to be read.
         self._in_flight = None
         earlier = [] if previous is None else self.launcher.read(previous)
         deferred = launched is not None and self.overlap.enabled and launched.deferrable
         sampled = [] if launched is None or deferred else self.launcher.read(launched)
-        self._emit_pending_timing()
+        self.timer.emit_pending()
         read = mark("sample" if deferred and previous is None else "emit")
         if previous is not None:
             outputs += self._accept_tokens(previous, earlier)
@@ -193,20 +188,21 @@ class Engine:
             mark("")
             return outputs
         self._note_computed(launched)
-        # The cache is fullest now, before finished requests leave.
-        blocks = self._blocks_held() if timed else (0, 0)
+        if timed:
+            self.timer.computed()
         if deferred:
             self._defer(launched)
         else:
             outputs += self._accept_tokens(launched, sampled)
-        if launched.joint:
+        if launched.rows.joint:
             outputs += self._advance(launched)
         end = mark("")
         if timed:
-            computed = (launched.prepared_s, launched.computed_s)
-            self._emit_timing(launched, (ended, begin, planned, *computed, read, end), *blocks)
+            drafted = planned if launched.drafted_s is None else launched.drafted_s
+            middle = (planned, drafted, launched.prepared_s, launched.computed_s)
+            self.timer.emit(plan, launched.seq_lens, (ended, begin, *middle, read, end))
             if not deferred or not self._requests:
-                self._emit_pending_timing()  # The tokens are read, or no request is left.
+                self.timer.emit_pending()  # The tokens are read, or no request is left.
         if self._requests:
             self._last_step_end = end
         return outputs
@@ -216,14 +212,11 @@ class Engine:
             self._last_step_end = None  # Waiting for a fuller batch is no gap between steps.
         time.sleep(min(max(0.0, until_s - self.scheduler.now()), patience_s))
 
-    def _launch(self, plan: StepPlan, previous: InFlightStep | None, timed: bool) -> InFlightStep:
+    def _launch(self, plan: StepPlan, previous: InFlightStep | None) -> InFlightStep:
         """Launch a step. Its requests may continue tokens of the previous step that are not read
         yet."""
         follows = previous is not None and previous.sampled is not None
         launched = self.launcher.launch(plan, follows)
-        if timed:
-            count = self.loaded.model.experts_run
-            launched.experts = Download(count[None]) if isinstance(count, Tensor) else count
         self.overlap.steps += previous is not None
         return launched
 
@@ -236,18 +229,13 @@ class Engine:
                 self.overlap.wasted_tokens += part.num_tokens
             else:
                 self.scheduler.computed(part)
-        for request, member in launched.forks:
+        for request, member in launched.rows.forks:
             self.scheduler.fork(request, member)
-
-    def _blocks_held(self) -> tuple[int, int]:
-        """Blocks in use, and empty slots in them."""
-        held = ((request.cache, request.num_computed_tokens) for request in self.scheduler.running)
-        return self.cache.pool.num_used, self.cache.waste(held)
 
     def _defer(self, launched: InFlightStep) -> None:
         """Read a step's tokens after the next launch; until then placeholders stand for them."""
         self._in_flight = launched
-        for row, request in enumerate(launched.sampling):
+        for row, request in enumerate(launched.rows.requests):
             if request.state is not RequestState.DONE:
                 request.token_ids.append(placeholder(row))
 
@@ -256,7 +244,7 @@ class Engine:
     ) -> list[TokenOutput]:
         """Append sampled tokens to their requests, except those that have ended meanwhile."""
         outputs = []
-        for request, token in zip(launched.sampling, sampled, strict=True):
+        for request, token in zip(launched.rows.requests, sampled, strict=True):
             if request.state is not RequestState.DONE:
                 if request.token_ids[-1] < 0:
                     request.token_ids.pop()
@@ -267,7 +255,7 @@ class Engine:
         """Advance the joint groups of a step; the outputs of the groups that are finished."""
         outputs: list[TokenOutput] = []
         for request, token_ids, reason in self.launcher.extensions.joint.advance(
-            list(launched.joint), launched.choices, self.scheduler
+            list(launched.rows.joint), launched.choices, self.scheduler
         ):
             if request.error is not None:
                 outputs.append(self._fail(request))
@@ -296,7 +284,8 @@ class Engine:
         detokenizer = self._detokenizers.get(request.request_id)
         if detokenizer is not None:
             if reason != "stop" or params.include_stop_str_in_output:
-                text = detokenizer.push(token_id, may_stop=request.may_stop)
+                may_stop = request.may_stop(request.num_tokens)
+                text = detokenizer.push(token_id, may_stop)
             if reason is not None:
                 text += detokenizer.finish(end_token_id)
             if detokenizer.stop_reason is not None:
@@ -331,50 +320,11 @@ class Engine:
             self._last_step_end = None  # Idle time is no gap between steps.
         return [TokenOutput(one, None, "", request.finish_reason) for one in ended]
 
-    def _emit_timing(
-        self, launched: InFlightStep, marks: tuple[float, ...], used: int, wasted: int
-    ) -> None:
-        gap, schedule, prepare, forward, sample, emit = (
-            1e3 * (end - begin) for begin, end in pairwise(marks)
-        )
-        plan, lens, window = launched.plan, launched.seq_lens, self.loaded.config.sliding_window
-        timed = StepTimed(
-            start_s=time.monotonic() - (time.perf_counter() - marks[1]),
-            num_requests=len(plan.scheduled),
-            num_tokens=plan.num_tokens,
-            num_prefill_tokens=plan.num_prefill_tokens,
-            context_tokens=sum(lens),
-            window_tokens=sum(lens if window is None else (min(length, window) for length in lens)),
-            experts_run=launched.experts if isinstance(launched.experts, int) else 0,
-            waiting=len(self.scheduler.waiting),
-            kv_blocks_used=used,
-            kv_blocks_total=self.cache.pool.num_usable,
-            kv_slots_wasted=wasted,
-            kv_slots_allocated=used * self.cache.block_size,
-            schedule_ms=schedule,
-            prepare_ms=prepare,
-            forward_ms=forward,
-            sample_ms=sample,
-            emit_ms=emit,
-            gap_ms=gap,
-        )
-        if isinstance(launched.experts, int):
-            self.events.emit(timed)
-        else:
-            self._pending_timing = timed, launched.experts
-
-    def _emit_pending_timing(self) -> None:
-        """Emit the timing of the previous step: its tokens are read, so its experts are counted."""
-        if self._pending_timing is not None:
-            timed, experts = self._pending_timing
-            self._pending_timing = None
-            self.events.emit(timed._replace(experts_run=experts.values()[0]))
-
     def abort_all(self) -> None:
         """End every request; the cache is empty afterwards."""
         for request_id in list(self._requests):
             self.abort(request_id)
-        self._emit_pending_timing()
+        self.timer.emit_pending()
 
     def close(self) -> None:
         """Remove what the cache has on disk. The engine cannot be used afterwards."""

@@ -49,6 +49,7 @@ class StepTimed(NamedTuple):
     num_requests: int
     num_tokens: int
     num_prefill_tokens: int
+    num_drafts: int  # of these tokens, drafts that the step verifies
     context_tokens: int  # cached tokens read by attention, over the requests of the step
     window_tokens: int  # of these, those within sliding windows
     experts_run: int  # experts that got tokens, summed over the layers; 0 in a dense model
@@ -58,6 +59,7 @@ class StepTimed(NamedTuple):
     kv_slots_wasted: int
     kv_slots_allocated: int
     schedule_ms: float
+    draft_ms: float  # drafting by a model
     prepare_ms: float
     forward_ms: float
     sample_ms: float

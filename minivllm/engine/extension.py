@@ -12,7 +12,7 @@ from minivllm.engine.batch_inputs import LogitsAdjustment
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request
 from minivllm.engine.scheduler import Scheduler
-from minivllm.engine.step import StepPlan
+from minivllm.engine.step import SampledRows, StepPlan
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.models.load.tokenizer import Tokenizer
 
@@ -42,10 +42,62 @@ class JointDecoding(Protocol):
         """
 
 
+class Speculation(Protocol):
+    """Drafts, which a step verifies beside the token that it computes anyway."""
+
+    needs_logits: bool  # `verify` reads them
+
+    def draft(self, plan: StepPlan) -> None:
+        """Put drafts at the end of requests for which a plan has verified places. Called once the
+        cache is ready for the step."""
+
+    def verify(
+        self, plan: StepPlan, token_ids: Sequence[int], logits: Tensor | None
+    ) -> tuple[StepPlan, list[tuple[int, int]]]:
+        """Drop the drafts that are wrong.
+
+        Args:
+            plan: the step.
+            token_ids: chosen by the target at each row: before the first draft of a request, after
+                each draft.
+            logits: [S, vocab], if `needs_logits`.
+
+        Returns:
+            The plan with the accepted drafts only, and the rows that count with their tokens.
+        """
+
+
+class StepTimer(Protocol):
+    """Emits StepTimed events."""
+
+    def computed(self) -> None:
+        """A step was computed, and requests that it finishes still hold their blocks."""
+
+    def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float]) -> None:
+        """Emit the timing of a step, or keep it while its experts are being counted.
+
+        Args:
+            plan: the step.
+            seq_lens: tokens that each request holds after it.
+            marks: end of the step before, then beginning, and the ends of schedule, draft, prepare,
+                forward, sample and emit, in seconds.
+        """
+
+    def emit_pending(self) -> None:
+        """Emit the timing that is kept: its tokens are read, so its experts are counted."""
+
+
 class Extensions(Protocol):
     """What requests need beyond the core."""
 
     joint: JointDecoding
+
+    def step_timer(self, engine: Any) -> StepTimer:
+        """The timer of an engine's steps."""
+
+    def sampled_rows(self, plan: StepPlan) -> SampledRows:
+        """Which rows of the logits choose tokens, where requests have drafts or groups, or ask for
+        logits of their prompts."""
 
     def token_ids_of_words(
         self, params: SamplingParams, tokenizer: Tokenizer | None
@@ -58,8 +110,11 @@ class Extensions(Protocol):
     ) -> Detokenizer:
         """The text of an output that stop strings may end."""
 
-    def adjust_logits(self, requests: Sequence[Request]) -> LogitsAdjustment:
-        """What changes the logits of requests; row i belongs to requests[i]."""
+    def adjust_logits(
+        self, requests: Sequence[Request], positions: Sequence[int]
+    ) -> LogitsAdjustment:
+        """What changes the logits of rows; row i chooses the token of requests[i] at
+        positions[i]."""
 
     def logprobs(
         self, logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]

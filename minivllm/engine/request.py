@@ -132,22 +132,21 @@ class Request:
         nothing = self.num_computed_tokens or self.params.prompt_logprobs is not None
         return () if nothing else self.token_ids
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether the next token may end the output."""
-        return self.num_output_tokens >= self.params.min_tokens
+    def may_stop(self, position: int) -> bool:
+        """Whether the token at `position` may end the output."""
+        return position - self.num_prompt_tokens >= self.params.min_tokens
 
-    @property
-    def adjusts_logits(self) -> bool:
-        """Whether a bias, penalty, mask or `min_tokens` changes the logits of its next token."""
+    def adjusts_logits(self, position: int) -> bool:
+        """Whether a bias, penalty, mask or `min_tokens` changes the logits of the token at
+        `position`."""
         params = self.params
-        may_not_stop = params.min_tokens and self.stop_ids and not self.may_stop
+        may_not_stop = params.min_tokens and self.stop_ids and not self.may_stop(position)
         return params.adjusts_logits or bool(may_not_stop)
 
     def ends(self, token_id: int) -> str | None:
         """The finish reason if `token_id` came next: "stop", "length", or None if it is not the
         last one."""
-        if self.may_stop and token_id in self.stop_ids:
+        if token_id in self.stop_ids and self.may_stop(len(self.token_ids)):
             return "stop"
         return "length" if len(self.token_ids) + 1 >= self.max_num_tokens else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy, may_chunk, require_servable
@@ -19,8 +18,8 @@ DISK_POLL_S = 0.001  # poll interval while every request waits for the disk
 RECOMPUTE = Recompute()
 
 
-class SchedulingRule(Protocol):
-    """What an extra adds to planning."""
+class SchedulingRule:
+    """What an extra adds to planning; each method does nothing unless it is overridden."""
 
     def added(self, request: Request) -> None:
         """A request was added, or starts as a further member of its group."""
@@ -30,6 +29,13 @@ class SchedulingRule(Protocol):
 
     def rejects(self, request: Request, now: float) -> bool:
         """Whether to shed a waiting request whose turn it is."""
+        return False
+
+    def extend(self, scheduler: Scheduler, step: PlanBuilder) -> None:
+        """The step is planned: what is left of its budget may be used."""
+
+    def ended(self, request: Request) -> None:
+        """A request has ended in any way."""
 
 
 class Scheduler:
@@ -114,7 +120,7 @@ class Scheduler:
         """Decide the next step. An empty plan means that there is nothing to do, or not before
         `next_poll_s`."""
         now = self.now()
-        step = _Step(self.policy.max_num_batched_tokens)
+        step = PlanBuilder(self.policy.max_num_batched_tokens)
         for rule in self.rules:
             rule.before_step(self, now)
         if self.cache.tiers is not None:
@@ -134,6 +140,8 @@ class Scheduler:
             self._serve(decoding, step)
             self._serve(prefilling, step)
             self._admit(step, now)
+        for rule in self.rules:
+            rule.extend(self, step)
         self.worked_at_s = now if step.scheduled else None
         wake_at = None if step.scheduled else step.next_poll_s
         if not step.scheduled and self.waiting.requests and wake_at is None:
@@ -147,12 +155,13 @@ class Scheduler:
             wake_at,
             self.policy.max_num_batched_tokens - step.budget,
             step.num_prefill_tokens,
+            step.num_drafts,
         )
         self._shed.clear()
         self._emit_plan(plan)
         return plan
 
-    def _serve(self, requests: list[Request], step: _Step) -> None:
+    def _serve(self, requests: list[Request], step: PlanBuilder) -> None:
         """Schedule running requests; if the cache is full, the least urgent ones are preempted."""
         running = self.running
         for index, request in enumerate(requests):
@@ -206,7 +215,7 @@ class Scheduler:
         )
         return count
 
-    def _cut(self, gap: int, step: _Step, sharing: int) -> int:
+    def _cut(self, gap: int, step: PlanBuilder, sharing: int) -> int:
         """How many of `gap` tokens a prompt may compute in this step, if `sharing` prompts are
         still to be served."""
         if not self.chunks:
@@ -216,7 +225,7 @@ class Scheduler:
             return min(gap, step.budget, max(1, step.budget // (sharing + max(newcomers, 0))))
         return min(gap, step.budget)
 
-    def _admit(self, step: _Step, now: float, spare: int = 0) -> None:
+    def _admit(self, step: PlanBuilder, now: float, spare: int = 0) -> None:
         """Admit waiting requests as far as policy, budget and cache allow."""
         policy, cache, tiers = self.policy, self.cache, self.cache.tiers
         if step.preempted or not self.waiting.requests:
@@ -248,7 +257,7 @@ class Scheduler:
             if count:
                 self._schedule(request, count, step)
 
-    def _schedule(self, request: Request, count: int, step: _Step) -> None:
+    def _schedule(self, request: Request, count: int, step: PlanBuilder) -> None:
         # The state changes here and not on admission: a whole batch may be admitted before the
         # budget has tokens for all of it.
         if request.state in (RequestState.WAITING, RequestState.PREEMPTED):
@@ -269,6 +278,8 @@ class Scheduler:
         request.num_computed_tokens = self.cache.computed(
             request.cache, request.token_ids, part.end, request.max_num_tokens
         )
+        if part.num_drafts:  # The accepted ones are appended again as tokens.
+            del request.token_ids[part.start + 1 :]
 
     def fork(self, parent: Request, child: Request, num_shared: int | None = None) -> None:
         """Let `child` run beside `parent` on the same blocks; if it runs already, its own blocks
@@ -312,6 +323,8 @@ class Scheduler:
             self.cache.free(one.cache)
             one.finish_reason = reason
             self._changed(one, RequestState.DONE)
+            for rule in self.rules:
+                rule.ended(one)
 
     def _leave(self, request: Request) -> None:
         group = request.group
@@ -365,14 +378,16 @@ class Scheduler:
             self.events.emit(BlocksChanged(self.now(), pool.num_used, pool.num_usable))
 
 
-class _Step:
+class PlanBuilder:
     """A step while it is planned."""
 
-    __slots__ = ("budget", "next_poll_s", "num_prefill_tokens", "preempted", "scheduled")
+    __slots__ = (
+        *("budget", "next_poll_s", "num_drafts", "num_prefill_tokens", "preempted", "scheduled"),
+    )
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.num_prefill_tokens = 0
+        self.budget = budget  # tokens that it may still compute
+        self.num_prefill_tokens = self.num_drafts = 0
         self.scheduled: list[ScheduledRequest] = []
         self.preempted: list[Request] = []
         self.next_poll_s: float | None = None  # when the disk may have finished a read

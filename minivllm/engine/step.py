@@ -5,6 +5,8 @@ Plans are tuples, since every step makes one, and one ScheduledRequest for every
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from minivllm.cache.spec import NOTHING, Transfers
@@ -18,6 +20,7 @@ class ScheduledRequest(NamedTuple):
     start: int
     num_tokens: int
     prefill: bool = False  # it computes a prompt, or everything again after a preemption
+    num_drafts: int = 0  # tokens at the end of it that are drafts
 
     @property
     def end(self) -> int:
@@ -31,9 +34,21 @@ class ScheduledRequest(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether the step reaches the request's last known token and so chooses the next one."""
+        """Whether the step reaches the request's last known token, drafts included, and so chooses
+        the next one."""
         # Without the property `end`: every step evaluates this for every request.
         return self.start + self.num_tokens == len(self.request.token_ids)
+
+
+class SampledRows(NamedTuple):
+    """Which rows of a step's logits choose tokens, and for which requests."""
+
+    requests: list[Request]  # each gets the token of its row; several where it has drafts
+    positions: list[int]  # of these tokens
+    rows: tuple[int, ...] | None = None  # of the logits; None: all, in order
+    forks: tuple[tuple[Request, Request], ...] = ()  # parents, and children that start now
+    # Joint members, and the row of the logits of each.
+    joint: Mapping[Request, int] = MappingProxyType({})
 
 
 class StepPlan(NamedTuple):
@@ -47,3 +62,4 @@ class StepPlan(NamedTuple):
     num_tokens: int = 0  # computed in this step
     # Tokens of prompts, and those computed again after a preemption.
     num_prefill_tokens: int = 0
+    num_drafts: int = 0  # drafts to verify in this step

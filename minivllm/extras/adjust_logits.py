@@ -64,38 +64,48 @@ class Adjustments(NamedTuple):
             one.apply(logits[one.row])
 
 
-def adjust_logits(requests: Sequence[Request], vocab_size: int) -> Adjustments:
-    """What changes the logits of requests; row i belongs to requests[i].
+def adjust_logits(
+    requests: Sequence[Request], positions: Sequence[int], vocab_size: int
+) -> Adjustments:
+    """What changes the logits of rows: row i chooses the token of requests[i] at positions[i], and
+    the rows of one request are in order. What comes before a position are the request's tokens,
+    drafts among them.
 
     A request whose mask raises, or allows no token, has its `error` set, and no mask: the others of
-    the step know nothing of it.
+    the step know nothing of it. After a draft it loses that draft and those that follow it instead:
+    the mask fails again, as an error, if the draft was right.
     """
     rows = []
-    for row, request in enumerate(requests):
-        if not request.adjusts_logits:
+    for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
+        if position > request.num_tokens or not request.adjusts_logits(position):
             continue
-        params = request.params
-        seen = sorted(set(request.token_ids)) if params.repetition_penalty != 1.0 else []
+        params, known = request.params, request.token_ids[:position]
+        seen = sorted(set(known)) if params.repetition_penalty != 1.0 else []
         counted = params.presence_penalty or params.frequency_penalty
-        output = request.output_token_ids if counted else []
-        allowed, forbidden = None, [] if request.may_stop else list(request.stop_ids)
+        output = known[request.num_prompt_tokens :] if counted else []
+        forbidden = [] if request.may_stop(position) else list(request.stop_ids)
+        allowed = None
         if params.masks:
             try:
-                allowed = _allowed(request, vocab_size)
-                _require_a_token(request, allowed, forbidden)
+                allowed = _allowed(request, position, vocab_size)
+                _require_a_token(request, position, allowed, forbidden)
             except Exception as error:
+                if row and requests[row - 1] is request:
+                    del request.token_ids[position - 1 :]
+                    continue
                 request.error = error
         rows.append(RowAdjustment(row, params, seen, output, forbidden, allowed))
     return Adjustments(tuple(rows))
 
 
-def _allowed(request: Request, vocab_size: int) -> Tensor:
+def _allowed(request: Request, position: int, vocab_size: int) -> Tensor:
     """The tokens that its masks allow: bool [vocab]. Raises what its `token_mask` does, and
     BadInput where that names no token ids."""
     given: list[Any] = [request.params.allowed_token_ids]
     if request.params.token_mask is not None:
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        given.append(request.params.token_mask(prompt, request.output_token_ids))
+        start = request.num_prompt_tokens
+        prompt, output = request.token_ids[:start], request.token_ids[start:position]
+        given.append(request.params.token_mask(prompt, output))
     allowed = torch.ones(vocab_size, dtype=torch.bool)
     for ids in given:
         if ids is None:
@@ -115,10 +125,12 @@ def _allowed(request: Request, vocab_size: int) -> Tensor:
     return allowed
 
 
-def _require_a_token(request: Request, allowed: Tensor, forbidden: list[int]) -> None:
+def _require_a_token(
+    request: Request, position: int, allowed: Tensor, forbidden: list[int]
+) -> None:
     if allowed.sum() <= allowed[forbidden].sum():
         raise BadInput(
             f"request {request.request_id}: its masks allow no token after "
-            f"{request.num_output_tokens} generated ones; let them allow one that ends the "
-            "output, and one that does not before min_tokens"
+            f"{position - request.num_prompt_tokens} generated ones; let them allow one that ends "
+            "the output, and one that does not before min_tokens"
         )

@@ -229,7 +229,8 @@ def best_continuations(
             for row, beam in zip(logits, beams, strict=True)
         ]
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    adjust_logits(beams, logprobs.shape[1]).apply(logprobs)
+    positions = [beam.num_tokens for beam in beams]
+    adjust_logits(beams, positions, logprobs.shape[1]).apply(logprobs)
     most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
     values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
     candidates = [

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from minivllm.engine.preemption import Recompute
-from minivllm.engine.request import Request
-from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.scheduler import Scheduler, SchedulingRule
 
 
-class RestartRotated:
+class RestartRotated(SchedulingRule):
     """Lets requests that have grown to `length` tokens compute all of them again, with keys rotated
     for long sequences; see SchedulingRule."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-
-    def added(self, request: Request) -> None:
-        """Nothing: a prompt is rotated by its own length."""
 
     def before_step(self, scheduler: Scheduler, now: float) -> None:
         """Let requests that have just grown so long start again."""
@@ -26,7 +22,3 @@ class RestartRotated:
                 for one in request.joint_members:
                     one.num_rotated_tokens = self.length
                 scheduler.preempt(request, Recompute())
-
-    def rejects(self, request: Request, now: float) -> bool:
-        """None."""
-        return False

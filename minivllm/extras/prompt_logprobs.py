@@ -18,14 +18,15 @@ def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> None:
 
     Args:
         plan: the step.
-        logits: [L, vocab], of every token of such requests, and of the last known one of others.
+        logits: [L, vocab], of every token of such requests, and of the last known one and of
+            the drafts of others.
     """
     row = 0
     for part in plan.scheduled:
         request = part.request
         count = request.params.prompt_logprobs
         if count is None:
-            row += part.samples
+            row += part.samples + part.num_drafts
             continue
         known = request.prompt_logprobs
         assert known is not None

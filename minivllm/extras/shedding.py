@@ -6,10 +6,10 @@ import heapq
 import math
 
 from minivllm.engine.request import Request, RequestState
-from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.scheduler import Scheduler, SchedulingRule
 
 
-class Shedding:
+class Shedding(SchedulingRule):
     """Ends requests whose deadline has passed, and those that would miss it even if they ran alone;
     see SchedulingRule."""
 

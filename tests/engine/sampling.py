@@ -19,10 +19,11 @@ def sample(
 ) -> list[int]:
     """The tokens of requests; row i of the logits [R, vocab] belongs to requests[i]."""
     counters = counters or SamplerCounters()
-    adjusts = any(request.adjusts_logits for request in requests)
+    positions = [request.num_tokens for request in requests]
+    adjusts = any(map(Request.adjusts_logits, requests, positions))
     sampling = Sampling(
-        draws=pack_draws(requests, one_by_one),
-        adjustment=adjust_logits(requests, logits.shape[1]) if adjusts else None,
+        draws=pack_draws(requests, positions, one_by_one),
+        adjustment=adjust_logits(requests, positions, logits.shape[1]) if adjusts else None,
     )
     counters.note(sampling, ops.fused)
     return SampledTokens(*choose(logits, sampling, ops)).read(counters)

@@ -232,7 +232,9 @@ def test_a_small_temperature_and_a_large_logit_are_drawn_from_alike() -> None:
     made = [request(replace(DRAWN, temperature=1e-3)) for _ in range(40)]
     for seed, one in enumerate(made):
         one.seed = seed
-    columns = SamplingColumns.upload(pack_columns(made, range(40)), torch.device("cpu"))
+    columns = SamplingColumns.upload(
+        pack_columns(made, range(40), [r.num_tokens for r in made]), torch.device("cpu")
+    )
     assert set(sampler.draw(logits.expand(40, -1), columns).tolist()) == {0, 1}
 
 

@@ -28,7 +28,7 @@ def request(
 
 
 def columns(requests: list[Request]) -> SamplingColumns:
-    packed = pack_columns(requests, range(len(requests)))
+    packed = pack_columns(requests, range(len(requests)), [r.num_tokens for r in requests])
     return SamplingColumns.upload(packed, torch.device("cpu"))
 
 

@@ -67,7 +67,7 @@ def test_what_changes_logits_is_what_transformers_does(params: SamplingParams) -
     for processor in processors:
         expected = processor(torch.tensor([ids]), expected)
     assert not torch.equal(expected, logits)
-    adjust_logits([request(params, ids, prompt)], 12).apply(logits)
+    adjust_logits([request(params, ids, prompt)], [len(ids)], 12).apply(logits)
     torch.testing.assert_close(logits, expected)
 
 

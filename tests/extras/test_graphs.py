@@ -533,7 +533,8 @@ def test_padding_changes_no_request_of_a_step(data: st.DataObject) -> None:
     assert tensors["seq_lens"][count:].tolist() == [1] * (size - count)
     for name in ("token_ids", "positions", "slot_mapping", "block_table"):
         assert not tensors[name][count:].any()
-    draws = pack_draws([part.request for part in parts])
+    requests = [part.request for part in parts]
+    draws = pack_draws(requests, [request.num_tokens for request in requests])
     for draw in draws:
         put_draw(draw, ints[: 8 * size], size)
     columns = SamplingColumns.unpack(torch.from_numpy(ints[: 8 * size]))

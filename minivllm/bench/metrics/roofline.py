@@ -54,7 +54,7 @@ from minivllm.bench.hardware.limits import higher, probe
 from minivllm.bench.hardware.readings import Roofline
 
 MOST_PROBES = 4  # more, after a run that exceeds what the first one found
-PHASES = ("schedule_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms")
+PHASES = ("schedule_ms", "draft_ms", "prepare_ms", "forward_ms", "sample_ms", "emit_ms")
 
 
 def decodes(step: dict[str, Any]) -> bool:

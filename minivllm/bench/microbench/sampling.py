@@ -53,6 +53,7 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
     copies = setting.copies(ITEM * rows * vocab)
     logits = _logits(setting, copies, rows)
     requests = [Request(str(i), [i], params, max_num_tokens=8, seed=i) for i in range(rows)]
+    positions = [1] * rows
     counters = SamplerCounters()
     ops = sampler_ops(setting.kernels, setting.triton)
 
@@ -63,7 +64,7 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
         name, plain = "torch", partial(_drawn, requests=requests)
 
     def ours(i: int) -> Tensor:
-        chosen = choose(logits[i % copies], Sampling(draws=pack_draws(requests)), ops)
+        chosen = choose(logits[i % copies], Sampling(draws=pack_draws(requests, positions)), ops)
         return torch.tensor(SampledTokens(*chosen).read(counters))
 
     def theirs(i: int) -> Tensor:
@@ -83,7 +84,7 @@ def _case(setting: Setting, kernel: str, params: SamplingParams, rows: int) -> C
 
 
 def _columns(logits: Tensor, requests: list[Request]) -> SamplingColumns:
-    columns = pack_columns(requests, range(len(requests)))
+    columns = pack_columns(requests, range(len(requests)), [1] * len(requests))
     return SamplingColumns.upload(columns, logits.device)
 
 

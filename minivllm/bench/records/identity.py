@@ -19,6 +19,7 @@ from minivllm.bench.records.storage import STEPS
 from minivllm.config.groups import OPTIONS, TARGETLESS
 from minivllm.config.moved import first, present, with_targets
 from minivllm.errors import BadInput
+from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.platform.given import whole
 from minivllm.platform.options import default_of
 from minivllm.redaction import anonymous
@@ -30,6 +31,7 @@ ENGINE_GROUPS = (
     "batching",
     "cache",
     "decoding",
+    "speculative",
     "engine",
     "runtime",
 )
@@ -61,6 +63,7 @@ NAMED_IF_CHANGED = {
     "attention": "auto",
     "cache": "paged",
     "decoding": "greedy",
+    "speculative": "none",
     "workload": "smoke",
     "arrival": "offline",
     "engine": "minivllm",
@@ -167,7 +170,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     parts: dict[str, Any] = {
         group: _asked(group, config[group])
         for group in (*ENGINE_GROUPS, *LOAD_GROUPS)
-        if config.get(group)
+        if config.get(group) and config[group].get("_target_") != NOT_SPECULATING
     }
     model = {
         key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL

@@ -91,6 +91,7 @@ class Breakdown:
 
     steps: int = 0
     schedule_ms: float | None = None
+    draft_ms: float | None = None
     prepare_ms: float | None = None
     forward_ms: float | None = None
     sample_ms: float | None = None

@@ -77,8 +77,9 @@ class BenchEngine(Protocol):
 
     def steps(self) -> list[dict[str, Any]]:
         """One dict a step since reset(): start_s, num_requests, num_tokens, num_prefill_tokens,
-        context_tokens, waiting, kv_blocks_used, kv_blocks_total, kv_slots_wasted,
-        kv_slots_allocated, schedule_ms, prepare_ms, forward_ms, sample_ms, emit_ms, gap_ms."""
+        num_drafts, context_tokens, waiting, kv_blocks_used, kv_blocks_total, kv_slots_wasted,
+        kv_slots_allocated, schedule_ms, draft_ms, prepare_ms, forward_ms, sample_ms, emit_ms,
+        gap_ms."""
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """Counters of each knob's own work since reset(), by group: {"quant": {...}, "cache":

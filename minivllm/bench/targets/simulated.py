@@ -263,7 +263,7 @@ class SimulatedEngine(Adapter):
         sampling: list[Any] = []
         request: Any  # each is a SimulatedRequest
         for part in scheduled:
-            request, first, count, is_prefill = part
+            request, first, count, is_prefill, _ = part
             end = first + count
             held = end - request.cache.num_evicted  # see ScheduledRequest.seq_len
             context += held

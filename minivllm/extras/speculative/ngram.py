@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minivllm.engine.request import Request
 from minivllm.extras.speculative.options import NgramOptions
-from minivllm.extras.speculative.proposer import HostProposer
+from minivllm.extras.speculative.proposer import Proposer
 
 
 class NgramIndex:
@@ -44,7 +44,7 @@ class NgramIndex:
         return None
 
 
-class NgramProposer(HostProposer):
+class NgramProposer(Proposer):
     """speculative=ngram: prompt lookup decoding (Saxena 2023), over prompt and output.
 
     Memory is linear in the tokens of the running requests: some 130 bytes a token for each length
@@ -54,7 +54,7 @@ class NgramProposer(HostProposer):
     name = "ngram"
 
     def __init__(self, options: NgramOptions) -> None:
-        self.options = options
+        self.options: NgramOptions = options
         self.indexes: dict[Request, NgramIndex] = {}
 
     def propose(self, request: Request, most: int) -> list[int]:

@@ -2,23 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from minivllm.platform.options import Options, knob
+from minivllm.errors import BadInput
+from minivllm.platform.options import Options, knob, option
 
 
 @dataclass(frozen=True)
 class SpeculativeOptions(Options):
-    """What every option of speculative has.
+    """What every proposer has.
 
     Args:
         num_speculative_tokens: most draft tokens of a request in a step.
+        adaptive: draft only as many tokens as pay, from measured acceptance and step times: none at
+            large batches and on text that is not foreseen. False: always `num_speculative_tokens`.
+        verify: "same_noise": a draft is accepted while it is the token that the target draws with
+            its own noise, so that outputs are those of no speculation. "rejection": rejection
+            sampling (Leviathan et al. 2023), whose outputs have the same distribution but are
+            others; for comparison.
+        acceptance: accept drafts at this rate, or at these rates by position, whatever they are:
+            for measurements on random weights. Outputs mean nothing. None: drafts are judged.
     """
 
     group = "speculative"
     num_speculative_tokens: int = knob(3, at_least=1, at_most=32)
+    adaptive: bool = True
+    verify: Literal["same_noise", "rejection"] = "same_noise"
+    acceptance: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 <= rate <= 1 for rate in self.rates or ()) or self.rates == ():
+            raise self.bad("acceptance", "must be rates in [0, 1]")
+        if self.rates is not None and self.verify == "rejection":
+            raise self.bad("verify", "judges drafts, and speculative.acceptance sets the verdict")
+
+    @property
+    def rates(self) -> tuple[float, ...] | None:
+        """`acceptance` by position; None: drafts are judged."""
+        given = self.acceptance
+        return (given,) if isinstance(given, float) else given
 
 
+NOT_SPECULATING = "minivllm.extras.speculative.proposer.NoProposer"
+
+
+@option(NOT_SPECULATING)
+@dataclass(frozen=True)
+class NoSpeculationOptions(Options):
+    """speculative=none."""
+
+    group = "speculative"
+
+
+@option("minivllm.extras.speculative.early_exit.EarlyExitProposer")
+@dataclass(frozen=True)
+class EarlyExitOptions(SpeculativeOptions):
+    """speculative=early_exit.
+
+    Args:
+        exit_layer: layers that draft, from the first.
+        head_tokens: draft among so many first token ids, whose part of the head alone is read;
+            None: among all.
+    """
+
+    exit_layer: int = knob(4, at_least=1)
+    head_tokens: int | None = knob(None, at_least=1)
+
+
+@option("minivllm.extras.speculative.draft.DraftProposer")
+@dataclass(frozen=True)
+class DraftOptions(SpeculativeOptions):
+    """speculative=draft.
+
+    Args:
+        model: an option of `model` with the target's tokenizer (model@speculative.model=NAME);
+            None: the target's own weights, which need no cache of their own.
+        quant: an option of `quant` (quant@speculative.quant=NAME); None: that of the target.
+    """
+
+    model: dict[str, Any] | None = None
+    quant: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None and self.quant is None:
+            raise self.bad(
+                "quant",
+                "would make the draft the target itself: use quant@speculative.quant=int4, or a "
+                "model as model@speculative.model=NAME",
+            )
+
+
+@option("minivllm.extras.speculative.ngram.NgramProposer")
 @dataclass(frozen=True)
 class NgramOptions(SpeculativeOptions):
     """speculative=ngram.
@@ -39,6 +117,7 @@ class NgramOptions(SpeculativeOptions):
             )
 
 
+@option("minivllm.extras.speculative.suffix.SuffixProposer")
 @dataclass(frozen=True)
 class SuffixOptions(SpeculativeOptions):
     """speculative=suffix.
@@ -59,3 +138,36 @@ class SuffixOptions(SpeculativeOptions):
     min_token_prob: float = knob(0.1, at_least=0, at_most=1)
     max_cached_requests: int = knob(10_000, at_least=0)
     max_cached_tokens: int = knob(65_536, at_least=0)
+
+
+def require_compatible(
+    speculative: str, cache: Mapping[str, Any], decoding: Mapping[str, Any], overlap: bool
+) -> None:
+    """Raise BadInput for what cannot go together with drafts.
+
+    Args:
+        speculative: the name of the option.
+        cache, decoding: the options' knobs.
+        overlap: `runtime.overlap`.
+    """
+    problems = {
+        "decoding.beam_width": (
+            decoding.get("beam_width", 1) > 1,
+            "beams choose their tokens together; use decoding.beam_width=1",
+        ),
+        "cache=none": (
+            cache.get("_target_") == "minivllm.cache.none.NoCache",
+            "every step computes whole sequences; use cache=paged",
+        ),
+        "cache.eviction": (
+            cache.get("eviction", "none") != "none",
+            "a rejected draft may have evicted a token; use cache.eviction=none",
+        ),
+        "runtime.overlap=true": (
+            overlap,
+            "drafts follow tokens that the host has read; use runtime.overlap=false",
+        ),
+    }
+    for knob_name, (holds, advice) in problems.items():
+        if holds:
+            raise BadInput(f"speculative={speculative} with {knob_name}: {advice}")

@@ -7,7 +7,7 @@ from collections import deque
 
 from minivllm.engine.request import Request
 from minivllm.extras.speculative.options import SuffixOptions
-from minivllm.extras.speculative.proposer import HostProposer
+from minivllm.extras.speculative.proposer import Proposer
 from minivllm.extras.speculative.suffix_index import SuffixIndex
 
 
@@ -39,7 +39,7 @@ class FinishedOutputs:
         self._lengths.append(length)
 
 
-class SuffixProposer(HostProposer):
+class SuffixProposer(Proposer):
     """speculative=suffix: SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975), a chain for each
     request.
 
@@ -53,7 +53,7 @@ class SuffixProposer(HostProposer):
     name = "suffix"
 
     def __init__(self, options: SuffixOptions) -> None:
-        self.options = options
+        self.options: SuffixOptions = options
         self.outputs = FinishedOutputs(
             options.max_tree_depth, options.max_cached_requests, options.max_cached_tokens
         )

@@ -141,7 +141,9 @@ def test_columns_of_any_number_of_requests() -> None:
         requests = [
             Request(str(i), [3] * (i + 1), params, max_num_tokens=9, seed=-i) for i in range(count)
         ]
-        columns = SamplingColumns.upload(pack_columns(requests, range(count)), DEVICE)
+        columns = SamplingColumns.upload(
+            pack_columns(requests, range(count), [r.num_tokens for r in requests]), DEVICE
+        )
         logits = torch.randn(count, 50).to(DEVICE)
         assert torch.equal(sampling.draw(logits, columns), sampler.draw(logits, columns))
 

@@ -6,7 +6,7 @@ import pytest
 
 from minivllm.extras.speculative.ngram import NgramProposer
 from minivllm.extras.speculative.options import NgramOptions, SuffixOptions
-from minivllm.extras.speculative.proposer import HostProposer
+from minivllm.extras.speculative.proposer import Proposer
 from minivllm.extras.speculative.suffix import SuffixProposer
 from tests.extras.speculative.growing import request
 
@@ -14,9 +14,8 @@ from tests.extras.speculative.growing import request
 @pytest.mark.parametrize(
     "proposer", [NgramProposer(NgramOptions()), SuffixProposer(SuffixOptions())]
 )
-def test_each_request_gets_a_draft_of_its_own_length(proposer: HostProposer) -> None:
+def test_each_request_gets_a_draft_of_its_own_length(proposer: Proposer) -> None:
     requests = [request([1, 2, 3, 4] * 4), request([5, 6]), request([7, 8, 9] * 5)]
-    assert proposer.propose_batch(requests, [2, 2, 4]) == [[1, 2], [], [7, 8, 9, 7]]
-    assert proposer.propose_batch(requests, [0, 0, 0]) == [[], [], []]
-    with pytest.raises(ValueError, match="shorter"):
-        proposer.propose_batch(requests, [1])
+    drafts = [proposer.propose(*pair) for pair in zip(requests, [2, 2, 4], strict=True)]
+    assert drafts == [[1, 2], [], [7, 8, 9, 7]]
+    assert [proposer.propose(one, 0) for one in requests] == [[], [], []]

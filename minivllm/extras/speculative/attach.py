@@ -1,0 +1,41 @@
+"""Speculation is put into an engine."""
+
+from __future__ import annotations
+
+from minivllm.engine.engine import Engine
+from minivllm.extras.speculative.lengths import AdaptiveLengths, DraftLengths, FixedLengths
+from minivllm.extras.speculative.proposer import MakeAttention, Proposer
+from minivllm.extras.speculative.rejection import Rejection
+from minivllm.extras.speculative.speculation import Speculator
+from minivllm.extras.speculative.step_cost import StepCost, measure
+from minivllm.extras.speculative.verification import GivenAcceptance, SameNoise, Verifier
+
+FREE = StepCost([1], [0.0])  # to draft without a model
+
+
+def speculate(engine: Engine, proposer: Proposer, attention: MakeAttention) -> Speculator:
+    """Let an engine draft and verify.
+
+    Args:
+        engine: with all passes applied.
+        proposer: has loaded its models.
+        attention: makes the attention of a second model.
+    """
+    proposer.attach(engine, attention)
+    options, policy = proposer.options, engine.scheduler.policy
+    longest = options.num_speculative_tokens
+    lengths: DraftLengths = FixedLengths(longest)
+    if options.adaptive:
+        most = min(policy.max_num_seqs * (1 + longest), policy.max_num_batched_tokens)
+        step_ms = measure(engine.runner, most)
+        draft_ms = proposer.cost(policy.max_num_seqs) or FREE
+        lengths = AdaptiveLengths(longest, step_ms, draft_ms)
+    verifier: Verifier = SameNoise()
+    if options.rates is not None:
+        verifier = GivenAcceptance(options.rates)
+    elif options.verify == "rejection":
+        verifier = Rejection(engine.launcher.extensions, proposer.draft_logits)
+    speculator = Speculator(proposer, lengths, verifier, engine.loaded.config.rope.rotates_anew_at)
+    engine.launcher.speculation = speculator
+    engine.scheduler.rules = (*engine.scheduler.rules, speculator)
+    return speculator

@@ -1,0 +1,150 @@
+"""How many tokens each request may draft in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from minivllm.engine.request import Request
+
+
+class DraftLengths(Protocol):
+    """Decides how many tokens requests draft."""
+
+    def allot(self, requests: Sequence[Request], num_tokens: int) -> Sequence[int]:
+        """Most draft tokens of each decoding request of a step that computes `num_tokens` without
+        drafts."""
+
+    def note(self, request: Request, length: int, accepted: int) -> None:
+        """A draft of `length` tokens was verified, and its first `accepted` are right."""
+
+    def finished(self, request: Request) -> None:
+        """Forget a request."""
+
+
+class FixedLengths:
+    """Every request drafts the same number of tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def allot(self, requests: Sequence[Request], num_tokens: int) -> Sequence[int]:
+        """See DraftLengths."""
+        return [self.length] * len(requests)
+
+    def note(self, request: Request, length: int, accepted: int) -> None:
+        """See DraftLengths."""
+
+    def finished(self, request: Request) -> None:
+        """See DraftLengths."""
+
+
+DECAY = 0.9  # of what a request's earlier drafts count, with each draft
+PRIOR_DRAFTS = 2.0  # how many draft tokens of its own the rate of all requests counts for
+EXPLORE_EVERY = 32  # steps without drafts before one request drafts all the same
+
+
+class AdaptiveLengths:
+    """Drafts are as long as they pay: positions of drafts are granted, the likeliest to survive
+    first, while they raise the expected tokens per second.
+
+    The draft token at position j of a request survives with probability `rate ** (j + 1)`, where
+    `rate` is its measured acceptance, shrunk towards that of all requests. A step that gives B
+    tokens and computes N takes `step_ms(N)`; with m draft tokens, of which s survive in
+    expectation, it gives B + s in `step_ms(N + m)` and the time to draft. The m that maximises the
+    quotient is taken (goodput, as Liu et al. 2024, arXiv:2406.14066, define it). At large batches,
+    and on text that proposers do not foresee, it is 0; then one request drafts every
+    `EXPLORE_EVERY` steps, so that a change is noticed.
+
+    Args:
+        longest: most tokens of a draft.
+        step_ms: milliseconds of a step of so many tokens.
+        draft_ms: milliseconds to draft one token for each of so many requests.
+    """
+
+    def __init__(
+        self,
+        longest: int,
+        step_ms: Callable[[int], float],
+        draft_ms: Callable[[int], float],
+    ) -> None:
+        self.longest, self.step_ms, self.draft_ms = longest, step_ms, draft_ms
+        self._of_request: dict[Request, tuple[float, float]] = {}  # draft tokens tried, accepted
+        self._of_all = (1.0, 1.0)  # optimistic: the first drafts are made
+        self._thresholds: dict[tuple[int, int], float] = {}
+        self._idle = 0  # steps without drafts
+        self._turn = 0  # of the requests that explore
+
+    def rate(self, request: Request) -> float:
+        """The estimated probability that a draft token of a request is right if those before it
+        are."""
+        tried, right = self._of_all
+        own_tried, own_right = self._of_request.get(request, (0.0, 0.0))
+        return (PRIOR_DRAFTS * right / tried + own_right) / (PRIOR_DRAFTS + own_tried)
+
+    def allot(self, requests: Sequence[Request], num_tokens: int) -> Sequence[int]:
+        """See DraftLengths."""
+        rates = [self.rate(request) for request in requests]
+        lengths = [0] * len(rates)
+        if max(rates) >= self._threshold(len(rates), num_tokens):
+            lengths = self._best(rates, num_tokens)
+        if any(lengths):
+            self._idle = 0
+            return lengths
+        self._idle += 1
+        if self._idle >= EXPLORE_EVERY:
+            self._idle = 0
+            self._turn += 1
+            lengths[self._turn % len(lengths)] = self.longest
+        return lengths
+
+    def _threshold(self, count: int, num_tokens: int) -> float:
+        """A rate below which no draft of `count` requests pays: the lowest mean survival at which
+        any number of draft tokens would."""
+        key = count, num_tokens
+        if key not in self._thresholds:
+            alone = self.step_ms(num_tokens)
+            self._thresholds[key] = min(
+                count / m * ((self.step_ms(num_tokens + m) + self.draft_ms(1)) / alone - 1)
+                for m in range(1, count * self.longest + 1)
+            )
+        return self._thresholds[key]
+
+    def _best(self, rates: Sequence[float], num_tokens: int) -> list[int]:
+        """The lengths with the most expected tokens per second."""
+        places = sorted(
+            (
+                (rate ** (position + 1), -position, index)
+                for index, rate in enumerate(rates)
+                for position in range(self.longest)
+            ),
+            reverse=True,
+        )
+        tokens, drafting = float(len(rates)), 0.0
+        best = tokens / self.step_ms(num_tokens)
+        drafts_at = [0] * self.longest  # requests that draft at each position
+        taken = 0
+        for count, (survival, minus_position, _) in enumerate(places, 1):
+            tokens += survival
+            at = drafts_at[-minus_position]
+            drafting += self.draft_ms(at + 1) - (self.draft_ms(at) if at else 0.0)
+            drafts_at[-minus_position] += 1
+            goodput = tokens / (self.step_ms(num_tokens + count) + drafting)
+            if goodput > best:
+                best, taken = goodput, count
+        lengths = [0] * len(rates)
+        for _, _, index in places[:taken]:
+            lengths[index] += 1
+        return lengths
+
+    def note(self, request: Request, length: int, accepted: int) -> None:
+        """See DraftLengths."""
+        tried = min(accepted + 1, length)  # What follows a wrong token says nothing.
+        own_tried, own_right = self._of_request.get(request, (0.0, 0.0))
+        self._of_request[request] = DECAY * own_tried + tried, DECAY * own_right + accepted
+        all_tried, all_right = self._of_all
+        self._of_all = 0.99 * all_tried + tried, 0.99 * all_right + accepted
+
+    def finished(self, request: Request) -> None:
+        """See DraftLengths."""
+        self._of_request.pop(request, None)

@@ -1,0 +1,152 @@
+"""Speculative decoding: drafts ride on planned steps, and the right ones are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minivllm.engine.request import Request
+from minivllm.engine.scheduler import PlanBuilder, Scheduler, SchedulingRule
+from minivllm.engine.step import ScheduledRequest, StepPlan
+from minivllm.extras.speculative.counters import SpeculationCounters
+from minivllm.extras.speculative.lengths import DraftLengths
+from minivllm.extras.speculative.proposer import Proposer
+from minivllm.extras.speculative.verification import Verifier
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Speculator(SchedulingRule):
+    """Extends the decoding requests of a planned step by drafts, and keeps those that the target
+    chooses too; see Speculation.
+
+    The step is planned without drafts: they take what is left of its budget and free blocks only,
+    so they delay and preempt no request. Rejected drafts leave keys and values behind that the next
+    step overwrites.
+
+    Args:
+        proposer: drafts.
+        lengths: how many tokens each request may draft.
+        verifier: which drafts are kept.
+        longest: no draft makes a sequence longer than so many tokens (its keys would be rotated in
+            another way); None: no limit.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        lengths: DraftLengths,
+        verifier: Verifier,
+        longest: int | None = None,
+    ) -> None:
+        self.proposer, self.lengths, self.verifier = proposer, lengths, verifier
+        self.needs_logits = verifier.needs_logits
+        self.counters = SpeculationCounters()
+        self._longest = longest
+        self._unverified: list[ScheduledRequest] = []
+
+    def before_step(self, scheduler: Scheduler, now: float) -> None:
+        """Withdraw the drafts of a step that failed."""
+        for part in self._unverified:
+            del part.request.token_ids[part.start + 1 :]
+        self._unverified.clear()
+
+    def extend(self, scheduler: Scheduler, step: PlanBuilder) -> None:
+        """Add drafts to the requests that decode."""
+        decoding = [
+            index
+            for index, part in enumerate(step.scheduled)
+            if part.num_tokens == 1
+            and not part.prefill
+            and part.samples
+            and not part.request.is_joint
+        ]
+        if not decoding or step.budget < 1:
+            return
+        num_tokens = scheduler.policy.max_num_batched_tokens - step.budget
+        requests = [step.scheduled[index].request for index in decoding]
+        for index, most in zip(decoding, self.lengths.allot(requests, num_tokens), strict=True):
+            if most and step.budget:
+                self._extend(scheduler, step, index, min(most, step.budget))
+
+    def _extend(self, scheduler: Scheduler, step: PlanBuilder, index: int, most: int) -> None:
+        part = step.scheduled[index]
+        request, known = part.request, len(part.request.token_ids)
+        most = min(most, request.max_num_tokens - known - 1)  # The step itself adds a token.
+        if self._longest is not None and known <= self._longest:
+            most = min(most, self._longest - known)
+        most = room(scheduler, part, most)
+        if most < 1:
+            return
+        begin = time.perf_counter()
+        drafts = self.proposer.propose(request, most)
+        self.counters.draft_s += time.perf_counter() - begin
+        if not drafts:
+            return
+        grown = scheduler.cache.grow(request.cache, part.start, part.end + len(drafts))
+        assert grown, "`room` has made sure of free blocks"
+        request.token_ids.extend(drafts)
+        longer = part._replace(num_tokens=1 + len(drafts), num_drafts=len(drafts))
+        step.scheduled[index] = longer
+        step.budget -= len(drafts)
+        step.num_drafts += len(drafts)
+        self._unverified.append(longer)
+
+    def draft(self, plan: StepPlan) -> None:
+        """See Speculation."""
+        begin = time.perf_counter()
+        self.proposer.fill(plan)
+        self.counters.draft_s += time.perf_counter() - begin
+
+    def verify(
+        self, plan: StepPlan, token_ids: Sequence[int], logits: Tensor | None
+    ) -> tuple[StepPlan, list[tuple[int, int]]]:
+        """See Speculation."""
+        self._unverified.clear()
+        parts: list[ScheduledRequest] = []
+        kept: list[tuple[int, int]] = []
+        row = 0
+        for part in plan.scheduled:
+            if part.num_drafts:
+                end = row + 1 + part.num_drafts
+                own = None if logits is None else logits[row:end]
+                added = self._verify(part, token_ids[row:end], own)
+                kept += enumerate(added, row)
+                part = part._replace(num_tokens=len(added), num_drafts=len(added) - 1)
+                row = end
+            elif part.samples and not part.request.is_joint:
+                kept.append((row, token_ids[row]))
+                row += 1
+            parts.append(part)
+        kept += enumerate(token_ids[row:], row)  # of group members that start
+        self.counters.steps += 1
+        return plan._replace(scheduled=tuple(parts)), kept
+
+    def _verify(
+        self, part: ScheduledRequest, chosen: Sequence[int], logits: Tensor | None
+    ) -> list[int]:
+        """The tokens that a request gets from a step: its accepted drafts, and one more."""
+        request, start = part.request, part.start + 1
+        drafts = request.token_ids[start:]  # fewer than planned where a mask has failed
+        added = self.verifier.verify(request, start, drafts, chosen, logits)
+        accepted = len(added) - 1
+        del request.token_ids[start + accepted :]
+        self.counters.note(request.request_id, part.num_drafts, accepted)
+        self.lengths.note(request, len(drafts), accepted)
+        return added
+
+    def ended(self, request: Request) -> None:
+        """Forget a request."""
+        self.proposer.finished(request)
+        self.lengths.finished(request)
+
+
+def room(scheduler: Scheduler, part: ScheduledRequest, most: int) -> int:
+    """How many of `most` drafts have room: in the blocks that a request has, or in free blocks as
+    long as one is left for each running request."""
+    cache = scheduler.cache
+    held = len(part.request.cache.block_table.blocks) * cache.block_size
+    spare = max(0, cache.pool.num_free - len(scheduler.running)) * cache.block_size
+    return min(most, held + spare - part.end)

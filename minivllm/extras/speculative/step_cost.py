@@ -1,0 +1,71 @@
+"""How long a step of so many tokens takes, measured before requests are served."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from minivllm.engine.batch_inputs import PackedStep, Sampling, StepShape
+from minivllm.engine.executor import Executor
+from minivllm.extras.graphs import padding
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROUNDS = 7
+
+
+class StepCost:
+    """Milliseconds of a step by its tokens: straight lines between measured points, of which none
+    is below an earlier one.
+
+    Args:
+        sizes: tokens of the measured steps, ascending.
+        times: their milliseconds.
+    """
+
+    def __init__(self, sizes: Sequence[int], times: Sequence[float]) -> None:
+        self.sizes = list(sizes)
+        self.times = np.maximum.accumulate(times).tolist()
+
+    def __call__(self, num_tokens: int) -> float:
+        """Milliseconds; beyond the largest size in proportion to it."""
+        sizes, times = self.sizes, self.times
+        if num_tokens >= sizes[-1]:
+            return float(times[-1] * num_tokens / sizes[-1])
+        index = bisect_left(sizes, num_tokens)
+        if sizes[index] == num_tokens:
+            return float(times[index])
+        low, high = sizes[index - 1], sizes[index]
+        share = (num_tokens - low) / (high - low)
+        return float(times[index - 1] + share * (times[index] - times[index - 1]))
+
+
+def measure(
+    executor: Executor, largest: int, now: Callable[[], float] = time.perf_counter
+) -> StepCost:
+    """The shortest of a few steps of each size, up to `largest` tokens. They read and write
+    the reserved block only: of what a cache holds nothing changes."""
+    sizes = [size for size in SIZES if size < largest] + [min(largest, SIZES[-1])]
+    steps = [_decoding(size) for size in sizes]
+    # Round by round, so that what disturbs a moment does not disturb all steps of one size.
+    rounds = [[_milliseconds(executor, step, now) for step in steps] for _ in range(ROUNDS)]
+    return StepCost(sizes, np.min(rounds, axis=0).tolist())
+
+
+def _decoding(size: int) -> PackedStep:
+    """A step of `size` requests without a context, each with one token in block 0."""
+    ints = np.concatenate((padding(size, 0), np.zeros(size, np.int32)))
+    ones = (1,) * size
+    return PackedStep(
+        ints.tobytes(), StepShape(size, ones, 1, size), ones, ones, Sampling(), needs_logits=False
+    )
+
+
+def _milliseconds(executor: Executor, packed: PackedStep, now: Callable[[], float]) -> float:
+    begin = now()
+    result = executor.run(packed)
+    assert result.tokens is not None
+    result.tokens.tolist()  # waits for the device
+    return 1e3 * (now() - begin)

@@ -1,0 +1,97 @@
+"""Which drafts are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Protocol
+
+from minivllm.engine.request import Request
+from minivllm.extras.speculative.uniform import uniform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Verifier(Protocol):
+    """How drafts are judged."""
+
+    needs_logits: bool
+
+    def verify(
+        self,
+        request: Request,
+        start: int,
+        drafts: Sequence[int],
+        chosen: Sequence[int],
+        logits: Tensor | None,
+    ) -> list[int]:
+        """The tokens that a request gets: its accepted drafts, and one more.
+
+        Args:
+            request: ends with the drafts.
+            start: position of the first draft.
+            drafts: D draft tokens.
+            chosen: what the target draws at each draft and after the last one, D + 1 tokens or
+                more; below 0 where its logits are not finite.
+            logits: of these positions [D + 1 or more, vocab], if `needs_logits`.
+        """
+
+
+class SameNoise:
+    """A draft is accepted while it is the token that the target draws itself.
+
+    Draws are `argmax(p / e)` with noise `e` hashed from (seed, position, token), so what the target
+    draws at a position does not depend on drafts, and the output is that of no speculation at every
+    temperature and with any proposer. A drafting model that draws with the same noise is right with
+    probability (1 - d) / (1 + d) or more, where d is the total variation distance of the two
+    distributions: a Gumbel coupling, which needs neither of them at the other's side (Daliri,
+    Musco, Suresh 2024, arXiv:2408.07978). Rejection sampling, which needs both, reaches 1 - d.
+    """
+
+    needs_logits = False
+
+    def verify(
+        self,
+        request: Request,
+        start: int,
+        drafts: Sequence[int],
+        chosen: Sequence[int],
+        logits: Tensor | None,
+    ) -> list[int]:
+        """See Verifier."""
+        pairs = zip(drafts, chosen, strict=False)
+        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return list(chosen[: accepted + 1])
+
+
+class GivenAcceptance:
+    """Drafts are accepted at a given rate, whatever they are: their cost is real, the verdict is
+    drawn. So speed can be measured on random weights, at the acceptance of a trained model.
+
+    Args:
+        rates: by position of the draft, given that those before it are accepted; the last one holds
+            for all positions after it.
+    """
+
+    needs_logits = False
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        self.rates = rates
+
+    def verify(
+        self,
+        request: Request,
+        start: int,
+        drafts: Sequence[int],
+        chosen: Sequence[int],
+        logits: Tensor | None,
+    ) -> list[int]:
+        """See Verifier."""
+        accepted = 0
+        while accepted < len(drafts) and chosen[accepted] >= 0:
+            rate = self.rates[min(accepted, len(self.rates) - 1)]
+            if uniform(request.seed, start + accepted) >= rate:
+                break
+            accepted += 1
+        return [*drafts[:accepted], chosen[accepted]]

@@ -1,0 +1,70 @@
+"""Where the time of a step goes, for listeners of StepTimed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor
+
+from minivllm.engine.engine import Engine
+from minivllm.engine.events import StepTimed
+from minivllm.engine.step import StepPlan
+from minivllm.kernels.transfer import Download
+
+
+class StepTiming:
+    """Emits the timings of an engine's steps; see StepTimer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._blocks = 0, 0  # in use, and empty slots in them
+        self._pending: tuple[StepTimed, Download] | None = None
+
+    def computed(self) -> None:
+        """See StepTimer. The cache is fullest now."""
+        cache, running = self._engine.cache, self._engine.scheduler.running
+        held = ((request.cache, request.num_computed_tokens) for request in running)
+        self._blocks = cache.pool.num_used, cache.waste(held)
+
+    def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float]) -> None:
+        """See StepTimer."""
+        engine, (used, wasted) = self._engine, self._blocks
+        gap, schedule, draft, prepare, forward, sample, emit = (
+            1e3 * (end - begin) for begin, end in pairwise(marks)
+        )
+        window, experts = engine.loaded.config.sliding_window, engine.loaded.model.experts_run
+        near = seq_lens if window is None else [min(length, window) for length in seq_lens]
+        timed = StepTimed(
+            start_s=time.monotonic() - (time.perf_counter() - marks[1]),
+            num_requests=len(plan.scheduled),
+            num_tokens=plan.num_tokens,
+            num_prefill_tokens=plan.num_prefill_tokens,
+            num_drafts=plan.num_drafts,
+            context_tokens=sum(seq_lens),
+            window_tokens=sum(near),
+            experts_run=experts if isinstance(experts, int) else 0,
+            waiting=len(engine.scheduler.waiting),
+            kv_blocks_used=used,
+            kv_blocks_total=engine.cache.pool.num_usable,
+            kv_slots_wasted=wasted,
+            kv_slots_allocated=used * engine.cache.block_size,
+            schedule_ms=schedule,
+            draft_ms=draft,
+            prepare_ms=prepare,
+            forward_ms=forward,
+            sample_ms=sample,
+            emit_ms=emit,
+            gap_ms=gap,
+        )
+        if isinstance(experts, Tensor):
+            self._pending = timed, Download(experts[None])
+        else:
+            engine.events.emit(timed)
+
+    def emit_pending(self) -> None:
+        """See StepTimer."""
+        if self._pending is not None:
+            (timed, experts), self._pending = self._pending, None
+            self._engine.events.emit(timed._replace(experts_run=experts.values()[0]))
