@@ -10,7 +10,7 @@ from minivllm.analysis.format import show, sig
 from minivllm.analysis.rows import below, differing
 
 # Groups whose options are optimisations of the engine and count their own work.
-LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "runtime")
+LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "speculative", "runtime")
 # Knobs whose work one counter shows by itself; others of their group may move for another reason.
 DECISIVE = {
     "batching.aging_s": ("batching.requests_overtaken",),

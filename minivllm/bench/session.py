@@ -28,13 +28,14 @@ from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.price import cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import Rows, breakdown, recorded_requests
+from minivllm.bench.metrics.speculation import SpeculationReport, set_acceptance, speculation
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.quality import Reference
 from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Cold, Record
-from minivllm.bench.targets.base import BenchEngine
+from minivllm.bench.targets.base import BenchEngine, SpeculatingEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
@@ -159,15 +160,17 @@ class Session:
         self._validate_traces(traces)
         steps = engine.steps()
         record = self._account(measurement, load, traces, steps, energy, first_batch)
+        drafts = self._drafts()
+        rows = recorded_requests(
+            traces, engine.info.clock is None, None if drafts is None else drafts.counters
+        )
         start = min(trace.scheduled_s for trace in traces)
         window = (start, start + (record.metrics.duration_s or 0.0))
         engine.reset()
         self._quality.fill(record, engine, reference)
         self._cold, self.usable = False, True
         virtual = engine.info.clock is not None
-        return SessionResult(
-            record, recorded_requests(traces, not virtual), steps, None if virtual else window
-        )
+        return SessionResult(record, rows, steps, None if virtual else window)
 
     def _load_of(self, measurement: Measurement) -> OfferedLoad:
         config, measure = measurement.config, measurement.settings.measure
@@ -244,7 +247,7 @@ class Session:
         max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_conversations)
         figures = metrics.compute(traces, vars(measure.slo), max_running, load.metrics)
         cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
-
+        drafts = self._drafts()
         record = self._record(
             measurement,
             workload_hash=load.workload.hash,
@@ -254,6 +257,7 @@ class Session:
             energy=energy,
             roofline=self._hardware.reached(steps, overlapped, figures.duration_s),
             breakdown=breakdown(steps),
+            speculation=None if drafts is None else speculation(drafts, steps),
             liveness=liveness,
         )
         energy.joules_per_output_token = per_token(energy, figures.output_tokens)
@@ -271,12 +275,18 @@ class Session:
             record.validity.notes += validity.one_token_answers(traces, served="stream" in liveness)
         record.validity.notes += [
             *info.warnings,
+            *set_acceptance(record.speculation),
             *self._notes,
             *self._hardware.notes,
             *load.workload.notes,
             *remarks(vars(measure.price), energy),
         ]
         return record
+
+    def _drafts(self) -> SpeculationReport | None:
+        """What the drafts of the window did; None without speculation."""
+        engine = self.engine
+        return engine.speculation() if isinstance(engine, SpeculatingEngine) else None
 
     def profile(self, measurement: Measurement) -> None:
         """Trace some steps of what was just measured, which the engine is fit for; see

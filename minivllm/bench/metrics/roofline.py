@@ -217,4 +217,4 @@ def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
         near = requests * causal_pairs(length, each, window)
         pairs = in_windows(costs, pairs, min(near, each * _window_tokens(costs, step)))
     body = costs["flops_per_token"] * tokens + costs["attention_flops_per_token_pair"] * pairs
-    return body + costs["head_flops_per_row"] * requests
+    return body + costs["head_flops_per_row"] * (requests + (step.get("num_drafts") or 0))

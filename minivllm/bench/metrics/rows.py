@@ -9,6 +9,7 @@ from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.roofline import PHASES
 from minivllm.bench.records.record import Breakdown
+from minivllm.extras.speculative.counters import SpeculationCounters
 
 Rows = list[dict[str, Any]]
 BREAKDOWN = (*PHASES, "gap_ms")
@@ -33,13 +34,24 @@ def kv_waste(steps: Rows) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def recorded_requests(traces: Sequence[RequestTrace], with_ids: bool = True) -> Rows:
-    """Rows of requests.parquet: the metrics' rows, and every token with its time (clock seconds).
+def recorded_requests(
+    traces: Sequence[RequestTrace],
+    with_ids: bool = True,
+    drafts: SpeculationCounters | None = None,
+) -> Rows:
+    """Rows of requests.parquet: the metrics' rows, the request's drafts, and every token with its
+    time (clock seconds).
 
-    Simulated tokens have no ids that mean anything; they are left out then.
+    Args:
+        traces: one a request.
+        with_ids: False leaves out the tokens' ids; those of simulated tokens mean nothing.
+        drafts: None: there was no speculation.
     """
     rows = metrics.request_rows(traces)
     for row, trace in zip(rows, traces, strict=True):
+        counts = None if drafts is None else drafts.requests.get(trace.request_id, (0, 0, 0))
+        row["draft_tokens"] = counts and counts[1]
+        row["accepted_tokens"] = counts and counts[2]
         if with_ids:
             row["token_ids"] = trace.token_ids
         row["token_times_s"] = trace.token_times

@@ -109,6 +109,31 @@ class Cold:
 
 
 @dataclass
+class SpeculationFigures:
+    """What drafts did to the decoding of a window, in vLLM's names; definitions in
+    metrics/speculation.py."""
+
+    proposer: str = ""
+    num_speculative_tokens: int = 0  # most draft tokens of a request in a step
+    adaptive: bool = False
+    verify: str = ""
+    # Rates by position at which drafts were accepted whatever they were; None: drafts were judged.
+    given_acceptance: list[float] | None = None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    draft_acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None  # tokens that a draft's step gave its request
+    acceptance_by_position: list[float] = field(default_factory=list)
+    acceptance_by_length: dict[str, float] = field(default_factory=dict)  # by tokens of the draft
+    tokens_per_step: float | None = None  # of a decoding request, with a draft or without
+    draft_ms: float | None = None
+    verify_ms: float | None = None
+    plain_ms: float | None = None
+    break_even_acceptance: float | None = None
+
+
+@dataclass
 class Quality:
     """What is left of the model's quality, against a reference precision; definitions in
     quality.py."""
@@ -246,6 +271,7 @@ class Record:
     cost: Cost = field(default_factory=Cost)
     roofline: Roofline = field(default_factory=Roofline)
     breakdown: Breakdown = field(default_factory=Breakdown)
+    speculation: SpeculationFigures | None = None
     quality: Quality | None = None
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
     validity: Validity = field(default_factory=Validity)

@@ -32,6 +32,7 @@ MEASURED = (
     "roofline",
     "breakdown",
     "cold",
+    "speculation",
     "quality",
     "liveness",
 )

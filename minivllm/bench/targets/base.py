@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minivllm.bench.hardware.clock import ClockProtocol
+from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.engine.options import SamplingParams
 
 
@@ -120,3 +121,11 @@ class LogitsEngine(BenchEngine, Protocol):
 
         Called between requests only. Raises BadInput if the sequence does not fit.
         """
+
+
+@runtime_checkable
+class SpeculatingEngine(BenchEngine, Protocol):
+    """An engine that says what its drafts did. The others' `speculation` is null."""
+
+    def speculation(self) -> SpeculationReport | None:
+        """Knobs and counters since reset(); None: it does not draft."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from minivllm.assembly import build_engine
 from minivllm.attention.capabilities import CountingBackend, LibraryBackend
+from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.liveness import Counters, pass_counters, scheduling_counters, since
@@ -27,6 +28,8 @@ from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.extras.graphs import GraphExecutor
 from minivllm.extras.scoring import sequence_logits
+from minivllm.extras.speculative.counters import SpeculationCounters
+from minivllm.extras.speculative.speculation import Speculator
 from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
@@ -112,6 +115,11 @@ class MinivllmEngine(Adapter):
         executor = self.engine.launcher.executor
         return executor if isinstance(executor, GraphExecutor) else None
 
+    @property
+    def _speculator(self) -> Speculator | None:
+        speculation = self.engine.launcher.speculation
+        return speculation if isinstance(speculation, Speculator) else None
+
     def _compile_s(self) -> float | None:
         """Seconds of compiling kernels and layers and of recording graphs; None where there are
         none of these."""
@@ -155,6 +163,8 @@ class MinivllmEngine(Adapter):
         self.engine.abort_all()
         if not self._keep_prefixes:
             self.engine.cache.reset_prefix_cache()
+        if self._speculator is not None:
+            self._speculator.reset()
         self._steps.clear()
         self._started.clear()
         self._base = self._counters()
@@ -164,6 +174,14 @@ class MinivllmEngine(Adapter):
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine."""
         return [step._asdict() for step in self._steps]
+
+    def speculation(self) -> SpeculationReport | None:
+        """See SpeculatingEngine."""
+        if (speculator := self._speculator) is None:
+            return None
+        proposer = speculator.proposer
+        name = proposer.name or type(proposer).__name__
+        return SpeculationReport(name, proposer.options, speculator.counters)
 
     def _counters(self) -> Counters:
         counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
@@ -192,6 +210,7 @@ class MinivllmEngine(Adapter):
         library = {"library": attention.library} if isinstance(attention, LibraryBackend) else {}
         graphs = self._graphs
         counts = since(self._base, self._counters())
+        drafts = self._speculator.counters if self._speculator else SpeculationCounters()
         batches = [step.num_requests for step in self._steps]
         experts = sum(step.experts_run for step in self._steps)
         return {
@@ -211,6 +230,11 @@ class MinivllmEngine(Adapter):
             },
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},
+            "speculative": {
+                "drafts": float(drafts.num_drafts),
+                "draft_tokens": float(drafts.num_draft_tokens),
+                "accepted_tokens": float(drafts.num_accepted_tokens),
+            },
             "cache": {
                 **counts["cache"],
                 "block_size": float(self.engine.cache.block_size),

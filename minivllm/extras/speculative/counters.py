@@ -15,6 +15,8 @@ class SpeculationCounters:
     """
 
     steps: int = 0  # that verified drafts
+    # Decoding requests, with a draft or without, summed over all steps.
+    num_request_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

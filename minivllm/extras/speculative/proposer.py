@@ -68,6 +68,10 @@ class Proposer:
         """Drop what is kept for a request that has ended, whether it was ever proposed for or
         not."""
 
+    def forget(self) -> None:
+        """Drop what was learned of requests that have ended: a measurement that asks the same again
+        must not find its own answers."""
+
 
 class NoProposer(Proposer):
     """speculative=none."""

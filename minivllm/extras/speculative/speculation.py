@@ -63,6 +63,7 @@ class Speculator(SchedulingRule):
             and part.samples
             and not part.request.is_joint
         ]
+        self.counters.num_request_steps += len(decoding)
         if not decoding or step.budget < 1:
             return
         num_tokens = scheduler.policy.max_num_batched_tokens - step.budget
@@ -141,6 +142,11 @@ class Speculator(SchedulingRule):
         """Forget a request."""
         self.proposer.finished(request)
         self.lengths.finished(request)
+
+    def reset(self) -> None:
+        """Zero the counters, and let the proposer forget what it learned of finished requests."""
+        self.counters = SpeculationCounters()
+        self.proposer.forget()
 
 
 def room(scheduler: Scheduler, part: ScheduledRequest, most: int) -> int:

@@ -54,9 +54,7 @@ class SuffixProposer(Proposer):
 
     def __init__(self, options: SuffixOptions) -> None:
         self.options: SuffixOptions = options
-        self.outputs = FinishedOutputs(
-            options.max_tree_depth, options.max_cached_requests, options.max_cached_tokens
-        )
+        self.forget()
         self.own: dict[Request, SuffixIndex] = {}
 
     def propose(self, request: Request, most: int) -> list[int]:
@@ -79,3 +77,10 @@ class SuffixProposer(Proposer):
         """Drop the request's own index, and learn its output."""
         self.own.pop(request, None)
         self.outputs.add(request.output_token_ids)
+
+    def forget(self) -> None:
+        """See Proposer."""
+        options = self.options
+        self.outputs = FinishedOutputs(
+            options.max_tree_depth, options.max_cached_requests, options.max_cached_tokens
+        )
