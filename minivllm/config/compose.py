@@ -22,7 +22,7 @@ from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
 from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
-from minivllm.extras.speculative.options import NOT_SPECULATING, require_compatible
+from minivllm.extras.speculative.options import NOT_SPECULATING, DraftOptions, require_compatible
 from minivllm.platform.plug_ins import arguments_of, knobs_of, make, names_class
 from minivllm.platform.untrusted import place
 
@@ -226,6 +226,8 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
                 f"{group}={_some_option(group)}"
             )
     for group, node in groups.items():
+        if group == "speculative":
+            node = _with_checked_draft(node)
         checked[group] = _check_group(group, node, choices.get(group))
     # A task of the user's own may measure.
     if checked["runtime"]["profile"] and checked["task"].get("_target_") in {*OPTIONS} - {BENCH}:
@@ -289,6 +291,23 @@ def _check_group(group: str, node: Any, choice: str | None) -> Any:
         "_target_": target,
         **plain(make_options(OPTIONS[target], knobs_of(node), group, owner)),
     }
+
+
+def _with_checked_draft(speculative: Mapping[str, Any]) -> dict[str, Any]:
+    """The node of `speculative`, whose drafting model is one of other groups' options."""
+    checked = dict(speculative)
+    if OPTIONS.get(str(checked.get("_target_"))) is not DraftOptions:
+        return checked
+    for group in ("model", "quant"):
+        node = checked.get(group)
+        if isinstance(node, str):
+            raise BadInput(
+                f"speculative.{group}={node}: choose an option with its group, as "
+                f"{group}@speculative.{group}={node}"
+            )
+        if isinstance(node, Mapping):
+            checked[group] = _check_group(group, node, f"speculative.{group}")
+    return checked
 
 
 def _some_option(group: str) -> str:

@@ -39,7 +39,10 @@ class DraftProposer(ModelDrafts):
 
     def load(self, load_model: LoadModel) -> int:
         """See Proposer."""
-        self.loaded = load_model(self.options.model, self.options.quant)
+        quant = self.options.quant
+        if quant is not None and self.options.lm_head and "lm_head" in quant:
+            quant = {**quant, "lm_head": True}
+        self.loaded = load_model(self.options.model, quant)
         if not self.own_cache:
             return 0
         model = self.loaded.model

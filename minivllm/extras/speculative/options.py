@@ -81,10 +81,13 @@ class DraftOptions(SpeculativeOptions):
         model: an option of `model` with the target's tokenizer (model@speculative.model=NAME);
             None: the target's own weights, which need no cache of their own.
         quant: an option of `quant` (quant@speculative.quant=NAME); None: that of the target.
+        lm_head: quantise the draft's head, too, where `quant` can: each draft token reads all of
+            it, and what it loses costs acceptance at most.
     """
 
     model: dict[str, Any] | None = None
     quant: dict[str, Any] | None = None
+    lm_head: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

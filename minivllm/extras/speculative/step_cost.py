@@ -18,7 +18,7 @@ ROUNDS = 7
 
 class StepCost:
     """Milliseconds of a step by its tokens: straight lines between measured points, of which none
-    is below an earlier one.
+    is above a later one: what disturbs a measurement makes it longer.
 
     Args:
         sizes: tokens of the measured steps, ascending.
@@ -27,7 +27,7 @@ class StepCost:
 
     def __init__(self, sizes: Sequence[int], times: Sequence[float]) -> None:
         self.sizes = list(sizes)
-        self.times = np.maximum.accumulate(times).tolist()
+        self.times = np.minimum.accumulate(times[::-1])[::-1].tolist()
 
     def __call__(self, num_tokens: int) -> float:
         """Milliseconds; beyond the largest size in proportion to it."""
