@@ -32,6 +32,7 @@ CHOICE_ORDER = (
         "batching",
         "cache",
         "decoding",
+        "speculative",
         "workload",
         "arrival",
         "engine",

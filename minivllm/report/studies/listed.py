@@ -13,6 +13,7 @@ from minivllm.report.studies.capacity import CapacityStudy
 from minivllm.report.studies.precision import PrecisionStudy
 from minivllm.report.studies.scaling import ScalingStudy
 from minivllm.report.studies.simulation import SimulationStudy
+from minivllm.report.studies.speculation import SpeculationStudy
 from minivllm.report.studies.tuning import TuningStudy
 from minivllm.report.tables import summary_table
 
@@ -25,6 +26,7 @@ STUDIES: tuple[Study[Any], ...] = (
     CapacityStudy(),
     ScalingStudy(),
     PrecisionStudy(),
+    SpeculationStudy(),
     SimulationStudy(),
 )
 

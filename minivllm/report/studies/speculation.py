@@ -1,0 +1,290 @@
+"""What drafts are worth: each speculating cell beside the one without drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.format import count, interval, listing, ratio, sig, whole_percent
+from minivllm.analysis.rows import number
+from minivllm.analysis.statistics import Estimate, two_sample
+from minivllm.extras.speculative.options import NOT_SPECULATING
+from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.palette import FAINT, MIST, SAND, SLATE, TAUPE
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.html import Conclusion
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.spreadsheet import markdown_table
+from minivllm.report.spreadsheet import markdown_text as escaped
+from minivllm.report.studies.base import Study
+from minivllm.report.studies.simulation import BESIDES, GROUPS
+from minivllm.report.verdict import remarks
+
+PRESET = "speculation"
+THROUGHPUT = "metrics.output_tokens_per_s"
+REQUESTS = "config.workload.num_requests"
+KNOBS = "config.speculative."
+NEEDLESS = ("config.speculative", "choices.speculative")  # what a pair differs in
+HEADINGS = (
+    "proposer",
+    "K",
+    "requests",
+    "temperature",
+    "with / without",
+    "95 %",
+    "acceptance",
+    "tokens a draft",
+    "draft (ms)",
+    "verify (ms)",
+    "breaks even at",
+)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A speculating cell, and its speed over that of the cell without drafts."""
+
+    cell: Cell
+    speedup: Estimate
+
+    @property
+    def proposer(self) -> str:
+        """The proposer, with what tells two of the same name apart."""
+        exit_layer = self.cell.first(f"{KNOBS}exit_layer")
+        layers = "" if exit_layer is None else f" after layer {exit_layer}"
+        return f"{self.cell.named('choices.speculative')}{layers}"
+
+    @property
+    def given(self) -> bool:
+        """Whether the acceptance was set, not measured."""
+        return self.cell.first(f"{KNOBS}acceptance") is not None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether drafts are only as long as they pay."""
+        return bool(self.cell.first(f"{KNOBS}adaptive"))
+
+    @property
+    def requests(self) -> float:
+        """Requests at once."""
+        return float(self.cell.first(REQUESTS) or 1)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of draft tokens that were accepted."""
+        return self.cell.mean("speculation.draft_acceptance_rate")
+
+    @property
+    def drafts(self) -> str:
+        """Most tokens of a draft."""
+        longest = self.cell.named(f"{KNOBS}num_speculative_tokens")
+        return f"up to {longest}" if self.adaptive else longest
+
+
+class SpeculationStudy(Study[list[Worth]]):
+    """When drafts pay."""
+
+    name = "speculation"
+    title = "When do drafts pay?"
+    figure_names = ("speculation", "break_even")
+    file_names = ("speculation.md",)
+
+    def find(self, inputs: ReportInputs) -> list[Worth] | None:
+        """See `worths`."""
+        return worths(inputs.cells) or None
+
+    def question(self, result: list[Worth], inputs: ReportInputs) -> str:
+        """Names the model."""
+        return "When do drafts pay on {model}?"
+
+    def conclusion(self, result: list[Worth], inputs: ReportInputs) -> Conclusion:
+        """The statements, and remarks on the cells."""
+        headline, *lines = statements(result)
+        return Conclusion(headline, [*lines, *remarks(inputs.cells)])
+
+    def statements(self, result: list[Worth], inputs: ReportInputs) -> list[str]:
+        """See `statements`."""
+        return statements(result)
+
+    def files(self, result: list[Worth], inputs: ReportInputs) -> dict[str, str]:
+        """speculation.md: statements and table."""
+        lines = "\n".join(f"* {escaped(line)}" for line in statements(result))
+        return {"speculation.md": f"{lines}\n\n{markdown_table([], list(HEADINGS), rows(result))}"}
+
+    def figures(self, result: list[Worth], inputs: ReportInputs) -> list[Described | None]:
+        """Speed-up over load, and over given acceptance."""
+        return [by_load(result), by_acceptance(result)]
+
+    def section(
+        self, result: list[Worth], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """Statements, figures and a row for each cell."""
+        table = {"title": "Drafts, with / without", "headings": HEADINGS, "rows": rows(result)}
+        return {"statements": statements(result), "plots": plots, "tables": [table]}
+
+
+def worths(cells: list[Cell]) -> list[Worth]:
+    """Every speculating cell that has one without drafts beside it."""
+    plain = {
+        _identity(cell): cell
+        for cell in cells
+        if cell.ok and cell.first("config.speculative._target_") in (None, NOT_SPECULATING)
+    }
+    found = []
+    for cell in cells:
+        base = plain.get(_identity(cell)) if cell.ok else None
+        if base is None or base is cell:
+            continue
+        without, given = (_logs(one) for one in (base, cell))
+        if without and given:
+            found.append(Worth(cell, two_sample(without, given)))
+    return found
+
+
+def _identity(cell: Cell) -> tuple[tuple[str, str], ...]:
+    """What a pair has in common: all but `speculative`."""
+    row = cell.ok[0]
+    prefixes = tuple(f"config.{group}." for group in GROUPS if group != "speculative")
+    names = [name for name in row if name.startswith(prefixes) and name not in BESIDES]
+    return tuple(sorted((name, str(row[name])) for name in names if row[name] is not None))
+
+
+def _logs(cell: Cell) -> list[float]:
+    values = [number(row.get(THROUGHPUT)) for row in cell.timed]
+    return [math.log(value) for value in values if value]
+
+
+def statements(result: Sequence[Worth]) -> list[str]:
+    """Sentences: the best at the least load and at the greatest, and what is set."""
+    judged = [one for one in result if not one.given]
+    lines = []
+    for requests in dict.fromkeys(edges(judged)):
+        at = [one for one in judged if one.requests == requests]
+        best, worst = (choose(at, key=lambda one: one.speedup.ratio) for choose in (max, min))
+        least = "" if best is worst else f"; {worst.proposer} the least, {_words(worst)}"
+        lines.append(
+            f"{count(int(requests), 'request')} at once: {best.proposer} gives the most, "
+            f"{_words(best)}{least}."
+        )
+    adaptive = [one for one in judged if one.adaptive]
+    if adaptive:
+        least = min(adaptive, key=lambda one: one.speedup.ratio)
+        lines.append(f"With adaptive lengths never under {_words(least)} ({least.proposer}).")
+    if given := [one for one in result if one.given]:
+        lines.append(
+            f"{count(len(given), 'cell')} with an acceptance that is set, not measured: costs are "
+            "real, outputs mean nothing."
+        )
+    return lines
+
+
+def edges(result: Sequence[Worth]) -> list[float]:
+    """The least and the greatest load."""
+    loads = sorted(one.requests for one in result)
+    return [loads[0], loads[-1]] if loads else []
+
+
+def _words(one: Worth) -> str:
+    low, high = one.speedup.low, one.speedup.high
+    span = "" if low is None else f" [{ratio(low)}, {ratio(high)}]"
+    temperature = one.cell.named("config.decoding.temperature")
+    return f"{ratio(one.speedup.ratio)}{span} at temperature {temperature}"
+
+
+def rows(result: Sequence[Worth]) -> list[list[str]]:
+    """The cells under HEADINGS, the loads ascending."""
+    ordered = sorted(result, key=lambda one: (one.given, one.proposer, one.requests))
+    return [
+        [
+            one.proposer,
+            one.drafts,
+            f"{one.requests:.0f}",
+            one.cell.named("config.decoding.temperature"),
+            ratio(one.speedup.ratio),
+            interval(one.speedup.low, one.speedup.high),
+            f"{whole_percent(one.acceptance)}{' (set)' * one.given}",
+            sig(one.cell.mean("speculation.mean_acceptance_length")),
+            sig(one.cell.mean("speculation.draft_ms")),
+            sig(one.cell.mean("speculation.verify_ms")),
+            whole_percent(one.cell.mean("speculation.break_even_acceptance")),
+        ]
+        for one in ordered
+    ]
+
+
+def by_load(result: Sequence[Worth]) -> Chart | None:
+    """Speed-up over requests at once, a panel for each temperature."""
+    judged = [one for one in result if not one.given]
+    temperatures = dict.fromkeys(one.cell.named("config.decoding.temperature") for one in judged)
+    names = dict.fromkeys(one.proposer for one in judged)
+    colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))
+    panels = []
+    for temperature in temperatures:
+        series: list[Series] = []
+        for name, colour in colours.items():
+            points = sorted(
+                (one.requests, one.speedup.ratio, one)
+                for one in judged
+                if one.proposer == name
+                and one.cell.named("config.decoding.temperature") == temperature
+            )
+            series += _curve(name, colour, [(x, y, _note(one)) for x, y, one in points])
+        if series:
+            panels.append(
+                _panel(f"Temperature {temperature}", "requests at once (log scale)", series)
+            )
+    if not panels:
+        return None
+    return Chart(
+        "speculation",
+        "What are drafts worth under load?",
+        " ".join(statements(result)),
+        "Output tokens per second over those without drafts; 1 is the grey line.",
+        [("", panels)],
+    )
+
+
+def by_acceptance(result: Sequence[Worth]) -> Chart | None:
+    """Speed-up over given acceptance, a line for each load: where it crosses 1 drafts break
+    even."""
+    given = [one for one in result if one.given and one.acceptance is not None]
+    loads = sorted({one.requests for one in given})
+    if len({one.acceptance for one in given}) < 2:
+        return None
+    series: list[Series] = []
+    for requests, colour in zip(loads, (SLATE, TAUPE, MIST, SAND), strict=False):
+        points = sorted(
+            (one.acceptance or 0.0, one.speedup.ratio, _note(one))
+            for one in given
+            if one.requests == requests
+        )
+        series += _curve(count(int(requests), "request"), colour, points)
+    panel = _panel("", "share of draft tokens accepted", series, log_x=False)
+    return Chart(
+        "break_even",
+        "From which acceptance do drafts pay?",
+        listing([f"{note}" for one in given[:5] if (note := _note(one))]),
+        "The acceptance is set. A line pays where it is above 1.",
+        [("", [panel])],
+    )
+
+
+def _note(one: Worth) -> str:
+    return f"{one.proposer}, K {one.drafts}: {ratio(one.speedup.ratio)}"
+
+
+def _curve(name: str, colour: str, points: Sequence[tuple[float, float, str]]) -> list[Series]:
+    if not points:
+        return []
+    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+    return [Series(name, colour, xs, ys, names=[words for _, _, words in points])]
+
+
+def _panel(title: str, x_label: str, series: list[Series], log_x: bool = True) -> Panel:
+    ends = [min(x for one in series for x in one.x), max(x for one in series for x in one.x)]
+    even = Series("no drafts", FAINT, ends, [1.0, 1.0], "line", dashed=True)
+    return Panel(title, x_label, "with / without", [even, *series], log_x)
