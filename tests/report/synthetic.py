@@ -141,7 +141,7 @@ def make_record(
             mbu=0.31,
             mfu=0.4,
         ),
-        breakdown=Breakdown(400, 0.06, 0.21, forward, 0.6, 0.05, 0.11),
+        breakdown=Breakdown(400, 0.06, 0.0, 0.21, forward, 0.6, 0.05, 0.11),
         liveness={
             "quant": {"layers_quantised": 0 if quant == "fp16" else 196, "format": quant},
             "batching": {"max_batch": 32 if batching == "continuous" else 1},

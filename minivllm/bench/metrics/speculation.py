@@ -24,9 +24,12 @@ Speculation pays from the acceptance `a` on at which
 
 where every draft token is right with probability `a` if those before it are, `share` is the share
 of a step's requests that draft, and `verify_ms` is that of the matched steps. It is above 1 where
-not even perfect drafts pay. Leviathan et al. 2023 (arXiv:2211.17192) have every request draft D
-tokens and a verification cost as much as a plain step: 1 + a + ... + a^D = 1 + c D, where c is the
-cost of a draft token over that of a plain step; so it pays from a = c on if D = 1.
+not even perfect drafts pay. `token_acceptance` is the `a` that gives the window's accepted tokens;
+the acceptance rate is lower, since it counts tokens after a wrong one as rejected.
+
+Leviathan et al. 2023 (arXiv:2211.17192) have every request draft D tokens and a verification cost
+as much as a plain step: 1 + a + ... + a^D = 1 + c D, where c is the cost of a draft token over that
+of a plain step; so it pays from a = c on if D = 1.
 """
 
 from __future__ import annotations
@@ -95,11 +98,13 @@ def speculation(report: SpeculationReport, steps: Rows) -> SpeculationFigures:
         verify_ms=costs.verify_ms,
         plain_ms=costs.plain_ms,
     )
+    lengths = counters.drafts_of_length
+    if drafts:
+        result.token_acceptance = solve(lambda rate: _expected(rate, lengths) - accepted / drafts)
     if result.draft_ms is not None and costs.plain_ms and costs.matched_ms is not None:
         assert costs.num_requests is not None
         ratio = (result.draft_ms + costs.matched_ms) / costs.plain_ms
         share = min(1.0, drafts / counters.steps / costs.num_requests)
-        lengths = counters.drafts_of_length
         result.break_even_acceptance = solve(
             lambda rate: share * _expected(rate, lengths) - (ratio - 1)
         )

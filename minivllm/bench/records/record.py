@@ -130,6 +130,8 @@ class SpeculationFigures:
     draft_ms: float | None = None
     verify_ms: float | None = None
     plain_ms: float | None = None
+    # Of a draft token if those before it are accepted; from which value on drafts pay.
+    token_acceptance: float | None = None
     break_even_acceptance: float | None = None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, sig
 from minivllm.report.figures.looks import Looks
-from minivllm.report.figures.palette import BLACK, HAZE, MIST, SAND, SLATE, STONE, TAUPE
+from minivllm.report.figures.palette import BLACK, CLAY, HAZE, MIST, SAND, SLATE, STONE, TAUPE
 from minivllm.report.figures.plots import cut, failures_note
 from minivllm.report.figures.style import (
     Drawing,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HOST = "host RSS peak"
 PHASES = {
     "schedule": TAUPE,
+    "draft": CLAY,  # drawn where a model drafts
     "prepare": MIST,
     "forward": SLATE,
     "sample": SAND,
@@ -195,14 +196,19 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     shown, rest = cut(measured)
     if not shown:
         return None
+    phases = [
+        phase
+        for phase in PHASES
+        if phase != "draft" or any(cell.mean("breakdown.draft_ms") for cell in shown)
+    ]
     rows = [
         (
             looks[cell.label].name,
-            {phase: cell.mean(f"breakdown.{phase}_ms") for phase in PHASES},
+            {phase: cell.mean(f"breakdown.{phase}_ms") for phase in phases},
         )
         for cell in shown
     ]
-    alt = f"Stacked bars of a step's phases ({', '.join(PHASES)}) in milliseconds, "
+    alt = f"Stacked bars of a step's phases ({', '.join(phases)}) in milliseconds, "
     alt += f"{count(len(shown), 'cell')}."
     caption = (
         "Once whole, and once without the forward pass, on its own scale, with its share of the "
@@ -219,9 +225,10 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
 
 def _draw_breakdown(rows: Sequence[tuple[str, _Times]], sheet: Sheet) -> Figure:
     """A row a cell, of its name and its times."""
+    known = list(rows[0][1])
     panels = {
-        "The whole step": list(PHASES),
-        "Without forward": [p for p in PHASES if p != "forward"],
+        "The whole step": known,
+        "Without forward": [phase for phase in known if phase != "forward"],
     }
     figure, axes = canvas(1, 2, height=sheet.height(len(rows), 1.15), sheet=sheet, sharey=True)
     for index, (ax, (title, phases)) in enumerate(zip(axes, panels.items(), strict=True)):
@@ -230,7 +237,7 @@ def _draw_breakdown(rows: Sequence[tuple[str, _Times]], sheet: Sheet) -> Figure:
         rows_axis(ax, [name for name, _ in rows], sheet, labels=index == 0)
         ax.set_xlabel("ms a step, mean")
         heading(ax, title)
-    legend_below(figure, [(patch(colour), phase) for phase, colour in PHASES.items()])
+    legend_below(figure, [(patch(PHASES[phase]), phase) for phase in known])
     return figure
 
 
@@ -243,7 +250,7 @@ def _phases_bar(ax: Axes, y: int, times: _Times, phases: list[str], sheet: Sheet
     whole = math.fsum(value or 0.0 for value in times.values())
     if all(times[phase] is None for phase in phases):
         note = "not told apart"  # another engine's steps may have no parts
-    elif len(phases) == len(PHASES):
+    elif len(phases) == len(times):
         note = sig(left)
     else:
         note = f"{sig(left)} ({sig(100 * left / whole, 2) if whole else 0} %)"

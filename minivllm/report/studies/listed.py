@@ -10,6 +10,7 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.studies.ablation import AblationStudy
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.capacity import CapacityStudy
+from minivllm.report.studies.drafts import DraftsStudy
 from minivllm.report.studies.precision import PrecisionStudy
 from minivllm.report.studies.scaling import ScalingStudy
 from minivllm.report.studies.simulation import SimulationStudy
@@ -27,6 +28,7 @@ STUDIES: tuple[Study[Any], ...] = (
     ScalingStudy(),
     PrecisionStudy(),
     SpeculationStudy(),
+    DraftsStudy(),
     SimulationStudy(),
 )
 

@@ -52,6 +52,9 @@ def test_counts_are_named_as_in_vllm() -> None:
     assert section.acceptance_by_length == {"2": 0.0, "3": 4 / 6}
     assert section.tokens_per_step == 1 + 4 / 4
     assert section.draft_ms == pytest.approx(2.0)
+    rate = section.token_acceptance
+    assert rate is not None
+    assert (2 * (rate + rate**2 + rate**3) + rate + rate**2) / 3 == pytest.approx(4 / 3)
 
 
 def test_break_even_is_where_costs_and_tokens_balance() -> None:
@@ -105,7 +108,7 @@ def test_without_a_draft_there_is_nothing_to_divide_by() -> None:
     section = speculation(report, [step(9.0)])
     rates = section.draft_acceptance_rate, section.mean_acceptance_length, section.tokens_per_step
     costs = section.draft_ms, section.verify_ms, section.plain_ms, section.break_even_acceptance
-    assert (*rates, *costs) == (None,) * 7
+    assert (*rates, *costs, section.token_acceptance) == (None,) * 8
     assert section.acceptance_by_position == [] and section.acceptance_by_length == {}
 
 

@@ -1,0 +1,179 @@
+"""What drafts gave and cost: acceptance, tokens a step, and the acceptance from which on they
+pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import name_columns, names_of
+from minivllm.analysis.format import count, show, sig
+from minivllm.report.figures.drafts import acceptance, by_position
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.sections import MAX_ROWS, anchor, unshown
+from minivllm.report.studies.base import Study
+from minivllm.report.tables import Column, entries, text
+from minivllm.report.terminal import rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SET = "acceptance set"
+COLUMNS = (
+    Column("speculation.num_drafts", "Drafts", "", whole=True),
+    Column("speculation.num_draft_tokens", "Draft tokens", "", whole=True),
+    Column("speculation.draft_acceptance_rate", "Accepted", "%", 100.0, terminal=True),
+    Column("speculation.mean_acceptance_length", "Length", "tokens", terminal=True),
+    Column("speculation.tokens_per_step", "Tokens a step", "", terminal=True),
+    Column("speculation.draft_ms", "Draft", "ms", terminal=True),
+    Column("speculation.verify_ms", "Verify", "ms", terminal=True),
+    Column("speculation.plain_ms", "Plain step", "ms", terminal=True),
+    Column("speculation.token_acceptance", "Token acceptance", ""),
+    Column("speculation.break_even_acceptance", "Break-even", "", terminal=True),
+)
+
+
+class DraftsStudy(Study[list[Cell]]):
+    """What drafts gave and cost; it finds the cells that speculate."""
+
+    name = "drafts"
+    title = "What do drafts give, and what do they cost?"
+    template = "drafts"
+    figure_names = ("acceptance",)
+
+    def find(self, inputs: ReportInputs) -> list[Cell] | None:
+        """See `speculating`."""
+        return speculating(inputs.cells) or None
+
+    def statements(self, result: list[Cell], inputs: ReportInputs) -> list[str]:
+        """A sentence for a lone cell; several have a table."""
+        return [sentence(result[0])] if len(inputs.cells) == 1 else []
+
+    def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
+        """A row a cell, where there are several."""
+        return [_terminal_table(result)] if len(inputs.cells) > 1 else []
+
+    def figures(self, result: list[Cell], inputs: ReportInputs) -> Iterable[Described | None]:
+        """See `acceptance`."""
+        return [acceptance(result, inputs.looks)]
+
+    def section(
+        self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """See `section`."""
+        return section(result, inputs.cells, plots)
+
+
+def speculating(cells: list[Cell]) -> list[Cell]:
+    """Cells whose records tell of drafts."""
+    return [cell for cell in cells if cell.mean("speculation.num_drafts") is not None]
+
+
+def is_set(cell: Cell) -> bool:
+    """Whether its drafts were accepted at given rates, whatever they were."""
+    return cell.first("speculation.given_acceptance") is not None
+
+
+def status(cell: Cell) -> str:
+    """The cell's, and whether its acceptance was set."""
+    return f"{cell.marked_status}, {SET}" if is_set(cell) else cell.marked_status
+
+
+def sentence(cell: Cell) -> str:
+    """What a cell's drafts gave and cost."""
+    figures = {column.key.partition(".")[2]: column for column in COLUMNS}
+
+    def figure(name: str) -> str:
+        return text(cell, figures[name])
+
+    proposer = show(cell.first("speculation.proposer"))
+    if not cell.mean("speculation.num_drafts"):
+        return f"Speculation ({proposer}): no draft was made."
+    most = count(int(cell.first("speculation.num_speculative_tokens") or 0), "token")
+    words = (
+        f"Speculation ({proposer}, up to {most}): {figure('draft_acceptance_rate')} % of "
+        f"{figure('num_draft_tokens')} draft tokens accepted{f' ({SET})' * is_set(cell)}, "
+        f"{figure('tokens_per_step')} tokens a step; draft {figure('draft_ms')} ms, verify "
+        f"{figure('verify_ms')} ms"
+    )
+    rate, needed = (
+        cell.mean(f"speculation.{name}") for name in ("token_acceptance", "break_even_acceptance")
+    )
+    if needed is None or rate is None:
+        return f"{words}."
+    verdict = f"{sig(rate)} here: they {'pay' if rate > needed else 'do not pay'}"
+    return (
+        f"{words}, plain step {figure('plain_ms')} ms, so that drafts pay from a token acceptance "
+        f"of {sig(needed)} on ({verdict})."
+    )
+
+
+def section(shown: list[Cell], cells: list[Cell], plots: list[Plot]) -> dict[str, Any]:
+    """The section as plain data for its template."""
+    columns, names = _used(shown), name_columns(cells) if len(cells) > 1 else []
+    said = names if "speculative" in names else [*names, "Proposer"]
+    places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
+    rows: list[dict[str, Any]] = [
+        {
+            "names": [*names_of(cell, names), show(cell.first("speculation.proposer"))][
+                : len(said)
+            ],
+            "status": status(cell),
+            "tone": cell.tone,
+            "href": places.get(id(cell)),
+            "figures": entries(cell, columns),
+            "positions": [f"{100 * share:.1f}" for share in by_position(cell)],
+        }
+        for cell in shown[:MAX_ROWS]
+    ]
+    return {
+        "statements": [sentence(shown[0])] if len(cells) == 1 else [],
+        "names": said,
+        "columns": columns,
+        "positions": max(len(row["positions"]) for row in rows),
+        "rows": rows,
+        "notes": [*filter(None, [unshown(shown, "the records")]), *_notes(shown)],
+        "plots": plots,
+    }
+
+
+def _used(shown: list[Cell]) -> list[Column]:
+    return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in shown)]
+
+
+def _notes(shown: list[Cell]) -> list[str]:
+    notes = [
+        "Accepted: share of all draft tokens. Length: tokens that a step gives to a request that "
+        "drafts. Tokens a step: to any decoding request. Token acceptance: that of a draft token "
+        "if those before it are accepted; drafts pay where it is above the break-even."
+    ]
+    if any(cell.mean("speculation.break_even_acceptance") is None for cell in shown):
+        notes.append(
+            "Break-even, where it is not shown: the run has too few steps without drafts, of as "
+            "many requests as those with drafts, to compare with."
+        )
+    if any(map(is_set, shown)):
+        notes.append(
+            "Acceptance set: drafts were accepted at given rates, whatever they were. Costs are "
+            "real, and outputs mean nothing."
+        )
+    return notes
+
+
+def _terminal_table(shown: list[Cell]) -> Table:
+    from rich.markup import escape
+
+    columns = [column for column in _used(shown) if column.terminal]
+    names = name_columns(shown)
+    table = rich_table(names, [(column.title, column.unit) for column in columns])
+    for cell in shown:
+        words = [
+            *names_of(cell, names),
+            status(cell),
+            *(text(cell, column) for column in columns),
+        ]
+        table.add_row(*map(escape, words))
+    return table
