@@ -24,11 +24,9 @@ from minivllm.report.studies.base import Study
 from minivllm.report.studies.simulation import BESIDES, GROUPS
 from minivllm.report.verdict import remarks
 
-PRESET = "speculation"
 THROUGHPUT = "metrics.output_tokens_per_s"
 REQUESTS = "config.workload.num_requests"
 KNOBS = "config.speculative."
-NEEDLESS = ("config.speculative", "choices.speculative")  # what a pair differs in
 HEADINGS = (
     "proposer",
     "K",
@@ -129,20 +127,23 @@ class SpeculationStudy(Study[list[Worth]]):
 
 def worths(cells: list[Cell]) -> list[Worth]:
     """Every speculating cell that has one without drafts beside it."""
-    plain = {
-        _identity(cell): cell
-        for cell in cells
-        if cell.ok and cell.first("config.speculative._target_") in (None, NOT_SPECULATING)
-    }
+    speculating = [cell for cell in cells if cell.ok and _speculates(cell)]
+    if not speculating:
+        return []
+    plain = {_identity(cell): cell for cell in cells if cell.ok and not _speculates(cell)}
     found = []
-    for cell in cells:
-        base = plain.get(_identity(cell)) if cell.ok else None
-        if base is None or base is cell:
+    for cell in speculating:
+        base = plain.get(_identity(cell))
+        if base is None:
             continue
         without, given = (_logs(one) for one in (base, cell))
         if without and given:
             found.append(Worth(cell, two_sample(without, given)))
     return found
+
+
+def _speculates(cell: Cell) -> bool:
+    return cell.first("config.speculative._target_") not in (None, NOT_SPECULATING)
 
 
 def _identity(cell: Cell) -> tuple[tuple[str, str], ...]:

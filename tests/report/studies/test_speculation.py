@@ -51,7 +51,7 @@ def test_a_cell_is_compared_with_the_one_without_drafts(tmp_path: Path) -> None:
     )
     lines = statements(list(found.values()))
     assert "1 request at once: ngram gives the most, 1.50×" in lines[0]
-    assert "8 requests at once: ngram gives the most, 0.75×" in lines[1]
+    assert "8 requests at once: ngram gives the most, 0.750×" in lines[1]
     chart = by_load(list(found.values()))
     assert chart is not None and chart.rows[0][1][0].series[1].y == pytest.approx([1.5, 0.75])
 
