@@ -109,7 +109,7 @@ class SampledTokens:
             chosen, argmax = chosen
             counters.tokens_changed += sum(a != b for a, b in zip(chosen, argmax, strict=True))
             if min(argmax) < 0:
-                chosen = [min(pair) for pair in zip(chosen, argmax, strict=True)]
+                chosen = [a if b >= 0 else min(a, b) for a, b in zip(chosen, argmax, strict=True)]
         return chosen
 
 

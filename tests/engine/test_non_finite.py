@@ -92,15 +92,16 @@ def llm(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
     ),
 )
 def test_only_that_request_ends(llm: LLM, params: SamplingParams) -> None:
-    alone = [serve(llm.engine, [Asked(prompt, GREEDY)])[0][0] for prompt in GOOD]
+    beside = [replace(DRAWN, temperature=2.0), replace(GREEDY, allowed_token_ids=range(90, 99))]
+    good = [Asked(GOOD[0], GREEDY), Asked(GOOD[1], GREEDY, comes=2)]
+    good += [Asked(prompt, one) for prompt in GOOD for one in beside]
+    alone = serve(llm.engine, good)
     asked = [
-        Asked(GOOD[0], GREEDY),
         Asked([5, 6, BROKEN], params),
         Asked([4, 5, BROKEN, 4, 4, 4, 4, 4, 4], params, comes=1),
-        Asked(GOOD[1], GREEDY, comes=2),
     ]
-    first, wrong, other, last = serve(llm.engine, asked)
-    assert [first[0], last[0]] == alone
+    *others, wrong, other = serve(llm.engine, good + asked)
+    assert others == alone
     assert all(sample == ([], "error") for sample in [*wrong, *other])
 
 

@@ -23,19 +23,22 @@ def speculate(engine: Engine, proposer: Proposer, attention: MakeAttention) -> S
     """
     proposer.attach(engine, attention)
     options, policy = proposer.options, engine.scheduler.policy
-    longest = options.num_speculative_tokens
-    lengths: DraftLengths = FixedLengths(longest)
+    most_drafts = options.num_speculative_tokens
+    lengths: DraftLengths = FixedLengths(most_drafts)
     if options.adaptive:
-        most = min(policy.max_num_seqs * (1 + longest), policy.max_num_batched_tokens)
+        most = min(policy.max_num_seqs * (1 + most_drafts), policy.max_num_batched_tokens)
         step_ms = measure(engine.runner, most)
         draft_ms = proposer.cost(policy.max_num_seqs) or FREE
-        lengths = AdaptiveLengths(longest, step_ms, draft_ms)
+        lengths = AdaptiveLengths(most_drafts, step_ms, draft_ms)
     verifier: Verifier = SameNoise()
     if options.rates is not None:
         verifier = GivenAcceptance(options.rates)
     elif options.verify == "rejection":
         verifier = Rejection(engine.launcher.extensions, proposer.draft_logits)
-    speculator = Speculator(proposer, lengths, verifier, engine.loaded.config.rope.rotates_anew_at)
+    anew = engine.loaded.config.rope.rotates_anew_at
+    longest = None if anew is None else anew - 1
+    speculator = Speculator(proposer, lengths, verifier, engine.kv.clear, longest)
     engine.launcher.speculation = speculator
-    engine.scheduler.rules = (*engine.scheduler.rules, speculator)
+    # First, so that the other rules see no drafts of a step that failed.
+    engine.scheduler.rules = (speculator, *engine.scheduler.rules)
     return speculator

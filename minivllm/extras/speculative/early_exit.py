@@ -7,6 +7,8 @@ arXiv:2404.16710) draft so. The keys and values of these layers are the target's
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from minivllm.errors import BadInput
 from minivllm.extras.speculative.model_drafts import ModelDrafts
 from minivllm.extras.speculative.options import EarlyExitOptions
 from minivllm.extras.speculative.proposer import MakeAttention
+from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.families.llama import Decoder, LlamaForCausalLM
 
 
@@ -61,11 +64,12 @@ class EarlyExit:
         """See CausalLM; of token ids beyond `head_tokens` they are the lowest of the others."""
         if self._head is None:
             return self._compute_logits(hidden)
-        rows, vocab, cap = self._head
-        logits = hidden @ rows.T
+        first, count, vocab, cap = self._head
+        logits = first(hidden)[:, :count]
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap
-        return nn.functional.pad(logits, (0, vocab - len(rows)), value=-1e30)
+        lowest = max(-1e30, torch.finfo(logits.dtype).min)
+        return nn.functional.pad(logits, (0, vocab - count), value=lowest)
 
 
 class EarlyExitProposer(ModelDrafts):
@@ -98,16 +102,24 @@ def _share(module: Decoder) -> Decoder:
 
 def _reduced_head(
     model: LlamaForCausalLM, head_tokens: int | None
-) -> tuple[Tensor, int, float | None] | None:
-    """The first rows of the head, all rows' number, and the cap of its logits."""
+) -> tuple[Callable[[Tensor], Tensor], int, int, float | None] | None:
+    """A layer of the first rows of the head, their number, all rows' number, and the cap of its
+    logits."""
     config = model.config
     if head_tokens is None or head_tokens >= config.vocab_size:
         return None
-    weight = getattr(model.lm_head, "weight", None)
+    sizes = head_tokens, config.vocab_size, config.final_soft_cap
+    head = model.lm_head
+    if isinstance(head, PanelLinear):
+        return head.first(head_tokens), *sizes
+    weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
     shape = (config.vocab_size, config.hidden_size)
     if weight is None or tuple(weight.shape) != shape or not weight.is_floating_point():
         raise BadInput(
             f"speculative.head_tokens={head_tokens}: the head is stored in another form than a "
             "matrix of floats; use speculative.head_tokens=null, or leave the head out of `quant`"
         )
-    return weight[:head_tokens], config.vocab_size, config.final_soft_cap
+    # oneDNN keeps a weight in an order of its own, of which no part can be taken.
+    rows = weight.to_dense()[:head_tokens].clone() if weight.is_mkldnn else weight[:head_tokens]
+    bias = None if bias is None else bias[:head_tokens]
+    return partial(nn.functional.linear, weight=rows, bias=bias), *sizes

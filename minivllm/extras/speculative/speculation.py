@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from minivllm.engine.preemption import Recompute
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import PlanBuilder, Scheduler, SchedulingRule
 from minivllm.engine.step import ScheduledRequest, StepPlan
@@ -26,10 +27,16 @@ class Speculator(SchedulingRule):
     so they delay and preempt no request. Rejected drafts leave keys and values behind that the next
     step overwrites.
 
+    A wrong draft may have keys that are no numbers, which spoil the logits of the tokens before it,
+    too: attention multiplies them by 0. So a request some of whose logits are not finite gets no
+    token from a step with drafts. It computes all its tokens again, in cleared blocks, and drafts
+    no more.
+
     Args:
         proposer: drafts.
         lengths: how many tokens each request may draft.
         verifier: which drafts are kept.
+        clear: fills cache blocks with zeros.
         longest: no draft makes a sequence longer than so many tokens (its keys would be rotated in
             another way); None: no limit.
     """
@@ -39,16 +46,27 @@ class Speculator(SchedulingRule):
         proposer: Proposer,
         lengths: DraftLengths,
         verifier: Verifier,
+        clear: Callable[[Sequence[int]], None],
         longest: int | None = None,
     ) -> None:
         self.proposer, self.lengths, self.verifier = proposer, lengths, verifier
         self.needs_logits = verifier.needs_logits
         self.counters = SpeculationCounters()
-        self._longest = longest
+        self._clear, self._longest = clear, longest
         self._unverified: list[ScheduledRequest] = []
+        # Requests that a step with drafts gave no number, and whether they compute anew by now.
+        self._spoilt: dict[Request, bool] = {}
 
     def before_step(self, scheduler: Scheduler, now: float) -> None:
-        """Withdraw the drafts of a step that failed."""
+        """Withdraw the drafts of a step that failed, and restart requests that drafts have
+        spoilt."""
+        self._withdraw()
+        for request in [one for one, restarted in self._spoilt.items() if not restarted]:
+            self._clear(scheduler.cache.discard(request.cache))
+            scheduler.preempt(request, Recompute())
+            self._spoilt[request] = True
+
+    def _withdraw(self) -> None:
         for part in self._unverified:
             del part.request.token_ids[part.start + 1 :]
         self._unverified.clear()
@@ -62,6 +80,7 @@ class Speculator(SchedulingRule):
             and not part.prefill
             and part.samples
             and not part.request.is_joint
+            and part.request not in self._spoilt
         ]
         self.counters.num_request_steps += len(decoding)
         if not decoding or step.budget < 1:
@@ -105,7 +124,6 @@ class Speculator(SchedulingRule):
         self, plan: StepPlan, token_ids: Sequence[int], logits: Tensor | None
     ) -> tuple[StepPlan, list[tuple[int, int]]]:
         """See Speculation."""
-        self._unverified.clear()
         parts: list[ScheduledRequest] = []
         kept: list[tuple[int, int]] = []
         row = 0
@@ -115,7 +133,8 @@ class Speculator(SchedulingRule):
                 own = None if logits is None else logits[row:end]
                 added = self._verify(part, token_ids[row:end], own)
                 kept += enumerate(added, row)
-                part = part._replace(num_tokens=len(added), num_drafts=len(added) - 1)
+                accepted = max(0, len(added) - 1)
+                part = part._replace(num_tokens=len(added), num_drafts=accepted)
                 row = end
             elif part.samples and not part.request.is_joint:
                 kept.append((row, token_ids[row]))
@@ -123,13 +142,19 @@ class Speculator(SchedulingRule):
             parts.append(part)
         kept += enumerate(token_ids[row:], row)  # of group members that start
         self.counters.steps += 1
+        self._unverified.clear()
         return plan._replace(scheduled=tuple(parts)), kept
 
     def _verify(
         self, part: ScheduledRequest, chosen: Sequence[int], logits: Tensor | None
     ) -> list[int]:
-        """The tokens that a request gets from a step: its accepted drafts, and one more."""
+        """The tokens that a request gets from a step: its accepted drafts, and one more; none
+        where its logits are not finite."""
         request, start = part.request, part.start + 1
+        if min(chosen) < 0:
+            del request.token_ids[start:]
+            self._spoilt[request] = False
+            return []
         drafts = request.token_ids[start:]  # fewer than planned where a mask has failed
         added = self.verifier.verify(request, start, drafts, chosen, logits)
         accepted = len(added) - 1
@@ -139,7 +164,9 @@ class Speculator(SchedulingRule):
         return added
 
     def ended(self, request: Request) -> None:
-        """Forget a request."""
+        """Forget a request. One that ends after a step that failed has drafts."""
+        self._withdraw()
+        self._spoilt.pop(request, None)
         self.proposer.finished(request)
         self.lengths.finished(request)
 

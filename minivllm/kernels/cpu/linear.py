@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -106,3 +107,17 @@ class PanelLinear(LinearKernel):
         """[rows, in] to [rows, out]."""
         out: Tensor = self.multiply(x, *self.state)
         return out
+
+    def first(self, count: int) -> PanelLinear:
+        """The layer of the first outputs: `count`, and those that share a panel with them. It
+        shares this one's memory."""
+        panels = -(-count // PANEL)
+        part = copy.copy(self)
+        part._parameters = {
+            name: None if whole is None else nn.Parameter(whole[:panels], requires_grad=False)
+            for name, whole in self._parameters.items()
+        }
+        if self.bias is not None:
+            part.bias = nn.Parameter(self.bias[: panels * PANEL], requires_grad=False)
+        part.outputs = min(self.outputs, panels * PANEL)
+        return part

@@ -1,0 +1,120 @@
+"""Small engines that draft, and drafts that a test foresees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from minivllm import LLM
+from minivllm.engine.engine import Engine
+from minivllm.engine.request import Request
+from minivllm.extras.speculative.attach import speculate
+from minivllm.extras.speculative.options import SpeculativeOptions
+from minivllm.extras.speculative.proposer import Proposer
+from minivllm.extras.speculative.speculation import Speculator
+from minivllm.extras.speculative.verification import Verifier
+from tests.engine.traffic import Asked, serve
+
+LONGEST = 96
+Served = list[list[tuple[list[int], str | None]]]
+
+
+def load(folder: Path, *overrides: str, quant: str = "fp32") -> LLM:
+    """A model of small blocks in one thread, with options before knobs."""
+    common = [f"model.max_model_len={LONGEST}", "runtime.threads=1"]
+    if not any(item.startswith("cache=") for item in overrides):
+        common.append("cache.block_size=4")
+    items = [*common, *overrides]
+    items.sort(key=lambda item: "." in item.split("=")[0] and "@" not in item)
+    return LLM(str(folder), device="cpu", quant=quant, overrides=items)
+
+
+class Scripted(Proposer):
+    """Drafts what a function of the request says.
+
+    Args:
+        draft: from a request to tokens, of which the first `most` are taken.
+        knobs: of SpeculativeOptions; every draft is as long as it may be.
+    """
+
+    name = "scripted"
+
+    def __init__(self, draft: Callable[[Request], Sequence[int]], **knobs: Any) -> None:
+        self.draft = draft
+        self.options = SpeculativeOptions(**{"adaptive": False, **knobs})
+        self.ended: list[Request] = []
+
+    def propose(self, request: Request, most: int) -> list[int]:
+        """See Proposer."""
+        return list(self.draft(request))[:most]
+
+    def finished(self, request: Request) -> None:
+        """Remember it."""
+        self.ended.append(request)
+
+
+def foreseen(
+    texts: Sequence[Sequence[int]], wrong_every: int = 0, after: int = 9
+) -> Callable[[Request], list[int]]:
+    """Drafts that are right but for the tokens at each `wrong_every`-th position.
+
+    Args:
+        texts: prompts with their outputs; none begins with the other.
+        wrong_every: 0: all are right.
+        after: what is drafted after the end of a text.
+    """
+
+    def draft(request: Request) -> list[int]:
+        known = request.token_ids
+        text = next((text for text in texts if list(text[: len(known)]) == known), known)
+        tokens = [*text[len(known) :], *[after] * 9]
+        return [
+            token ^ 1 if wrong_every and (len(known) + index) % wrong_every == 0 else token
+            for index, token in enumerate(tokens)
+        ]
+
+    return draft
+
+
+def speculator(engine: Engine) -> Speculator:
+    """What drafts in an engine."""
+    found = engine.launcher.speculation
+    assert isinstance(found, Speculator)
+    return found
+
+
+def draft_with(engine: Engine, proposer: Proposer, verifier: Verifier | None = None) -> Speculator:
+    """Let an engine that has no drafts have some."""
+    made = speculate(engine, proposer, attention=None)  # type: ignore[arg-type]
+    if verifier is not None:
+        made.verifier, made.needs_logits = verifier, verifier.needs_logits
+    return made
+
+
+def leaves_nothing(engine: Engine) -> None:
+    """Assert that no block and nothing of a finished request is left."""
+    found = speculator(engine)
+    assert engine.cache.pool.num_used == 0
+    engine.cache.pool.check_integrity([])
+    kept = {**vars(found), **vars(found.lengths), **vars(found.proposer)}
+    kept.pop("ended", None)  # Scripted's own
+    for name, value in kept.items():
+        held = list(value) if isinstance(value, (dict, list)) else []
+        held = [getattr(one, "request", one) for one in held]
+        assert not any(isinstance(one, Request) for one in held), f"{name} keeps a request"
+
+
+def same(engine: Engine, plain: Engine, asked: list[Asked]) -> Served:
+    """Assert that an engine serves as one without drafts does; what it serves. Of an aborted
+    request, whose end may come a step earlier or later, the common tokens are compared."""
+    expected, found = serve(plain, asked), serve(engine, asked)
+    for one, theirs, ours in zip(asked, expected, found, strict=True):
+        if one.aborted is None:
+            assert ours == theirs, one
+            continue
+        for (tokens, _), (others, _) in zip(ours, theirs, strict=True):
+            shorter = min(len(tokens), len(others))
+            assert tokens[:shorter] == others[:shorter], one
+    leaves_nothing(engine)
+    return found
