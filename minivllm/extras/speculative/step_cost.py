@@ -14,6 +14,8 @@ from minivllm.extras.graphs import padding
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROUNDS = 7
+BUDGET_S = 2.0  # for all rounds but the first two
+LONGEST_MS = 250.0  # of a step that is measured
 
 
 class StepCost:
@@ -45,13 +47,22 @@ class StepCost:
 def measure(
     executor: Executor, largest: int, now: Callable[[], float] = time.perf_counter
 ) -> StepCost:
-    """The shortest of a few steps of each size, up to `largest` tokens. They read and write
-    the reserved block only: of what a cache holds nothing changes."""
+    """The shortest of a few steps of each size, up to `largest` tokens or the first size that takes
+    longer than `LONGEST_MS`. They read and write the reserved block only: of what a cache holds
+    nothing changes."""
     sizes = [size for size in SIZES if size < largest] + [min(largest, SIZES[-1])]
-    steps = [_decoding(size) for size in sizes]
+    begin, shortest = now(), np.full(len(sizes), np.inf)
     # Round by round, so that what disturbs a moment does not disturb all steps of one size.
-    rounds = [[_milliseconds(executor, step, now) for step in steps] for _ in range(ROUNDS)]
-    return StepCost(sizes, np.min(rounds, axis=0).tolist())
+    for number in range(ROUNDS):
+        if number > 1 and now() - begin > BUDGET_S:
+            break
+        for index, size in enumerate(sizes):
+            milliseconds = _milliseconds(executor, _decoding(size), now)
+            shortest[index] = min(shortest[index], milliseconds)
+            if milliseconds > LONGEST_MS:
+                sizes = sizes[: index + 1]
+                break
+    return StepCost(sizes, shortest[: len(sizes)].tolist())
 
 
 def _decoding(size: int) -> PackedStep:

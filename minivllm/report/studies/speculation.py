@@ -165,11 +165,12 @@ def statements(result: Sequence[Worth]) -> list[str]:
     lines = []
     for requests in dict.fromkeys(edges(judged)):
         at = [one for one in judged if one.requests == requests]
-        best, worst = (choose(at, key=lambda one: one.speedup.ratio) for choose in (max, min))
-        least = "" if best is worst else f"; {worst.proposer} the least, {_words(worst)}"
+        ordered = sorted(at, key=lambda one: one.speedup.ratio)
+        best, worst = ordered[-1], ordered[0]
+        other = "" if best is worst else f"; {worst.proposer} the least, {_words(worst)}"
         lines.append(
             f"{count(int(requests), 'request')} at once: {best.proposer} gives the most, "
-            f"{_words(best)}{least}."
+            f"{_words(best)}{other}."
         )
     adaptive = [one for one in judged if one.adaptive]
     if adaptive:
