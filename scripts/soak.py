@@ -102,10 +102,10 @@ def watched(engine: SimulatedEngine) -> Iterator[None]:
     """Assert that every step is within its budgets."""
     times, policy = engine.step_times, engine.scheduler.policy
 
-    def watch(requests: int, tokens: int, prefill: int, context: int, pairs: float) -> float:
+    def watch(requests: int, tokens: int, prefill: int, *others: Any) -> float:
         assert requests <= policy.max_num_seqs, "more run than may"
         assert prefill <= tokens <= policy.max_num_batched_tokens, "a step is above its budget"
-        return times(requests, tokens, prefill, context, pairs)
+        return times(requests, tokens, prefill, *others)
 
     engine.step_times = watch
     try:

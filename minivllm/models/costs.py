@@ -83,8 +83,8 @@ def architecture_costs(
 ) -> tuple[dict[str, Any], int]:
     """The costs of a model without its weights, counted from its architecture.
 
-    Linear layers take what the method stores, embedding and head its dtype, keys and values the
-    bytes of `kv_dtype`.
+    Linear layers take what the method stores, with `lm_head` the head, too; otherwise embedding
+    and head take its dtype. Keys and values take the bytes of `kv_dtype`.
 
     Returns:
         As `EngineInfo.model`, with the number of `experts` over all layers; and the bytes of all
@@ -99,8 +99,10 @@ def architecture_costs(
     in_experts = experts * 3 * width * config.moe_intermediate_size
     dtype = str(quant.get("dtype", "bfloat16"))
     stored = STORED_BYTES.get(str(quant.get("_target_", "")).rpartition(".")[2], BYTES[dtype])
-    streamed = int((plain + in_experts) * stored) + table * BYTES[dtype]
-    idle = 0 if config.tie_word_embeddings else table * BYTES[dtype]
+    own_head = bool(quant.get("lm_head"))
+    streamed = int((plain + in_experts + own_head * table) * stored)
+    streamed += 0 if own_head else table * BYTES[dtype]
+    idle = 0 if config.tie_word_embeddings and not own_head else table * BYTES[dtype]
     params = plain + in_experts + table
     costs = model_costs(
         vars(config),

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.scheduler import Scheduler
+from minivllm.extras.speculative.counters import SpeculationCounters
+from minivllm.extras.speculative.speculation import Speculator
 from minivllm.models.pass_report import PassReport
 
 Counters = dict[str, dict[str, float]]
@@ -28,6 +30,16 @@ def scheduling_counters(scheduler: Scheduler, cache: CacheManager) -> Counters:
             "blocks_allocated": float(cache.pool.allocated_total),
             **{name: float(count) for name, count in vars(cache.counters).items()},
         },
+    }
+
+
+def draft_counters(speculator: Speculator | None) -> dict[str, float | str]:
+    """What drafts did since they were last counted from 0; None: there are none."""
+    counters = SpeculationCounters() if speculator is None else speculator.counters
+    return {
+        "drafts": float(counters.num_drafts),
+        "draft_tokens": float(counters.num_draft_tokens),
+        "accepted_tokens": float(counters.num_accepted_tokens),
     }
 
 

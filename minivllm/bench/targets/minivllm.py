@@ -18,7 +18,13 @@ from minivllm.attention.capabilities import CountingBackend, LibraryBackend
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
-from minivllm.bench.targets.liveness import Counters, pass_counters, scheduling_counters, since
+from minivllm.bench.targets.liveness import (
+    Counters,
+    draft_counters,
+    pass_counters,
+    scheduling_counters,
+    since,
+)
 from minivllm.bench.targets.ranges import phase_ranges
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
@@ -28,7 +34,6 @@ from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.extras.graphs import GraphExecutor
 from minivllm.extras.scoring import sequence_logits
-from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
@@ -210,7 +215,6 @@ class MinivllmEngine(Adapter):
         library = {"library": attention.library} if isinstance(attention, LibraryBackend) else {}
         graphs = self._graphs
         counts = since(self._base, self._counters())
-        drafts = self._speculator.counters if self._speculator else SpeculationCounters()
         batches = [step.num_requests for step in self._steps]
         experts = sum(step.experts_run for step in self._steps)
         return {
@@ -230,11 +234,7 @@ class MinivllmEngine(Adapter):
             },
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},
-            "speculative": {
-                "drafts": float(drafts.num_drafts),
-                "draft_tokens": float(drafts.num_draft_tokens),
-                "accepted_tokens": float(drafts.num_accepted_tokens),
-            },
+            "speculative": draft_counters(self._speculator),
             "cache": {
                 **counts["cache"],
                 "block_size": float(self.engine.cache.block_size),

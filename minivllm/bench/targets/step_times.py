@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,18 +22,22 @@ from minivllm.errors import BadInput
 Matrix = NDArray[np.float64]
 
 FEATURES = (
-    *("step", "requests", "requests_above_16"),
+    *("step", "rows", "rows_above_16"),
     *("prefill_step", "prefill_tokens", "prefill_tokens_to_256", "context_tokens", "prefill_pairs"),
+    "verifying_step",
 )
 COUNTS = ("num_requests", "num_prefill_tokens", "context_tokens")  # of a recorded step
+DRAFTS, DRAFT = "num_drafts", "draft_ms"  # which older records lack
 # prefill tokens up to which one more may cost more: matrix products are not efficient yet
 FEW = 256
-# Requests past which one more may cost more: where reading the weights no longer is the most of it.
+# Rows past which one more may cost more: where reading the weights no longer is the most of it.
 RIDGE = 16
 SAME = ("model", "quant", "attention", "runtime")  # groups that decide how long a step takes
 # whose steps are those of this scheduler
 MEASURED = "minivllm.bench.targets.minivllm.MinivllmEngine"
 SETTLED = ("weights", "max_model_len")  # of the model; they do not
+# Knobs of `speculative` that decide only how many tokens are drafted and which are kept.
+LENGTHS_AND_VERDICTS = ("num_speculative_tokens", "adaptive", "verify", "acceptance")
 STALL = 3.0  # times what was predicted: the machine did something else
 ROUNDS = 20
 LEAST_STEPS = 50
@@ -43,9 +47,9 @@ class StepTimes(Protocol):
     """Predicts steps."""
 
     def __call__(
-        self, requests: int, tokens: int, prefill: int, context: float, pairs: float
+        self, requests: int, tokens: int, prefill: int, context: float, pairs: float, drafts: int
     ) -> float:
-        """Milliseconds of a step, and of the gap after it.
+        """Milliseconds of a step, and of the gap after it, without drafting.
 
         Args:
             requests: in the step.
@@ -54,6 +58,7 @@ class StepTimes(Protocol):
             context: cached tokens that attention reads, over all requests; by the roofline a mean
                 over the layers, as those with a sliding window read fewer (`pairs` too).
             pairs: of a prefill token and a token that it attends to.
+            drafts: tokens that it verifies. Each has a row of logits, as each request has one.
         """
 
     def describe(self) -> str:
@@ -69,22 +74,27 @@ class FittedTimes:
         steps: it was fitted to.
         records: that they came from.
         error: median of |predicted - recorded| / predicted over them.
+        what: was fitted.
     """
 
     coefficients: tuple[float, ...]
     steps: int
     records: int
     error: float
+    what: str = "step times"
 
     def __call__(
-        self, requests: int, tokens: int, prefill: int, context: float, pairs: float
+        self, requests: int, tokens: int, prefill: int, context: float, pairs: float, drafts: int
     ) -> float:
         """See StepTimes."""
-        fixed, each, above, started, token, early, read, pair = self.coefficients
-        wide = requests - RIDGE if requests > RIDGE else 0
+        fixed, each, above, started, token, early, read, pair, verifying = self.coefficients
+        rows = requests + drafts
+        wide = rows - RIDGE if rows > RIDGE else 0
         if prefill:
             fixed += started + token * prefill + early * min(prefill, FEW) + pair * pairs
-        return fixed + each * requests + above * wide + read * context
+        if drafts:
+            fixed += verifying
+        return fixed + each * rows + above * wide + read * context
 
     def describe(self) -> str:
         """See StepTimes."""
@@ -94,7 +104,7 @@ class FittedTimes:
             if coefficient
         )
         return (
-            f"step times fitted to {self.steps} steps of {self.records} records "
+            f"{self.what} fitted to {self.steps} steps of {self.records} records "
             f"(half of them within {100 * self.error:.0f} %): ms = {model}"
         )
 
@@ -117,16 +127,18 @@ class RooflineTimes:
     overhead_ms: float
 
     def __call__(
-        self, requests: int, tokens: int, prefill: int, context: float, pairs: float
+        self, requests: int, tokens: int, prefill: int, context: float, pairs: float, drafts: int
     ) -> float:
-        """See StepTimes. A decoding token's pairs are its context."""
+        """See StepTimes. A decoding token's pairs are its context; equal contexts are assumed for
+        drafts."""
         costs = self.costs
         # if no two tokens share one
         experts = min(costs["experts"], costs["experts_per_token"] * tokens)
         moved = costs["streamed_weight_bytes"] + experts * costs["expert_weight_bytes"]
         moved += costs["kv_bytes_per_token"] * context
-        done = costs["flops_per_token"] * tokens + costs["head_flops_per_row"] * requests
-        done += costs["attention_flops_per_token_pair"] * (pairs + context)
+        done = costs["flops_per_token"] * tokens + costs["head_flops_per_row"] * (requests + drafts)
+        attended = pairs + context * (1 + drafts / requests)
+        done += costs["attention_flops_per_token_pair"] * attended
         return self.overhead_ms + 1e3 * max(moved / self.bandwidth, done / self.flops)
 
     def describe(self) -> str:
@@ -150,34 +162,87 @@ def fit_records(place: str, config: Mapping[str, Any]) -> FittedTimes:
     Raises:
         BadInput: there are none, or too few steps.
     """
-    identity, columns, used = _identity(config), [], 0
-    records = [record for record in read_records(place) if record["status"] == "ok"]
-    for record in records:
-        if _identity(record["config"]) != identity or not _measured(record):
-            continue
-        try:
-            digest = (record.get("digests") or {}).get(STEPS)
-            read = (*COUNTS, *PHASES, "gap_ms")
-            table = read_table(Path(record["directory"]), STEPS, digest, read, COUNTS).to_pydict()
-        except BadInput as damage:
-            warnings.warn(f"{record['directory']}/{STEPS} {damage}: left out", stacklevel=2)
-            continue
-        if table.get("forward_ms"):
-            columns.append(_features(table))
-            used += 1
-    steps = sum(len(times) for _, times in columns)
+    records = _successful(place)
+    tables = _tables([record for record in records if _alike(record, config)])
+    steps = sum(len(table["forward_ms"]) for table in tables)
     if steps < LEAST_STEPS:
         raise BadInput(
-            f"engine.steps={place}: {used} of {len(records)} records there have the same "
+            f"engine.steps={place}: {len(tables)} of {len(records)} records there have the same "
             f"{', '.join(SAME)} and cache.kv_dtype, with {steps} steps that did not overlap; at "
             f"least {LEAST_STEPS} are needed: measure a few cells of this model with "
             "engine=minivllm runtime.overlap=false first"
         )
-    coefficients, error = fit(
-        np.concatenate([features for features, _ in columns]),
-        np.concatenate([times for _, times in columns]),
-    )
-    return FittedTimes(tuple(coefficients.tolist()), steps, used, error)
+    return _fitted([_features(table) for table in tables], "step times")
+
+
+def fit_drafts(place: str, config: Mapping[str, Any]) -> FittedTimes:
+    """Fit what it takes to draft a token for each request of a step, by the records below a place
+    that also drafted in the same way.
+
+    Args:
+        place, config: as of `fit_records`.
+
+    Raises:
+        BadInput: there are none, or too few steps with drafts.
+    """
+    records = drafting_records(place, config)
+    parts = [_draft_features(table) for table in _tables(records)]
+    steps = sum(len(times) for _, times in parts)
+    if steps < LEAST_STEPS:
+        raise BadInput(
+            f"engine.steps={place}: {len(records)} records of this model there draft in the same "
+            f"way, with {steps} steps; at least {LEAST_STEPS} are needed: measure a cell with this "
+            "`speculative` and engine=minivllm first"
+        )
+    return _fitted(parts, "drafting times")
+
+
+def drafting_records(place: str, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records below a place that ran the same model in the same way and drafted in the same
+    way, however many tokens."""
+    drafter = _drafter(config)
+    return [
+        record
+        for record in _successful(place)
+        if _alike(record, config) and _drafter(record["config"]) == drafter
+    ]
+
+
+def _drafter(config: Mapping[str, Any]) -> dict[str, Any]:
+    node = config.get("speculative") or {}
+    return {knob: value for knob, value in node.items() if knob not in LENGTHS_AND_VERDICTS}
+
+
+def _successful(place: str) -> list[dict[str, Any]]:
+    return [record for record in read_records(place) if record["status"] == "ok"]
+
+
+def _alike(record: dict[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a record's steps take as long as those of a configuration."""
+    return _identity(record["config"]) == _identity(config) and _measured(record)
+
+
+def _tables(records: Sequence[dict[str, Any]]) -> list[dict[str, list[Any]]]:
+    """The recorded steps of each record that has some."""
+    tables = []
+    for record in records:
+        try:
+            digest = (record.get("digests") or {}).get(STEPS)
+            read = (*COUNTS, DRAFTS, *PHASES, "gap_ms")
+            table = read_table(Path(record["directory"]), STEPS, digest, read, COUNTS).to_pydict()
+        except BadInput as damage:
+            warnings.warn(f"{record['directory']}/{STEPS} {damage}: left out", stacklevel=3)
+            continue
+        if table.get("forward_ms"):
+            tables.append(table)
+    return tables
+
+
+def _fitted(parts: Sequence[tuple[Matrix, Matrix]], what: str) -> FittedTimes:
+    features = np.concatenate([features for features, _ in parts])
+    times = np.concatenate([times for _, times in parts])
+    coefficients, error = fit(features, times)
+    return FittedTimes(tuple(coefficients.tolist()), len(times), len(parts), error, what)
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,17 +269,39 @@ def _features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
     pairs.
     """
     times = sum(
-        np.asarray([value or 0.0 for value in table[phase]])
-        for phase in (*PHASES, "gap_ms")
-        if phase in table
+        _column(table, phase) for phase in (*PHASES, "gap_ms") if phase in table and phase != DRAFT
     )
-    requests, prefill, context = (np.asarray(table[name], dtype=np.float64) for name in COUNTS)
+    requests, prefill, context = (_column(table, name) for name in COUNTS)
+    drafts = _column(table, DRAFTS)
+    rows = requests + drafts
     pairs = prefill * (context - prefill / 2) / requests
-    above = np.maximum(requests - RIDGE, 0)
+    above = np.maximum(rows - RIDGE, 0)
     some, few = np.minimum(prefill, 1), np.minimum(prefill, FEW)
-    columns = [np.ones_like(requests), requests, above, some, prefill, few, context, pairs]
-    features = np.stack(columns, axis=1)
+    columns = [np.ones_like(requests), rows, above, some, prefill, few, context, pairs]
+    features = np.stack([*columns, np.minimum(drafts, 1)], axis=1)
     return features, np.asarray(times, dtype=np.float64)
+
+
+def _draft_features(table: dict[str, list[Any]]) -> tuple[Matrix, Matrix]:
+    """As `_features`, of the steps of the drafting model that a recorded step took together.
+
+    How many these were is not recorded: drafts of equal length are assumed.
+    """
+    requests, _, context = (_column(table, name) for name in COUNTS)
+    drafts, times = _column(table, DRAFTS), _column(table, DRAFT)
+    depth = np.ceil(drafts / requests)
+    features = np.zeros((len(times), len(FEATURES)))
+    features[:, FEATURES.index("step")] = depth
+    features[:, FEATURES.index("rows")] = drafts
+    features[:, FEATURES.index("context_tokens")] = depth * context
+    drafted = (drafts > 0) & (times > 0)
+    return features[drafted], times[drafted]
+
+
+def _column(table: dict[str, list[Any]], name: str) -> Matrix:
+    """A column; what is missing is 0."""
+    values = table.get(name) or [0.0] * len(table["forward_ms"])
+    return np.asarray([value or 0.0 for value in values], dtype=np.float64)
 
 
 def fit(features: Matrix, times: Matrix) -> tuple[Matrix, float]:

@@ -19,7 +19,7 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.model_drafts import ModelDrafts
-from minivllm.extras.speculative.options import EarlyExitOptions
+from minivllm.extras.speculative.options import EarlyExitOptions, require_layers
 from minivllm.extras.speculative.proposer import MakeAttention
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.families.llama import Decoder, LlamaForCausalLM
@@ -42,11 +42,7 @@ class EarlyExit:
         self, model: LlamaForCausalLM, layers: int, head_tokens: int | None = None
     ) -> None:
         decoder = model.model
-        if layers >= len(decoder.layers):
-            raise BadInput(
-                f"speculative.exit_layer={layers}: the model has {len(decoder.layers)} layers, and "
-                "a draft must leave some out; use fewer"
-            )
+        require_layers(layers, len(decoder.layers))
         self._decoder = _share(decoder)
         self._decoder.layers = decoder.layers[:layers]
         self._decoder.rope_of_layer = decoder.rope_of_layer[:layers]

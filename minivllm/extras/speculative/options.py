@@ -72,6 +72,15 @@ class EarlyExitOptions(SpeculativeOptions):
     head_tokens: int | None = knob(None, at_least=1)
 
 
+def require_layers(exit_layer: int, num_layers: int) -> None:
+    """Raise BadInput if a draft by `exit_layer` layers would leave none of the model's out."""
+    if exit_layer >= num_layers:
+        raise BadInput(
+            f"speculative.exit_layer={exit_layer}: the model has {num_layers} layers, and a draft "
+            "must leave some out; use fewer"
+        )
+
+
 @option("minivllm.extras.speculative.draft.DraftProposer")
 @dataclass(frozen=True)
 class DraftOptions(SpeculativeOptions):

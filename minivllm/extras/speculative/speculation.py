@@ -39,6 +39,7 @@ class Speculator(SchedulingRule):
         clear: fills cache blocks with zeros.
         longest: no draft makes a sequence longer than so many tokens (its keys would be rotated in
             another way); None: no limit.
+        now: clock in seconds, for what drafting takes.
     """
 
     def __init__(
@@ -48,11 +49,12 @@ class Speculator(SchedulingRule):
         verifier: Verifier,
         clear: Callable[[Sequence[int]], None],
         longest: int | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.proposer, self.lengths, self.verifier = proposer, lengths, verifier
         self.needs_logits = verifier.needs_logits
         self.counters = SpeculationCounters()
-        self._clear, self._longest = clear, longest
+        self._clear, self._longest, self._now = clear, longest, now
         self._unverified: list[ScheduledRequest] = []
         # Requests that a step with drafts gave no number, and whether they compute anew by now.
         self._spoilt: dict[Request, bool] = {}
@@ -100,9 +102,9 @@ class Speculator(SchedulingRule):
         most = room(scheduler, part, most)
         if most < 1:
             return
-        begin = time.perf_counter()
+        begin = self._now()
         drafts = self.proposer.propose(request, most)
-        self.counters.draft_s += time.perf_counter() - begin
+        self.counters.draft_s += self._now() - begin
         if not drafts:
             return
         grown = scheduler.cache.grow(request.cache, part.start, part.end + len(drafts))
@@ -116,9 +118,9 @@ class Speculator(SchedulingRule):
 
     def draft(self, plan: StepPlan) -> None:
         """See Speculation."""
-        begin = time.perf_counter()
+        begin = self._now()
         self.proposer.fill(plan)
-        self.counters.draft_s += time.perf_counter() - begin
+        self.counters.draft_s += self._now() - begin
 
     def verify(
         self, plan: StepPlan, token_ids: Sequence[int], logits: Tensor | None

@@ -22,7 +22,7 @@ from minivllm.bench.driver import drive
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.targets.simulated import SimulatedEngine, SimulatedTokens
+from minivllm.bench.targets.simulated import SimulatedEngine
 from minivllm.bench.targets.step_times import (
     FEATURES,
     RooflineTimes,
@@ -31,7 +31,6 @@ from minivllm.bench.targets.step_times import (
     nonnegative_least_squares,
 )
 from minivllm.bench.workloads.arrivals import Offline, Poisson
-from minivllm.bench.workloads.lazy_prompt import LazyPrompt, answer_positions
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
@@ -61,7 +60,7 @@ class Planted:
     """100 ms a step and 1 ms a prompt token."""
 
     def __call__(
-        self, requests: int, tokens: int, prefill: int, context: int, pairs: float
+        self, requests: int, tokens: int, prefill: int, context: int, pairs: float, drafts: int
     ) -> float:
         return 100.0 + prefill
 
@@ -290,7 +289,7 @@ def test_compressed_tokens_take_what_they_take_in_the_engine(kv_dtype: str) -> N
         assert counters["kv_bytes_per_token"] == real.kv.bytes_per_token
         assert counters["kv_dtype"] == ("bfloat16" if kv_dtype == "auto" else kv_dtype)
         assert simulated.cache.layout == real.cache.layout  # as many host slots
-        assert simulated.step_times(1, 1, 0, 10_000, 0.0) == pytest.approx(  # type: ignore[attr-defined]
+        assert simulated.step_times(1, 1, 0, 10_000, 0.0, 0) == pytest.approx(  # type: ignore[attr-defined]
             1
             + 1e3
             * (
@@ -331,10 +330,10 @@ def test_what_was_evicted_is_not_read() -> None:
 
     class Asked(Planted):
         def __call__(
-            self, requests: int, tokens: int, prefill: int, context: int, pairs: float
+            self, requests: int, tokens: int, prefill: int, context: int, pairs: float, drafts: int
         ) -> float:
             asked.append((prefill, context, pairs))
-            return super().__call__(requests, tokens, prefill, context, pairs)
+            return super().__call__(requests, tokens, prefill, context, pairs, drafts)
 
     under_test.step_times = Asked()
     drive(under_test, workload((200, 40)), Offline(), SamplingParams(), under_test.clock)
@@ -372,42 +371,6 @@ def test_it_says_what_it_needs() -> None:
         build(config["engine"], config=config)
 
 
-# ---- tokens
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 12), st.data())
-def test_simulated_tokens_are_cut_like_a_list(
-    parts: list[int], answers: int, data: st.DataObject
-) -> None:
-    runs = tuple(range(100 * i, 100 * i + n) for i, n in enumerate(parts))
-    tokens = SimulatedTokens(LazyPrompt(runs, 50, 0), "c")
-    start = tokens.length
-    tokens.length += answers
-    plain = [p for run in (*runs, answer_positions("c", answers)) for p in run]
-    assert len(tokens) == len(plain) == start + answers
-    assert list(tokens) == plain and tokens[-1] == plain[-1]
-    a = data.draw(st.integers(0, len(plain)))
-    b = data.draw(st.integers(a, len(plain)))
-    piece = tokens[a:b]
-    flat = [p for part in piece for p in part] if isinstance(piece, tuple) else list(piece)
-    assert flat == plain[a:b]
-    hash(piece)
-
-
-def test_slices_are_equal_where_tokens_are() -> None:
-    def of(runs: list[range], request_id: str) -> SimulatedTokens:
-        tokens = SimulatedTokens(LazyPrompt(tuple(runs), 50, 0), request_id)
-        tokens.length += 20
-        return tokens
-
-    a, b = of([range(0, 40)], "a"), of([range(0, 40)], "b")
-    assert a[16:32] == b[16:32] and hash(a[16:32]) == hash(b[16:32])
-    assert a[32:48] != b[32:48]  # the answer has begun
-    assert of([range(0, 20), range(60, 90)], "c")[:16] == a[:16] != of([range(7, 40)], "d")[:16]
-    plain = SimulatedTokens([5, 6, 7], "e")
-    assert plain[0:2] == (5, 6) and plain[1] == 6
-
-
 # ---- step times
 
 
@@ -428,7 +391,7 @@ def test_least_squares_stay_non_negative_and_best(
         assert np.linalg.norm(a @ np.maximum(x + step, 0) - b) >= best - 1e-6
 
 
-PLANTED = (4.0, 0.2, 0.3, 12.0, 0.05, 0.06, 0.002, 0.0001)
+PLANTED = (4.0, 0.2, 0.3, 12.0, 0.05, 0.06, 0.002, 0.0001, 0.7)
 
 
 def steps(n: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -438,8 +401,11 @@ def steps(n: int, rng: np.random.Generator) -> dict[str, Any]:
     context = requests * rng.integers(20, 900, n) + prefill
     pairs = prefill * (context - prefill / 2) / requests
     some, few = np.minimum(prefill, 1), np.minimum(prefill, 256)
-    above = np.maximum(requests - 16, 0)
-    features = np.stack([np.ones(n), requests, above, some, prefill, few, context, pairs], 1)
+    drafts = np.where(rng.random(n) < 0.3, requests * rng.integers(1, 5, n), 0)
+    rows, verifying = requests + drafts, np.minimum(drafts, 1)
+    above = np.maximum(rows - 16, 0)
+    columns = [np.ones(n), rows, above, some, prefill, few, context, pairs, verifying]
+    features = np.stack(columns, 1)
     total = features @ np.array(PLANTED)
     shares = {
         "schedule_ms": 0.02,
@@ -454,7 +420,9 @@ def steps(n: int, rng: np.random.Generator) -> dict[str, Any]:
         "times": total,
         "rows": {
             "num_requests": requests,
-            "num_tokens": requests + prefill,
+            "num_tokens": rows + prefill,
+            "num_drafts": drafts,
+            "draft_ms": np.where(drafts > 0, drafts / requests * 0.3 + 0.1 * drafts, 0.0),
             "num_prefill_tokens": prefill,
             "context_tokens": context,
             **{name: share * total for name, share in shares.items()},
@@ -480,7 +448,7 @@ def test_a_feature_that_never_occurs_costs_nothing() -> None:
     made = steps(500, np.random.default_rng(1))
     narrow = made["features"][made["features"][:, 1] <= 16]
     coefficients, _ = fit(narrow, narrow @ np.array(PLANTED))
-    assert coefficients[FEATURES.index("requests_above_16")] == 0
+    assert coefficients[FEATURES.index("rows_above_16")] == 0
 
 
 def write_run(
@@ -525,10 +493,10 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     fitted = fit_records(str(tmp_path / "runs" / "a"), expected)
     assert (fitted.steps, fitted.records) == (1600, 4)
     assert fitted.coefficients == pytest.approx(PLANTED, rel=1e-6)
-    assert fitted(20, 20 + 7, 7, 900, 50.0) == pytest.approx(
+    assert fitted(20, 20 + 7, 7, 900, 50.0, 0) == pytest.approx(
         4 + 4 + 1.2 + 12 + 0.35 + 0.42 + 1.8 + 0.005
     )
-    assert "1600 steps of 4 records" in fitted.describe() and "0.2 requests" in fitted.describe()
+    assert "1600 steps of 4 records" in fitted.describe() and "0.2 rows" in fitted.describe()
     with pytest.raises(
         BadInput,
         match=r"0 of 7 records there have the same model, quant, attention, runtime and "
@@ -561,8 +529,9 @@ def test_the_roofline_of_an_architecture() -> None:
     nf4, _ = architecture_costs(model, {"dtype": "bfloat16", "_target_": "minivllm.quant.nf4.NF4"})
     assert nf4["streamed_weight_bytes"] == pytest.approx(0.53 * 440e6 + 2 * 155.6e6, rel=0.01)
     times = RooflineTimes(costs, bandwidth=1e12, flops=1e14, overhead_ms=0.5)
-    assert times(1, 1, 0, 0, 0) == pytest.approx(0.5 + 1e3 * weight_bytes / 1e12)  # bound by memory
-    prompt = times(1, 4096, 4096, 4096, 4096 * 4097 / 2)
+    by_memory = 0.5 + 1e3 * weight_bytes / 1e12
+    assert times(1, 1, 0, 0, 0, 0) == pytest.approx(by_memory)
+    prompt = times(1, 4096, 4096, 4096, 4096 * 4097 / 2, 0)
     operations = 4096 * 2 * 440e6 + 28 * 16 * 128 * 4 * 4096 * 4097 / 2
     assert prompt == pytest.approx(0.5 + 1e3 * operations / 1e14, rel=0.01)  # by the matrix rate
 
@@ -585,7 +554,8 @@ def test_the_roofline_of_a_mixture_of_experts() -> None:
     assert weight_bytes == 2 * (2 * (4 * 64 * 64 + 8 * expert) + 2 * 64_000)
     assert costs["flops_per_token"] == 2 * 2 * (4 * 64 * 64 + 2 * expert)
     times = RooflineTimes(costs, bandwidth=1e6, flops=1e15, overhead_ms=0)
-    read = [times(n, n, 0, 0, 0) for n in (1, 2, 4, 100)]  # 2 experts a layer, then 4, then all 8
+    # 2 experts a layer, then 4, then all 8
+    read = [times(n, n, 0, 0, 0, 0) for n in (1, 2, 4, 100)]
     assert [b - a for a, b in pairwise(read)] == pytest.approx(
         [4 * 2 * expert / 1e3, 8 * 2 * expert / 1e3, 0]
     )
@@ -646,6 +616,8 @@ def test_a_record_of_a_simulation(tmp_path: Path) -> None:
         f"workload.path={trace}",
         "arrival=replay",
         "measure.price.device_hour=2",
+        "speculative=draft",
+        "speculative.acceptance=0.5",
     ]
     done = subprocess.run(
         [sys.executable, "-c", SESSION, str(tmp_path), *knobs],
@@ -707,6 +679,8 @@ def test_simulated_through_the_command_line(cli: Any, monkeypatch: pytest.Monkey
         ["batching=static", "batching.max_num_seqs=16", "batching.group_by_length=true"],
         ["batching=dynamic", "batching.max_num_seqs=16", "batching.shed=true"],
         ["batching=sequential", "cache.num_blocks=80"],
+        ["batching=continuous", "speculative=suffix", "speculative.acceptance=0.6"],
+        ["batching=static", "speculative=early_exit", "speculative.acceptance=[0.9,0.2]"],
     ],
     ids=" ".join,
 )

@@ -1,0 +1,42 @@
+"""Tokens of simulated requests: counted, and cut like a list."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivllm.bench.targets.simulated_request import SimulatedTokens
+from minivllm.bench.workloads.lazy_prompt import LazyPrompt, answer_positions
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 12), st.data())
+def test_simulated_tokens_are_cut_like_a_list(
+    parts: list[int], answers: int, data: st.DataObject
+) -> None:
+    runs = tuple(range(100 * i, 100 * i + n) for i, n in enumerate(parts))
+    tokens = SimulatedTokens(LazyPrompt(runs, 50, 0), "c")
+    start = tokens.length
+    tokens.length += answers
+    plain = [p for run in (*runs, answer_positions("c", answers)) for p in run]
+    assert len(tokens) == len(plain) == start + answers
+    assert list(tokens) == plain and tokens[-1] == plain[-1]
+    a = data.draw(st.integers(0, len(plain)))
+    b = data.draw(st.integers(a, len(plain)))
+    piece = tokens[a:b]
+    flat = [p for part in piece for p in part] if isinstance(piece, tuple) else list(piece)
+    assert flat == plain[a:b]
+    hash(piece)
+
+
+def test_slices_are_equal_where_tokens_are() -> None:
+    def of(runs: list[range], request_id: str) -> SimulatedTokens:
+        tokens = SimulatedTokens(LazyPrompt(tuple(runs), 50, 0), request_id)
+        tokens.length += 20
+        return tokens
+
+    a, b = of([range(0, 40)], "a"), of([range(0, 40)], "b")
+    assert a[16:32] == b[16:32] and hash(a[16:32]) == hash(b[16:32])
+    assert a[32:48] != b[32:48]  # the answer has begun
+    assert of([range(0, 20), range(60, 90)], "c")[:16] == a[:16] != of([range(7, 40)], "d")[:16]
+    plain = SimulatedTokens([5, 6, 7], "e")
+    assert plain[0:2] == (5, 6) and plain[1] == 6
