@@ -16,7 +16,7 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
@@ -335,6 +335,24 @@ def test_the_users_strategies_of_the_walk_through_work(user_dir: Path) -> None:
     with LLM(device="cpu", cache="every_other", overrides=evicting, config_dir=options) as llm:
         llm.generate(prompts, params)
         assert llm.engine.cache.counters.blocks_evicted > 0
+
+
+def test_the_users_proposer_of_the_walk_through_works(user_dir: Path) -> None:
+    from minivllm import LLM, SamplingParams
+
+    options, params = written(user_dir), SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = [[5, 6, 7]] * 2
+    with LLM(device="cpu") as llm:
+        plain = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    knobs = ["speculative.adaptive=false", "speculative.num_speculative_tokens=2"]
+    with LLM(device="cpu", speculative="last_time", overrides=knobs, config_dir=options) as llm:
+        outputs = llm.generate(prompts, params)
+        counters = llm.engine.launcher.speculation.counters
+        propose = llm.engine.launcher.speculation.proposer.propose
+        assert propose(SimpleNamespace(token_ids=[1, 2, 3, 4, 1]), 2) == [2, 3]
+        assert propose(SimpleNamespace(token_ids=[1, 2, 3, 3]), 2) == [3]
+    assert [output.outputs[0].token_ids for output in outputs] == plain
+    assert counters.num_drafts > 0 and set(counters.drafts_of_length) <= {1, 2}
 
 
 def test_the_users_metric_of_the_walk_through_works(user_dir: Path) -> None:

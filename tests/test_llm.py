@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from minivllm import LLM, BadInput, SamplingParams
+from minivllm.extras.speculative.speculation import Speculator
 from tests.reference import PROMPTS, make_checkpoint
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -71,6 +72,21 @@ def assert_equal_but_for_near_ties(model: Any, prompt: list[int], ours: list[int
     gap = float(logits[theirs[parting]] - logits[ours[parting]])
     # bf16 keeps 8 bits; the error of a logit adds up over the layers' sums.
     assert abs(gap) <= 8 * 2**-8 * float(logits.abs().max()), (parting, gap)
+
+
+def test_speculation_gives_the_same_outputs_in_fewer_steps(plain: LLM, qwen3: Path) -> None:
+    repeating = [[5, 6, 7, 8] * 6, [9, 3] * 8]
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    knobs = [
+        "cache.num_blocks=200",
+        "speculative.adaptive=false",
+        "speculative.prompt_lookup_min=1",
+    ]
+    with LLM(str(qwen3), quant="fp32", speculative="ngram", overrides=knobs) as llm:
+        speculator = llm.engine.launcher.speculation
+        assert isinstance(speculator, Speculator)
+        assert tokens(llm, repeating, params) == tokens(plain, repeating, params)
+        assert speculator.counters.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

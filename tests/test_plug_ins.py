@@ -1,4 +1,4 @@
-"""Classes out of tree: twelve kinds, each one class and one option file, found by --help, with
+"""Classes out of tree: thirteen kinds, each one class and one option file, found by --help, with
 typed knobs, in a run, in `LLM` and in a sweep."""
 
 from __future__ import annotations
@@ -120,6 +120,23 @@ class Mine(PagedCache):
         told("cache", share)
 """,
         "_target_: my_cache.Mine\nshare: 0.5 # of what",
+    ),
+    "proposer": PlugIn(
+        "speculative=mine",
+        "speculative.share",
+        """
+from minivllm.extras.speculative.options import SpeculativeOptions
+from minivllm.extras.speculative.proposer import Proposer
+class Mine(Proposer):
+    name = "mine"
+    def __init__(self, share: float = 0.5):
+        self.share = share
+        self.options = SpeculativeOptions(num_speculative_tokens=2, adaptive=False)
+    def propose(self, request, most):
+        told("proposer", self.share)
+        return request.token_ids[-1:] * most
+""",
+        "_target_: my_proposer.Mine\nshare: 0.5 # of what",
     ),
     "workload": PlugIn(
         "workload=mine",
@@ -275,7 +292,16 @@ def test_llm_takes_it(user_dir: Path, own: str, kinds: list[str]) -> None:
         params = SamplingParams(max_tokens=24, ignore_eos=True)
         outputs = llm.generate([[5, 6, 7]] * 4, params)
         assert [len(output.outputs[0].token_ids) for output in outputs] == [24] * 4
-    served = {"quantisation", "attention", "batching", "cache", "pass", "preemption", "eviction"}
+    served = {
+        "quantisation",
+        "attention",
+        "batching",
+        "cache",
+        "pass",
+        "preemption",
+        "eviction",
+        "proposer",
+    }
     assert told(user_dir) == {kind: {0.5} for kind in kinds if kind in served}
 
 
@@ -310,6 +336,11 @@ def test_a_run_and_a_sweep_take_it(
     assert told(user_dir) == {kind: {0.5} if kind == "study" else {1.0, 2.0} for kind in kinds}
     rows = load_records("runs/many")
     assert list(rows["status"]) == ["ok", "ok"]
+    if "proposer" in kinds:
+        one = load_records("runs/one")
+        assert one["speculation.proposer"].item() == "mine"
+        assert one["speculation.num_speculative_tokens"].item() == 2
+        assert one["speculation.num_drafts"].item() > 0
     if "metric" in kinds:
         assert sorted(rows["metrics.own.tokens.p50"]) == [-8.0, -4.0]
         assert load_records("runs/one")["metrics.own.tokens.n"].item() == 4
