@@ -17,6 +17,7 @@ ACROSS = {
     "experiments/test_launchers.py": "every launcher leaves the same records",
     "experiments/test_resume.py": "kills of a whole sweep",
     "extras/speculative/test_lossless.py": "one property of every way of drafting",
+    "extras/speculative/test_masked_drafts.py": "masks, by any way of drafting",
     "kernels/cpu/test_processors.py": "C++ sources, which are no Python",
     "kernels/test_compiling.py": "every Triton kernel of the package",
     "models/test_parity.py": "every family, layer by layer",

@@ -58,7 +58,10 @@ class Rejection:
             proposed = None
             if draft is not None and row < len(own):
                 proposed = self._probabilities(request, start + row, own[row])
+                # A draft of the proposer's alone has become token 0, see ModelDrafts.
+                surplus = proposed[len(target) :].sum()
                 proposed = functional.pad(proposed, (0, len(target) - len(proposed)))
+                proposed[0] += surplus
             token, accepted = judge(request.seed, start + row, draft, target, proposed)
             added.append(token)
             if not accepted:
