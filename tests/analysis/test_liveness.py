@@ -27,6 +27,7 @@ def judged(folder: Path, knob: str, value: Any, **counters: Any) -> str:
         "runtime": {"rows_trimmed": 0.0},
         "decoding": {"tokens_drawn": 4.0},
         "batching": {"forks": 0.0},
+        "speculative": {"drafts": 0.0, "accepted_tokens": 0.0},
     }
     base.liveness |= {
         "attention": {"kernel": "cpu", "launches": 3.0},
@@ -70,6 +71,8 @@ def test_a_live_knob_shows_what_moved(tmp_path: Path) -> None:
         ("runtime.threads", 1, {"runtime__rows_trimmed": 9.0}, "not counted"),
         ("decoding.deadline_ms", 5.0, {"batching__requests_shed": 3.0}, "live"),
         ("decoding.top_k", 5, {}, "not live"),
+        ("speculative.prompt_lookup_max", 3, {}, "not live"),
+        ("speculative.prompt_lookup_max", 3, {"speculative__drafts": 8.0}, "live"),
         ("cache.of_a_plug_in", 1, {}, "not counted"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A session measures limits, and again where a run has passed them."""
+"""A session measures limits, and again where a run has passed them; it records what drafts did."""
 
 from __future__ import annotations
 
@@ -110,3 +110,32 @@ def test_energy_is_of_the_run_alone_and_of_tokens_that_count(
     assert window == ["read", "read"]
     assert record.metrics.output_tokens == 8 and record.energy.joules == 60
     assert record.energy.joules_per_output_token == 7.5
+
+
+def test_what_drafts_did_is_recorded_and_an_acceptance_that_was_set_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        engine_hardware, "probe", lambda device, dtype: (Roofline(1e15, 1e18, "float32"), [])
+    )
+    load = ("workload.num_requests=2", "workload.output_len=12", "quant=fp32")
+    knobs = ("speculative.adaptive=false", "speculative.acceptance=[1.0,0.0]")
+    directory = str(tmp_path / "sweep" / "cell-r")
+    results = {}
+    for speculative in ("early_exit", "none"):
+        config = compose([*load, f"speculative={speculative}", *knobs * (speculative != "none")])
+        measured = session.Session(config, lambda event, **details: None)
+        results[speculative] = measured.measure(
+            Measurement("r", "c", "sweep", "a", 0, directory, config)
+        )
+    record, rows = results["early_exit"].record, results["early_exit"].requests
+    drafts = record.speculation
+    assert drafts is not None and record.validity.ok and record.roofline.mbu is not None
+    assert drafts.given_acceptance == [1.0, 0.0] and drafts.acceptance_by_position[:2] == [1.0, 0.0]
+    assert drafts.num_accepted_tokens == drafts.num_drafts > 0
+    assert sum(row["draft_tokens"] for row in rows) == drafts.num_draft_tokens
+    assert sum(row["accepted_tokens"] for row in rows) == drafts.num_accepted_tokens
+    assert any(note.startswith("acceptance set:") for note in record.validity.notes)
+    plain = results["none"]
+    assert plain.record.speculation is None
+    assert {row["draft_tokens"] for row in plain.requests} == {None}

@@ -81,6 +81,15 @@ def test_decode_bytes_and_mbu() -> None:
     assert usage(COSTS, steps, Roofline(), cache_bytes=6000).fits_cache is True
 
 
+def test_a_step_with_drafts_reads_the_weights_once_and_has_a_row_of_logits_for_each() -> None:
+    drafting = step(num_tokens=8, num_requests=2, num_drafts=6, context_tokens=38)
+    result = usage(COSTS, [drafting], Roofline(bandwidth_bytes_per_s=10e6))
+    assert result.decode_bytes == 2000 + 128 * 38
+    # Each of two requests has 4 of its 19 tokens computed: 4 * 19 - (1 + 2 + 3) pairs.
+    assert result.decode_flops == 1600 * 8 + 256 * 2 * (4 * 19 - 6) + 400 * 8
+    assert result.mbu is not None and result.mfu is None
+
+
 def test_a_mixture_reads_the_experts_that_a_step_ran() -> None:
     """One layer of two has 4 experts of 3 * 10 * 7 = 210 parameters, 2 of them for each token."""
     costs = model_costs(MIXTURE, streamed_params=2000, streamed_weight_bytes=4000, dtype="bfloat16")
