@@ -90,7 +90,7 @@ def _in_knobs(settings: Mapping[str, Any]) -> dict[str, Node]:
                 nodes[key] = value
             elif isinstance(value, Mapping):
                 nodes |= {f"{key}.{part}": node for part, node in value.items()}
-    return {key: node for key, node in nodes.items() if names_class(node)}
+    return {key: node for key, node in nodes.items() if names_class(node) and _is_users(node)}
 
 
 def _is_users(node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -350,3 +351,20 @@ def test_search_path_takes_any_folder_name(tmp_path: Path) -> None:
     (odd / "cache" / "mine.yaml").write_text("_target_: mine.Cache\nsize: 1\n")
     got: dict[str, Any] = compose.compose(["cache=mine"], odd)
     assert got["cache"] == {"_target_": "mine.Cache", "size": 1}
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("speculative.quant=nf4", "quant@speculative.quant=nf4"),
+        ("+speculative.quant.bits=3", "speculative.quant.bits: no such option"),
+        ("speculative.quant=null", "model@speculative.model=NAME"),
+        ("decoding=beam", "beams choose their tokens together"),
+        ("cache=none", "use cache=paged"),
+        ("cache.eviction=streaming", "use cache.eviction=none"),
+        ("runtime.overlap=true", "use runtime.overlap=false"),
+    ],
+)
+def test_a_draft_that_cannot_be_is_rejected_when_composed(override: str, named: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(named)):
+        compose.compose(["speculative=draft", override])

@@ -162,3 +162,9 @@ def test_settings_of_one_s_own_are_added_with_a_plus(
     plug_in("report", "mine", "percentiles: [50]\n")
     done = cli(f"--config-dir={user_dir / 'conf'}", "report=mine", "sweep.dry_run=true")
     assert done.code == 2 and "is added with a plus, as in +report=NAME" in done.err, done.err
+
+
+def test_an_option_of_minivllm_in_a_knob_is_no_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafting model is an option of `model`, whose class takes its knobs as one object."""
+    monkeypatch.setattr(plug_ins, "_problem", lambda nodes, path: f"looked at {nodes}")
+    plug_ins.check(compose(["speculative=draft", "model@speculative.model=tiny"]))
