@@ -50,7 +50,7 @@ def measure(
     """The shortest of a few steps of each size, up to `largest` tokens or the first size that takes
     longer than `LONGEST_MS`. They read and write the reserved block only: of what a cache holds
     nothing changes."""
-    sizes = [size for size in SIZES if size < largest] + [min(largest, SIZES[-1])]
+    sizes = sorted({min(size, largest) for size in SIZES})
     begin, shortest = now(), np.full(len(sizes), np.inf)
     # Round by round, so that what disturbs a moment does not disturb all steps of one size.
     for number in range(ROUNDS):
