@@ -305,8 +305,10 @@ def _with_checked_draft(speculative: Mapping[str, Any]) -> dict[str, Any]:
                 f"speculative.{group}={node}: choose an option with its group, as "
                 f"{group}@speculative.{group}={node}"
             )
-        if isinstance(node, Mapping):
-            checked[group] = _check_group(group, node, f"speculative.{group}")
+        if isinstance(node, Mapping) and (cls := OPTIONS.get(str(node.get("_target_")))):
+            path = f"speculative.{group}"
+            options: Any = make_options(cls, knobs_of(node), path, path)
+            checked[group] = {"_target_": node["_target_"], **plain(options)}
     return checked
 
 
