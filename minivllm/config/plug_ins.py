@@ -78,8 +78,8 @@ def studies(settings: Mapping[str, Any]) -> dict[str, Node]:
 
 
 def _in_knobs(settings: Mapping[str, Any]) -> dict[str, Node]:
-    """The classes that knobs of groups name, by the knobs' keys: as a value, or within a list or a
-    dictionary."""
+    """The user's classes that knobs of groups name, by the knobs' keys: as a value, or in a list or
+    a dictionary."""
     nodes: dict[str, Node] = {}
     for group in filter(settings.__contains__, GROUPS):
         for name, value in settings[group].items():

@@ -121,6 +121,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return started
 
 
+def test_a_knob_may_name_an_option_of_minivllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its knobs were checked when the configuration was composed: there is nothing to look at."""
+    monkeypatch.setattr(subprocess, "run", lambda *args, **knobs: pytest.fail("looked"))
+    plug_ins.check(compose(["speculative=draft", "model@speculative.model=qwen3"]))
+
+
 def test_configurations_of_a_sweep_are_looked_at_in_one_process(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
