@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from minivllm.engine.request import Request
 
 
-class DraftLengths(Protocol):
-    """Decides how many tokens requests draft."""
+class DraftLengths:
+    """Decides how many tokens requests draft; what it is told may stay unused."""
 
     def allot(self, requests: Sequence[Request], num_tokens: int) -> Sequence[int]:
         """Most draft tokens of each decoding request of a step that computes `num_tokens` without
         drafts."""
+        raise NotImplementedError
+
+    def drafted(self, lengths: Sequence[int], milliseconds: float) -> None:
+        """A model took so long to draft so many tokens for each of some requests."""
 
     def note(self, request: Request, length: int, accepted: int) -> None:
         """A draft of `length` tokens was verified, and its first `accepted` are right."""
@@ -22,7 +25,7 @@ class DraftLengths(Protocol):
         """Forget a request."""
 
 
-class FixedLengths:
+class FixedLengths(DraftLengths):
     """Every request drafts the same number of tokens."""
 
     def __init__(self, length: int) -> None:
@@ -32,19 +35,13 @@ class FixedLengths:
         """See DraftLengths."""
         return [self.length] * len(requests)
 
-    def note(self, request: Request, length: int, accepted: int) -> None:
-        """See DraftLengths."""
-
-    def finished(self, request: Request) -> None:
-        """See DraftLengths."""
-
 
 DECAY = 0.9  # of what a request's earlier drafts count, with each draft
 PRIOR_DRAFTS = 2.0  # how many draft tokens of its own the rate of all requests counts for
 EXPLORE_EVERY = 32  # steps without drafts before one request drafts all the same
 
 
-class AdaptiveLengths:
+class AdaptiveLengths(DraftLengths):
     """Drafts are as long as they pay: positions of drafts are granted, the likeliest to survive
     first, while they raise the expected tokens per second.
 
@@ -59,7 +56,8 @@ class AdaptiveLengths:
     Args:
         longest: most tokens of a draft.
         step_ms: milliseconds of a step of so many tokens.
-        draft_ms: milliseconds to draft one token for each of so many requests.
+        draft_ms: milliseconds to draft one token for each of so many requests, by the model alone;
+            they are scaled to what drafting is found to take.
     """
 
     def __init__(
@@ -71,6 +69,7 @@ class AdaptiveLengths:
         self.longest, self.step_ms, self.draft_ms = longest, step_ms, draft_ms
         self._of_request: dict[Request, tuple[float, float]] = {}  # draft tokens tried, accepted
         self._of_all = (1.0, 1.0)  # optimistic: the first drafts are made
+        self._draft_scale = 1.0  # of `draft_ms`
         self._thresholds: dict[tuple[int, int], float] = {}
         self._idle = 0  # steps without drafts
         self._turn = 0  # of the requests that explore
@@ -127,7 +126,8 @@ class AdaptiveLengths:
         for count, (survival, minus_position, _) in enumerate(places, 1):
             tokens += survival
             at = drafts_at[-minus_position]
-            drafting += self.draft_ms(at + 1) - (self.draft_ms(at) if at else 0.0)
+            added = self.draft_ms(at + 1) - (self.draft_ms(at) if at else 0.0)
+            drafting += self._draft_scale * added
             drafts_at[-minus_position] += 1
             goodput = tokens / (self.step_ms(num_tokens + count) + drafting)
             if goodput > best:
@@ -136,6 +136,14 @@ class AdaptiveLengths:
         for _, _, index in places[:taken]:
             lengths[index] += 1
         return lengths
+
+    def drafted(self, lengths: Sequence[int], milliseconds: float) -> None:
+        """See DraftLengths."""
+        depths = range(max(lengths))
+        expected = sum(self.draft_ms(sum(n > depth for n in lengths)) for depth in depths)
+        if expected > 0:
+            found = milliseconds / expected
+            self._draft_scale += (1 - DECAY) * (found - self._draft_scale)
 
     def note(self, request: Request, length: int, accepted: int) -> None:
         """See DraftLengths."""

@@ -120,7 +120,11 @@ class Speculator(SchedulingRule):
         """See Speculation."""
         begin = self._now()
         self.proposer.fill(plan)
-        self.counters.draft_s += self._now() - begin
+        seconds = self._now() - begin
+        self.counters.draft_s += seconds
+        self.lengths.drafted(
+            [n for part in plan.scheduled if (n := part.num_drafts)], 1e3 * seconds
+        )
 
     def verify(
         self, plan: StepPlan, token_ids: Sequence[int], logits: Tensor | None

@@ -114,3 +114,14 @@ def test_no_other_lengths_give_more(
     found = tuple(lengths.allot(requests, num_tokens))
     best = max(map(goodput, itertools.product(range(LONGEST + 1), repeat=len(rates))))
     assert goodput(found) == pytest.approx(best, rel=1e-6)
+
+
+def test_drafting_that_takes_longer_than_the_model_alone_is_noticed() -> None:
+    lengths = AdaptiveLengths(LONGEST, bound_by_memory, lambda count: 1.0)
+    requests = [request()]
+    for _ in range(100):
+        lengths.note(requests[0], 1, 1)
+    assert list(lengths.allot(requests, 1)) == [3]
+    for _ in range(100):
+        lengths.drafted([2], 2 * 20.0)  # 20 ms a token, which no token is worth
+    assert list(lengths.allot(requests, 1)) == [0]
