@@ -292,7 +292,10 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     )
     engine = _engine(config, loaded, scheduler, runner, (kv, transfers))
     apply_passes(after, loaded, replace(passes, engine=engine))
-    keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]))
-    if not isinstance(proposer, NoProposer):
-        speculate(engine, proposer, parts.backend)
+    drafting = None if isinstance(proposer, NoProposer) else proposer
+    if drafting is not None:
+        drafting.attach(engine, parts.backend)
+    keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]), drafting)
+    if drafting is not None:
+        speculate(engine, drafting)
     return engine

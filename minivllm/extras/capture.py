@@ -11,11 +11,17 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.attention.capabilities import GraphBackend
 from minivllm.cache.spec import CacheLayout
 from minivllm.engine.engine import Engine
+from minivllm.engine.executor import ModelRunner
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.extras.graphs import Capture, GraphExecutor, why_failed
+from minivllm.extras.speculative.model_drafts import ModelDrafts
+from minivllm.extras.speculative.proposer import Proposer
 from minivllm.kernels.modules import GraphLimited
 from minivllm.models.config import ModelConfig
+from minivllm.models.load.loading import LoadedModel
+
+READ = ["logits", "greedy"]  # kinds of graphs whose logits are read, but where steps are measured
 
 
 class CudaCapture:
@@ -82,7 +88,9 @@ def _limited(model: nn.Module, in_graphs: str) -> list[GraphLimited]:
     return [module for module in limited if module.in_graphs == in_graphs]
 
 
-def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> None:
+def keep_graphs(
+    engine: Engine, chosen: bool | str, params: SamplingParams, proposer: Proposer | None = None
+) -> None:
     """Let the engine replay graphs, as `runtime.cuda_graphs` has it: true, false, or "auto" where
     it can be done.
 
@@ -90,31 +98,51 @@ def keep_graphs(engine: Engine, chosen: bool | str, params: SamplingParams) -> N
         engine: loaded.
         chosen: the option.
         params: of the requests that are expected; their graphs are recorded now.
+        proposer: attached to the engine; None: nothing drafts.
 
     Raises:
         BadInput: true, and it cannot be done.
     """
     if chosen is False:
         return
-    runner, loaded = engine.runner, engine.loaded
-    reason = unrecordable(runner.attention, loaded.model, loaded.config, engine.cache.layout)
-    if runner.device.type != "cuda":
-        reason = f"the device is {runner.device.type}"
-    if reason is None and chosen == "auto" and _limited(loaded.model, "untried"):
-        reason = "no GPU has replayed grouped experts yet; runtime.cuda_graphs=true records them"
+    runner, loaded, layout = engine.runner, engine.loaded, engine.cache.layout
+    reason = _obstacle(runner, loaded, layout, chosen)
     if reason is None:
-        reason = record_all(engine, CudaCapture(runner.device), params)
+        reason = record_all(engine, CudaCapture(runner.device), params, proposer)
+    if reason is None and isinstance(proposer, ModelDrafts):
+        reason = _obstacle(proposer.runner, proposer.loaded, layout, chosen)
+        reason = reason or record_drafts(engine, params, proposer)
+        reason = reason and f"the drafting model: {reason}"
     if reason is not None and chosen is True:
         raise BadInput(
-            f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto does without graphs"
+            f"runtime.cuda_graphs=true: {reason}; runtime.cuda_graphs=auto records what it can"
         )
     if reason is not None and runner.device.type == "cuda":
         loaded.warnings.append(f"no CUDA graphs: {reason}")
 
 
-def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str | None:
+def _obstacle(
+    runner: ModelRunner, loaded: LoadedModel, layout: CacheLayout, chosen: bool | str
+) -> str | None:
+    """Why steps of a model are not recorded, or None."""
+    if runner.device.type != "cuda":
+        return f"the device is {runner.device.type}"
+    reason = unrecordable(runner.attention, loaded.model, loaded.config, layout)
+    if reason is None and chosen == "auto" and _limited(loaded.model, "untried"):
+        reason = "no GPU has replayed grouped experts yet; runtime.cuda_graphs=true records them"
+    return reason
+
+
+def record_all(
+    engine: Engine, capture: Capture, params: SamplingParams, proposer: Proposer | None = None
+) -> str | None:
     """Record the graphs that are needed at start and let the engine replay them; the reason if it
-    cannot."""
+    cannot. With a proposer steps that verify its drafts are recorded, too."""
+    queries, kinds_of = 1, {}
+    if proposer is not None:
+        queries += proposer.options.num_speculative_tokens
+        if proposer.options.verify == "rejection":
+            kinds_of[queries] = READ
     graphs = GraphExecutor(
         engine.runner,
         engine.launcher.one_by_one,
@@ -123,10 +151,33 @@ def record_all(engine: Engine, capture: Capture, params: SamplingParams) -> str 
         engine.max_model_len,
         capture,
         engine.loaded.warnings,
+        queries,
     )
     try:
-        graphs.capture_all(params)
+        graphs.capture_all(params, kinds_of)
     except RuntimeError as error:
         return why_failed(error)
     engine.launcher.executor = graphs
+    return None
+
+
+def record_drafts(engine: Engine, params: SamplingParams, proposer: ModelDrafts) -> str | None:
+    """Record the steps of a drafting model, beside the engine's graphs, and let the proposer replay
+    them; the reason if it cannot.
+
+    A drafting model with a cache of its own computes two tokens for its first draft where all
+    drafts of the step before were right: the last one of them, and the one that followed it.
+    """
+    graphs = engine.launcher.executor
+    assert isinstance(graphs, GraphExecutor)
+    kinds_of = {2: ["logits"]} if proposer.own_cache else {}
+    if proposer.keeps_logits:
+        kinds_of[1] = READ
+    own = graphs.beside(proposer.runner, 2 if proposer.own_cache else 1)
+    try:
+        own.capture_all(params, kinds_of)
+    except RuntimeError as error:
+        return why_failed(error)
+    graphs.others.append(own)
+    proposer.executor = own
     return None

@@ -234,7 +234,7 @@ def test_decoding_is_replayed_and_recorded_once(engines: tuple[Engine, Engine]) 
 def test_sizes_and_widths(folder: Path) -> None:
     with load(folder, "attention=cpu", "batching.max_num_seqs=33") as llm:
         keeper = keep(llm.engine)
-        assert keeper.sizes == [1, 2, 4, 8, 16, 24, 32, 33]
+        assert keeper.sizes == {1: [1, 2, 4, 8, 16, 24, 32, 33]}
         assert keeper.widths == [24]  # 96 tokens in blocks of 4: less than the narrowest
         keeper.capture_all(GREEDY)
         made = [(key.requests, key.kind) for key in keeper.graphs]
@@ -244,7 +244,7 @@ def test_sizes_and_widths(folder: Path) -> None:
 
 def test_rows_and_recordings_have_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(folder, "attention=cpu", "batching.max_num_seqs=700") as llm:
-        sizes = keep(llm.engine).sizes
+        sizes = keep(llm.engine).sizes[1]
         assert sizes[-1] == 512 and sizes == sorted(set(sizes)) and {256, 272, 496} < set(sizes)
     monkeypatch.setattr(graphs, "MOST_ROWS", 2)
     monkeypatch.setattr(graphs, "MOST_GRAPHS", 1)
@@ -253,7 +253,7 @@ def test_rows_and_recordings_have_a_limit(folder: Path, monkeypatch: pytest.Monk
         expected = serve(llm.engine, asked)
         keeper = keep(llm.engine)
         keeper.capture_all(GREEDY)
-        assert keeper.sizes == [1, 2] and [key.requests for key in keeper.graphs] == [2]
+        assert keeper.sizes == {1: [1, 2]} and [key.requests for key in keeper.graphs] == [2]
         assert serve(llm.engine, asked) == expected
         assert keeper.counters["graph_captures"] == 1 <= keeper.counters["graph_replays"]
 
@@ -416,7 +416,7 @@ def test_recording_is_not_loading(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     def build(*args: Any) -> Engine:
         engine = build_engine(*args)
-        keep(engine).capture_s = recording_s
+        keep(engine).own_capture_s = recording_s
         return engine
 
     monkeypatch.setattr(bench_engines, "build_engine", build)
@@ -506,20 +506,25 @@ def test_recordings_share_a_stream_that_is_no_other_engine_s(
 
 @given(data=st.data())
 def test_padding_changes_no_request_of_a_step(data: st.DataObject) -> None:
-    """What is missing are requests of one token in block 0; columns lie where their rows are."""
+    """What is missing are requests of one token in block 0, and tokens of none; columns lie where
+    their rows are."""
     block_size, count = 4, data.draw(st.integers(1, 5))
     size, blocks = data.draw(st.integers(count, 8)), data.draw(st.integers(40, 50))
-    parts = []
+    queries = data.draw(st.integers(1, 4))
+    rows, parts = size * queries, []
     for index in range(count):
-        length = data.draw(st.integers(1, 100))
+        tokens = data.draw(st.integers(1, queries))
+        length = data.draw(st.integers(tokens, 100))
         params = SamplingParams(temperature=data.draw(st.sampled_from([0.0, 0.5, 1.0])))
         made = Request(str(index), list(range(length)), params, max_num_tokens=200, seed=index)
         made.cache.block_table.extend(range(30 * index + 1, 30 * index + 27))
-        parts.append(ScheduledRequest(made, length - 1, 1))
+        parts.append(ScheduledRequest(made, length - tokens, tokens, num_drafts=tokens - 1))
     packed = pack(parts, block_size)
-    ints = np.concatenate((padding(size, 8 * size), np.zeros(size * blocks, np.int32)))
-    put_step(packed, ints[8 * size :], size)
-    tensors = StepShape(size, (1,) * size, blocks, size).unpack(torch.from_numpy(ints[8 * size :]))
+    num_tokens = packed.shape.tokens
+    ints = np.concatenate((padding(size, rows, 8 * rows), np.zeros(size * blocks, np.int32)))
+    put_step(packed, ints[8 * rows :], size, rows)
+    shape = StepShape(rows, (0,) * size, blocks, rows)
+    tensors = shape.unpack(torch.from_numpy(ints[8 * rows :]))
     unpadded = torch.frombuffer(bytearray(packed.ints), dtype=torch.int32)
     for name, own in packed.shape.unpack(unpadded).items():
         if name == "block_table":
@@ -528,18 +533,21 @@ def test_padding_changes_no_request_of_a_step(data: st.DataObject) -> None:
         else:
             found = tensors[name][: len(own)]
         assert torch.equal(found, own), name
-    assert tensors["logit_rows"].tolist() == list(range(size))
-    assert tensors["query_start_loc"].tolist() == list(range(size + 1))
-    assert tensors["seq_lens"][count:].tolist() == [1] * (size - count)
-    for name in ("token_ids", "positions", "slot_mapping", "block_table"):
-        assert not tensors[name][count:].any()
-    requests = [part.request for part in parts]
-    draws = pack_draws(requests, [request.num_tokens for request in requests])
-    for draw in draws:
-        put_draw(draw, ints[: 8 * size], size)
-    columns = SamplingColumns.unpack(torch.from_numpy(ints[: 8 * size]))
-    temperatures = [part.request.params.temperature for part in parts]
-    assert columns.temperatures.tolist() == temperatures + [0.0] * (size - count)
+    assert tensors["logit_rows"].tolist() == list(range(rows))
+    missing = size - count
+    starts = tensors["query_start_loc"][count:].tolist()
+    assert starts == list(range(num_tokens, num_tokens + missing + 1)) and starts[-1] <= rows
+    assert tensors["seq_lens"][count:].tolist() == [1] * missing
+    assert not tensors["block_table"][count:].any()
+    for name in ("token_ids", "positions", "slot_mapping"):
+        assert not tensors[name][num_tokens:].any()
+    drawing = [part.request for part in parts for _ in range(part.num_tokens)]
+    positions = [place + 1 for part in parts for place in range(part.start, part.end)]
+    for draw in pack_draws(drawing, positions):
+        put_draw(draw, ints[: 8 * rows], rows)
+    columns = SamplingColumns.unpack(torch.from_numpy(ints[: 8 * rows]))
+    temperatures = [request.params.temperature for request in drawing]
+    assert columns.temperatures.tolist() == temperatures + [0.0] * (rows - num_tokens)
     drawn = [row for row, temperature in enumerate(temperatures) if temperature]
-    assert columns.seeds[drawn].tolist() == drawn
-    assert columns.positions[drawn].tolist() == [parts[row].request.num_tokens for row in drawn]
+    assert columns.seeds[drawn].tolist() == [drawing[row].seed for row in drawn]
+    assert columns.positions[drawn].tolist() == [positions[row] for row in drawn]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minivllm.engine.engine import Engine
 from minivllm.extras.speculative.lengths import AdaptiveLengths, DraftLengths, FixedLengths
-from minivllm.extras.speculative.proposer import MakeAttention, Proposer
+from minivllm.extras.speculative.proposer import Proposer
 from minivllm.extras.speculative.rejection import Rejection
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.extras.speculative.step_cost import StepCost, measure
@@ -13,21 +13,19 @@ from minivllm.extras.speculative.verification import GivenAcceptance, SameNoise,
 FREE = StepCost([1], [0.0])  # to draft without a model
 
 
-def speculate(engine: Engine, proposer: Proposer, attention: MakeAttention) -> Speculator:
+def speculate(engine: Engine, proposer: Proposer) -> Speculator:
     """Let an engine draft and verify.
 
     Args:
-        engine: with all passes applied.
-        proposer: has loaded its models.
-        attention: makes the attention of a second model.
+        engine: with all passes applied; replays its graphs, if it has any.
+        proposer: attached to the engine.
     """
-    proposer.attach(engine, attention)
     options, policy = proposer.options, engine.scheduler.policy
     most_drafts = options.num_speculative_tokens
     lengths: DraftLengths = FixedLengths(most_drafts)
     if options.adaptive:
         most = min(policy.max_num_seqs * (1 + most_drafts), policy.max_num_batched_tokens)
-        step_ms = measure(engine.runner, most)
+        step_ms = measure(engine.launcher.executor, most, policy.max_num_seqs)
         draft_ms = proposer.cost(policy.max_num_seqs) or FREE
         lengths = AdaptiveLengths(most_drafts, step_ms, draft_ms)
     verifier: Verifier = SameNoise()

@@ -30,7 +30,6 @@ class DraftProposer(ModelDrafts):
     """
 
     name = "draft"
-    loaded: LoadedModel  # set by `load`
 
     def __init__(self, options: DraftOptions) -> None:
         self.options: DraftOptions = options
@@ -64,7 +63,7 @@ class DraftProposer(ModelDrafts):
             backend = attention(
                 self.loaded, kv_cache(specs, engine.kv.layout, dtype, runner.device)
             )
-        self.executor = ModelRunner(model, backend, runner.device, runner.ops)
+        self.executor = self.runner = ModelRunner(model, backend, runner.device, runner.ops)
 
 
 def _require_alike(draft: LoadedModel, target: LoadedModel) -> None:

@@ -84,9 +84,10 @@ class EarlyExitProposer(ModelDrafts):
     def attach(self, engine: Engine, attention: MakeAttention) -> None:
         """See Proposer."""
         super().attach(engine, attention)
-        runner = engine.runner
-        model = EarlyExit(engine.loaded.model, self.options.exit_layer, self.options.head_tokens)
-        self.executor = ModelRunner(model, runner.attention, runner.device, runner.ops)
+        runner, self.loaded = engine.runner, engine.loaded
+        model = EarlyExit(self.loaded.model, self.options.exit_layer, self.options.head_tokens)
+        self.runner = ModelRunner(model, runner.attention, runner.device, runner.ops)
+        self.executor = self.runner
 
 
 def _share(module: Decoder) -> Decoder:

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from minivllm.engine.batch_inputs import Sampling, pack, pack_draws
 from minivllm.engine.engine import Engine
-from minivllm.engine.executor import Executor
+from minivllm.engine.executor import Executor, ModelRunner
 from minivllm.engine.request import Request, placeholder
 from minivllm.engine.sampler import SampledTokens, SamplerCounters
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.extras.speculative.proposer import MakeAttention, Proposer
 from minivllm.extras.speculative.step_cost import StepCost, measure
+from minivllm.models.load.loading import LoadedModel
 
 # Added to the positions of draws that must be independent of the target's: beyond every context.
 OTHER_NOISE = 1 << 30
@@ -29,12 +30,16 @@ class ModelDrafts(Proposer):
     the drafting model needs no cache of its own.
 
     Attributes:
-        executor: runs the drafting model; set by `attach`.
+        loaded: the drafting model, or the one that it is a part of; set by `attach`.
+        runner: of the drafting model; set by `attach`.
+        executor: runs the drafting model: the runner, or one that hands on to it.
         own_cache: whether the drafting model has keys and values of its own, in the same blocks.
         keeps_logits: keep the drafting model's logits until the drafts are verified, and draw with
             noise that is independent of the target's.
     """
 
+    loaded: LoadedModel
+    runner: ModelRunner
     executor: Executor
     own_cache = False
 
@@ -55,7 +60,7 @@ class ModelDrafts(Proposer):
 
     def cost(self, largest: int) -> StepCost:
         """See Proposer."""
-        return measure(self.executor, largest)
+        return measure(self.executor, largest, largest)
 
     def propose(self, request: Request, most: int) -> list[int]:
         """Places for drafts, which `fill` fills: the step's blocks are not ready yet."""

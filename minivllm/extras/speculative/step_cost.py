@@ -10,7 +10,6 @@ import numpy as np
 
 from minivllm.engine.batch_inputs import PackedStep, Sampling, StepShape
 from minivllm.engine.executor import Executor
-from minivllm.extras.graphs import padding
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROUNDS = 7
@@ -45,11 +44,21 @@ class StepCost:
 
 
 def measure(
-    executor: Executor, largest: int, now: Callable[[], float] = time.perf_counter
+    executor: Executor,
+    largest: int,
+    most_requests: int,
+    now: Callable[[], float] = time.perf_counter,
 ) -> StepCost:
-    """The shortest of a few steps of each size, up to `largest` tokens or the first size that takes
-    longer than `LONGEST_MS`. They read and write the reserved block only: of what a cache holds
-    nothing changes."""
+    """The shortest of a few steps of each size, up to the first that takes longer than
+    `LONGEST_MS`. They read and write the reserved block only: of what a cache holds nothing
+    changes.
+
+    Args:
+        executor: computes the steps, or replays graphs of them.
+        largest: most tokens of a step.
+        most_requests: tokens beyond so many are drafts.
+        now: the time in seconds.
+    """
     sizes = sorted({min(size, largest) for size in SIZES})
     begin, shortest = now(), np.full(len(sizes), np.inf)
     # Round by round, so that what disturbs a moment does not disturb all steps of one size.
@@ -57,7 +66,7 @@ def measure(
         if number > 1 and now() - begin > BUDGET_S:
             break
         for index, size in enumerate(sizes):
-            milliseconds = _milliseconds(executor, _decoding(size), now)
+            milliseconds = _milliseconds(executor, _decoding(size, most_requests), now)
             shortest[index] = min(shortest[index], milliseconds)
             if milliseconds > LONGEST_MS:
                 sizes = sizes[: index + 1]
@@ -65,12 +74,23 @@ def measure(
     return StepCost(sizes, shortest[: len(sizes)].tolist())
 
 
-def _decoding(size: int) -> PackedStep:
-    """A step of `size` requests without a context, each with one token in block 0."""
-    ints = np.concatenate((padding(size, 0), np.zeros(size, np.int32)))
-    ones = (1,) * size
+def _decoding(size: int, most_requests: int) -> PackedStep:
+    """A step of `size` tokens in block 0, of requests without a context: one token of each, or of
+    `most_requests` several."""
+    count = min(size, most_requests)
+    each, more = divmod(size, count)
+    lens = (each + 1,) * more + (each,) * (count - more)
+    width = max(lens)  # Blocks have one token or more.
+    indices = np.zeros((4, size), np.int64)  # token ids, positions, slots, rows of the logits
+    indices[3] = np.arange(size)
+    rest = np.concatenate((np.cumsum((0, *lens)), lens, np.zeros(count * width)))
     return PackedStep(
-        ints.tobytes(), StepShape(size, ones, 1, size), ones, ones, Sampling(), needs_logits=False
+        indices.tobytes() + rest.astype(np.int32).tobytes(),
+        StepShape(size, lens, width, size),
+        lens,
+        lens,
+        Sampling(),
+        needs_logits=False,
     )
 
 

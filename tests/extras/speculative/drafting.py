@@ -86,7 +86,8 @@ def speculator(engine: Engine) -> Speculator:
 
 def draft_with(engine: Engine, proposer: Proposer, verifier: Verifier | None = None) -> Speculator:
     """Let an engine that has no drafts have some."""
-    made = speculate(engine, proposer, attention=None)  # type: ignore[arg-type]
+    proposer.attach(engine, attention=None)  # type: ignore[arg-type]
+    made = speculate(engine, proposer)
     if verifier is not None:
         made.verifier, made.needs_logits = verifier, verifier.needs_logits
     return made
