@@ -12,10 +12,11 @@
 #   scaling       what a step costs as requests and context grow
 #   kernels       each kernel by itself against these ceilings
 #   experts       a mixture of experts, one after another and grouped
-#   correctness   the rest of the ladder, as far as it uses the GPU
+#   correctness   the rest of the ladder, as far as it uses the GPU; that drafts change no token, in graphs of their own
 #   waits         what CUDA graphs, overlapping steps and compiled layers are worth
 #   ablation      what each optimisation is worth beside the others: over three calls, each goes on where the last ended
 #   backends      attention, cache and product kernels, a workload with and without each
+#   speculation   when drafts pay; that they change no token is among correctness
 #   studies       the other studies
 #
 # Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560); with
@@ -43,7 +44,7 @@ PART_S=${PART_S:-560}
 CALL_S=${CALL_S:-}
 TESTERS=${TESTERS:-8}
 TIMEOUT_S=240 # of a measurement
-ALL="ceilings kernel-tests table precision batching peer scaling kernels experts correctness waits ablation backends studies"
+ALL="ceilings kernel-tests table precision batching peer scaling kernels experts correctness waits ablation backends speculation studies"
 PARTS=${*:-$ALL}
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 for part in $PARTS; do # before any of them takes its time
@@ -244,6 +245,13 @@ for part in $PARTS; do
             workload.num_requests=8
         sweep gpu-qwen3-backends model=qwen3 attention=triton,sdpa,torch_varlen,flex cache.block_size=256 \
             runtime.cuda_graphs=false
+        ;;
+    speculation)
+        # Of the preset the map of where drafts break even; all of it is 100 cells.
+        given='speculative: draft, speculative.num_speculative_tokens: 4, speculative.acceptance: "0.5,0.75,1"'
+        loads='workload.num_requests: "1,8,32"'
+        cells gpu-speculation preset=speculation model=qwen3 model.max_model_len=1024 measure.repeats=2 \
+            "sweep.params=[{speculative: none, $loads}, {$given, speculative.adaptive: \"false\", $loads}]"
         ;;
     studies)
         cells gpu-batching preset=batching model=qwen3

@@ -16,6 +16,7 @@ ACROSS = {
     "experiments/test_ablation_sweep.py": "ablations from the command line to verdicts",
     "experiments/test_launchers.py": "every launcher leaves the same records",
     "experiments/test_resume.py": "kills of a whole sweep",
+    "extras/test_draft_graphs.py": "drafts made and verified in graphs, by any way of drafting",
     "extras/speculative/test_lossless.py": "one property of every way of drafting",
     "extras/speculative/test_masked_drafts.py": "masks, by any way of drafting",
     "kernels/cpu/test_processors.py": "C++ sources, which are no Python",

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from tests.engine.traffic import DRAWN, GREEDY, KINDS, Asked, serve, traffic
+from tests.extras.speculative.drafting import speculator
 from tests.extras.test_graphs import graphs_of
 from tests.reference import make_checkpoint
 
@@ -34,9 +35,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def load(folder: Path, *knobs: str, attention: str = "triton") -> LLM:
-    return LLM(
-        str(folder), device="cuda", quant="fp32", attention=attention, overrides=[*KNOBS, *knobs]
-    )
+    options = [knob for knob in knobs if "." not in knob.split("=")[0] or "@" in knob]
+    own = [*options, *KNOBS, *(knob for knob in knobs if knob not in options)]
+    return LLM(str(folder), device="cuda", quant="fp32", attention=attention, overrides=own)
 
 
 def asked() -> list[Asked]:
@@ -74,6 +75,28 @@ def test_any_traffic_gives_the_same_tokens(folder: Path, requests: list[Asked]) 
     for one, expected, tokens in zip(requests, *found, strict=True):
         if one.aborted is None:
             assert tokens == expected
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        ["speculative=ngram", "speculative.prompt_lookup_min=1"],
+        ["speculative=early_exit", "speculative.exit_layer=2"],
+        ["speculative=draft", "quant@speculative.quant=int8"],
+    ],
+)
+@pytest.mark.parametrize("adaptive", ["false", "true"])
+def test_drafts_in_graphs_change_no_token(folder: Path, drafts: list[str], adaptive: str) -> None:
+    with load(folder, "runtime.cuda_graphs=false") as llm:
+        expected = serve(llm.engine, asked())
+    knobs = [*drafts, f"speculative.adaptive={adaptive}", "runtime.cuda_graphs=true"]
+    with load(folder, *knobs) as llm:
+        keeper = graphs_of(llm.engine)
+        assert keeper is not None and len(keeper.others) == (drafts[0] != "speculative=ngram")
+        assert serve(llm.engine, asked()) == expected
+        assert keeper.counters["graph_replays"] > 10
+        if adaptive == "false":
+            assert speculator(llm.engine).counters.num_accepted_tokens > 0
 
 
 def test_attention_without_graphs_says_so(folder: Path) -> None:

@@ -32,7 +32,7 @@ PARTS = (
         "experts",
         "correctness",
     ),
-    *("waits", "ablation", "backends", "studies"),
+    *("waits", "ablation", "backends", "speculation", "studies"),
 )
 MEASURING = [part for part in PARTS if part not in ("ceilings", "kernel-tests", "correctness")]
 SEPARATOR = "\x1e"
