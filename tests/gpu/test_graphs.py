@@ -99,6 +99,22 @@ def test_drafts_in_graphs_change_no_token(folder: Path, drafts: list[str], adapt
             assert speculator(llm.engine).counters.num_accepted_tokens > 0
 
 
+def test_drafts_of_one_request_at_a_time_are_replayed(folder: Path) -> None:
+    """Those that a model makes, and their verification, in graphs of one memory."""
+    few = ["model.max_model_len=48", "batching.max_num_seqs=1"]
+    drafts = ["speculative=early_exit", "speculative.exit_layer=2", "speculative.adaptive=false"]
+    one_by_one = [Asked([5] * 4, replace(one, max_tokens=6)) for one in (GREEDY, DRAWN)]
+    with load(folder, "runtime.cuda_graphs=false", *few) as llm:
+        expected = serve(llm.engine, one_by_one)
+    with load(folder, "runtime.cuda_graphs=true", *few, *drafts) as llm:
+        assert serve(llm.engine, one_by_one) == expected
+        keeper = graphs_of(llm.engine)
+        assert keeper is not None and {key.queries for key in keeper.graphs} == {1, 4}
+        counters = speculator(llm.engine).counters
+        # One for each step that verifies, and at least one to draft.
+        assert keeper.counters["graph_replays"] >= 2 * counters.steps > 0
+
+
 def test_attention_without_graphs_says_so(folder: Path) -> None:
     with pytest.raises(BadInput, match="attention=sdpa lays each step out on the host"):
         load(folder, "runtime.cuda_graphs=true", attention="sdpa")
