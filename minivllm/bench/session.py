@@ -28,7 +28,12 @@ from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.price import cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import Rows, breakdown, recorded_requests
-from minivllm.bench.metrics.speculation import SpeculationReport, set_acceptance, speculation
+from minivllm.bench.metrics.speculation import (
+    SpeculationReport,
+    acceptance_notes,
+    require_trained,
+    speculation,
+)
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.quality import Reference
 from minivllm.bench.quality_evaluator import QualityEvaluator
@@ -260,6 +265,7 @@ class Session:
             speculation=None if drafts is None else speculation(drafts, steps),
             liveness=liveness,
         )
+        require_trained(record.speculation, info.weights)
         energy.joules_per_output_token = per_token(energy, figures.output_tokens)
         record.cost = cost(vars(measure.price), figures, energy)
         record.validity = validity.check(
@@ -275,7 +281,7 @@ class Session:
             record.validity.notes += validity.one_token_answers(traces, served="stream" in liveness)
         record.validity.notes += [
             *info.warnings,
-            *set_acceptance(record.speculation),
+            *acceptance_notes(record.speculation, info.weights),
             *self._notes,
             *self._hardware.notes,
             *load.workload.notes,

@@ -111,10 +111,24 @@ def speculation(report: SpeculationReport, steps: Rows) -> SpeculationFigures:
     return result
 
 
-def set_acceptance(section: SpeculationFigures | None) -> list[str]:
-    """A note on drafts that were accepted without a look at them."""
-    if section is None or section.given_acceptance is None:
+def require_trained(section: SpeculationFigures | None, weights: str) -> None:
+    """Drop rates of acceptance that random weights decided: they say nothing of any model."""
+    if section is None or section.given_acceptance is not None or weights != "random":
+        return
+    section.draft_acceptance_rate = section.mean_acceptance_length = None
+    section.token_acceptance = section.tokens_per_step = None
+    section.acceptance_by_position, section.acceptance_by_length = [], {}
+
+
+def acceptance_notes(section: SpeculationFigures | None, weights: str) -> list[str]:
+    """A note on drafts that were accepted without a look at them, or by random weights."""
+    if section is None:
         return []
+    if section.given_acceptance is None:
+        return [
+            "random weights accept drafts as no trained model does: rates of acceptance are left "
+            "out; set speculative.acceptance"
+        ] * (weights == "random")
     rates = ", ".join(f"{rate:g}" for rate in section.given_acceptance)
     return [
         f"acceptance set: drafts were accepted at {rates}, whatever they were; speed is that of a "

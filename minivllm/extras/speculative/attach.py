@@ -35,7 +35,10 @@ def speculate(engine: Engine, proposer: Proposer) -> Speculator:
         verifier = Rejection(engine.launcher.extensions, proposer.draft_logits)
     anew = engine.loaded.config.rope.rotates_anew_at
     longest = None if anew is None else anew - 1
-    speculator = Speculator(proposer, lengths, verifier, engine.kv.clear, longest)
+    vocab_size = engine.loaded.config.vocab_size
+    speculator = Speculator(
+        *(proposer, lengths, verifier, engine.kv.clear, longest), vocab_size=vocab_size
+    )
     engine.launcher.speculation = speculator
     # First, so that the other rules see no drafts of a step that failed.
     engine.scheduler.rules = (speculator, *engine.scheduler.rules)

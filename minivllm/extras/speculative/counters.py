@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+MOST_REQUESTS = 100_000  # that are told apart, the latest
+
 
 @dataclass
 class SpeculationCounters:
@@ -39,5 +41,7 @@ class SpeculationCounters:
         self.accepted_per_pos.update(range(accepted))
         self.drafts_of_length[length] += 1
         self.accepted_of_length[length] += accepted
+        if len(self.requests) >= MOST_REQUESTS and request_id not in self.requests:
+            del self.requests[next(iter(self.requests))]  # the oldest
         drafts, drafted, right = self.requests.get(request_id, (0, 0, 0))
         self.requests[request_id] = drafts + 1, drafted + length, right + accepted

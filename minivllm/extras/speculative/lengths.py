@@ -38,6 +38,7 @@ class FixedLengths(DraftLengths):
 
 DECAY = 0.9  # of what a request's earlier drafts count, with each draft
 PRIOR_DRAFTS = 2.0  # how many draft tokens of its own the rate of all requests counts for
+MOST_THRESHOLDS = 4096  # that are remembered
 EXPLORE_EVERY = 32  # steps without drafts before one request drafts all the same
 
 
@@ -101,10 +102,12 @@ class AdaptiveLengths(DraftLengths):
         """A rate below which no draft of `count` requests pays: the lowest mean survival at which
         any number of draft tokens would."""
         key = count, num_tokens
+        if len(self._thresholds) > MOST_THRESHOLDS:
+            self._thresholds.clear()
         if key not in self._thresholds:
             alone = self.step_ms(num_tokens)
             self._thresholds[key] = min(
-                count / m * ((self.step_ms(num_tokens + m) + self.draft_ms(1)) / alone - 1)
+                count / m * (self.step_ms(num_tokens + m) / alone - 1)
                 for m in range(1, count * self.longest + 1)
             )
         return self._thresholds[key]
@@ -142,7 +145,8 @@ class AdaptiveLengths(DraftLengths):
         depths = range(max(lengths))
         expected = sum(self.draft_ms(sum(n > depth for n in lengths)) for depth in depths)
         if expected > 0:
-            found = milliseconds / expected
+            # A draft that first computed a prompt, or recorded a graph, says little of others.
+            found = min(milliseconds / expected, 2 * self._draft_scale)
             self._draft_scale += (1 - DECAY) * (found - self._draft_scale)
 
     def note(self, request: Request, length: int, accepted: int) -> None:

@@ -10,6 +10,7 @@ from minivllm.engine.preemption import Recompute
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import PlanBuilder, Scheduler, SchedulingRule
 from minivllm.engine.step import ScheduledRequest, StepPlan
+from minivllm.errors import BadInput
 from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.lengths import DraftLengths
 from minivllm.extras.speculative.proposer import Proposer
@@ -23,9 +24,9 @@ class Speculator(SchedulingRule):
     """Extends the decoding requests of a planned step by drafts, and keeps those that the target
     chooses too; see Speculation.
 
-    The step is planned without drafts: they take what is left of its budget and free blocks only,
-    so they delay and preempt no request. Rejected drafts leave keys and values behind that the next
-    step overwrites.
+    The step is planned without drafts, which take what is left of its budget and of free blocks:
+    they displace nothing of that step. Rejected drafts leave blocks, which stay with their request,
+    and keys and values, which the next step overwrites.
 
     A wrong draft may have keys that are no numbers, which spoil the logits of the tokens before it,
     too: attention multiplies them by 0. So a request some of whose logits are not finite gets no
@@ -40,6 +41,7 @@ class Speculator(SchedulingRule):
         longest: no draft makes a sequence longer than so many tokens (its keys would be rotated in
             another way); None: no limit.
         now: clock in seconds, for what drafting takes.
+        vocab_size: of the target, against which draft tokens are checked; None: they are no ids.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class Speculator(SchedulingRule):
         clear: Callable[[Sequence[int]], None],
         longest: int | None = None,
         now: Callable[[], float] = time.perf_counter,
+        vocab_size: int | None = None,
     ) -> None:
         self.proposer, self.lengths, self.verifier = proposer, lengths, verifier
         self.needs_logits = verifier.needs_logits
         self.counters = SpeculationCounters()
         self._clear, self._longest, self._now = clear, longest, now
+        self._vocab_size = vocab_size
         self._unverified: list[ScheduledRequest] = []
         # Requests that a step with drafts gave no number, and whether they compute anew by now.
         self._spoilt: dict[Request, bool] = {}
@@ -69,8 +73,10 @@ class Speculator(SchedulingRule):
             self._spoilt[request] = True
 
     def _withdraw(self) -> None:
+        """Drop drafts, accepted ones too, of parts that the scheduler does not know as computed."""
         for part in self._unverified:
-            del part.request.token_ids[part.start + 1 :]
+            if part.request.num_computed_tokens <= part.start:
+                del part.request.token_ids[part.start + 1 :]
         self._unverified.clear()
 
     def extend(self, scheduler: Scheduler, step: PlanBuilder) -> None:
@@ -103,10 +109,15 @@ class Speculator(SchedulingRule):
         if most < 1:
             return
         begin = self._now()
-        drafts = self.proposer.propose(request, most)
+        drafts = self.proposer.propose(request, most)[:most]
         self.counters.draft_s += self._now() - begin
         if not drafts:
             return
+        if self._vocab_size is not None and not 0 <= min(drafts) <= max(drafts) < self._vocab_size:
+            raise BadInput(
+                f"speculative={self.proposer.name}: it drafts token ids that the model does not "
+                f"have: {list(drafts)}"
+            )
         grown = scheduler.cache.grow(request.cache, part.start, part.end + len(drafts))
         assert grown, "`room` has made sure of free blocks"
         request.token_ids.extend(drafts)
@@ -148,7 +159,6 @@ class Speculator(SchedulingRule):
             parts.append(part)
         kept += enumerate(token_ids[row:], row)  # of group members that start
         self.counters.steps += 1
-        self._unverified.clear()
         return plan._replace(scheduled=tuple(parts)), kept
 
     def _verify(

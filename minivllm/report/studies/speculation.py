@@ -28,6 +28,7 @@ THROUGHPUT = "metrics.output_tokens_per_s"
 REQUESTS = "config.workload.num_requests"
 KNOBS = "config.speculative."
 HEADINGS = (
+    "model",
     "proposer",
     "K",
     "requests",
@@ -200,9 +201,13 @@ def _words(one: Worth) -> str:
 
 def rows(result: Sequence[Worth]) -> list[list[str]]:
     """The cells under HEADINGS, the loads ascending."""
-    ordered = sorted(result, key=lambda one: (one.given, one.proposer, one.requests))
+    ordered = sorted(
+        result,
+        key=lambda one: (one.given, one.cell.named("choices.model"), one.proposer, one.requests),
+    )
     return [
         [
+            one.cell.named("choices.model"),
             one.proposer,
             one.drafts,
             f"{one.requests:.0f}",
@@ -221,45 +226,46 @@ def rows(result: Sequence[Worth]) -> list[list[str]]:
 
 
 def by_load(result: Sequence[Worth]) -> Chart | None:
-    """Speed-up over requests at once, a panel for each temperature."""
+    """Speed-up over requests at once, a panel for each temperature and way to choose lengths."""
     judged = [one for one in result if not one.given]
-    temperatures = dict.fromkeys(one.cell.named("config.decoding.temperature") for one in judged)
+    kinds = dict.fromkeys((_temperature(one), one.drafts) for one in judged)
     names = dict.fromkeys(one.proposer for one in judged)
     colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))
-    panels = []
-    for temperature in temperatures:
+    rows_of: dict[str, list[Panel]] = {}
+    for temperature, drafts in kinds:
         series: list[Series] = []
         for name, colour in colours.items():
             points = sorted(
-                (one.requests, one.speedup.ratio, one)
+                (one.requests, one.speedup.ratio, _note(one))
                 for one in judged
-                if one.proposer == name
-                and one.cell.named("config.decoding.temperature") == temperature
+                if (one.proposer, _temperature(one), one.drafts) == (name, temperature, drafts)
             )
-            series += _curve(name, colour, [(x, y, _note(one)) for x, y, one in points])
-        if series:
-            panels.append(
-                _panel(f"Temperature {temperature}", "requests at once (log scale)", series)
-            )
-    if not panels:
+            series += _curve(name, colour, points)
+        title = f"{drafts} tokens a draft"
+        panel = _panel(title, "requests at once (log scale)", series)
+        rows_of.setdefault(f"Temperature {temperature}", []).append(panel)
+    if not rows_of:
         return None
     return Chart(
         "speculation",
         "What are drafts worth under load?",
         " ".join(statements(result)),
-        "Output tokens per second over those without drafts; 1 is the grey line.",
-        [("", panels)],
+        "Output tokens per second over those without drafts; 1 is the dashed line.",
+        list(rows_of.items()),
     )
 
 
 def by_acceptance(result: Sequence[Worth]) -> Chart | None:
-    """Speed-up over given acceptance, a line for each load: where it crosses 1 drafts break
-    even."""
+    """Speed-up over given acceptance, a line for each load: where it crosses 1 drafts break even.
+    The most frequent proposer alone, since others have other costs."""
     given = [one for one in result if one.given and one.acceptance is not None]
-    loads = sorted({one.requests for one in given})
+    kinds = [_kind(one) for one in given]
+    most = max(kinds, key=kinds.count, default=None)
+    given = [one for one in given if _kind(one) == most]
     if len({one.acceptance for one in given}) < 2:
         return None
     series: list[Series] = []
+    loads = sorted({one.requests for one in given})
     for requests, colour in zip(loads, (SLATE, TAUPE, MIST, SAND), strict=False):
         points = sorted(
             (one.acceptance or 0.0, one.speedup.ratio, _note(one))
@@ -271,10 +277,19 @@ def by_acceptance(result: Sequence[Worth]) -> Chart | None:
     return Chart(
         "break_even",
         "From which acceptance do drafts pay?",
-        listing([f"{note}" for one in given[:5] if (note := _note(one))]),
-        "The acceptance is set. A line pays where it is above 1.",
+        listing([f"{sig(one.acceptance)}: {_note(one)}" for one in given]),
+        f"{given[0].proposer} of {given[0].drafts} tokens on {most[0] if most else ''}, with an "
+        "acceptance that is set. A line pays where it is above 1.",
         [("", [panel])],
     )
+
+
+def _kind(one: Worth) -> tuple[str, str, str]:
+    return one.cell.named("choices.model"), one.proposer, one.drafts
+
+
+def _temperature(one: Worth) -> str:
+    return one.cell.named("config.decoding.temperature")
 
 
 def _note(one: Worth) -> str:
@@ -285,7 +300,10 @@ def _curve(name: str, colour: str, points: Sequence[tuple[float, float, str]]) -
     if not points:
         return []
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
-    return [Series(name, colour, xs, ys, names=[words for _, _, words in points])]
+    return [
+        Series(name, colour, xs, ys, "line"),
+        Series("", colour, xs, ys, names=[words for _, _, words in points]),
+    ]
 
 
 def _panel(title: str, x_label: str, series: list[Series], log_x: bool = True) -> Panel:

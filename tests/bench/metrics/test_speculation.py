@@ -10,7 +10,8 @@ from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import recorded_requests
 from minivllm.bench.metrics.speculation import (
     SpeculationReport,
-    set_acceptance,
+    acceptance_notes,
+    require_trained,
     solve,
     speculation,
     step_costs,
@@ -115,9 +116,9 @@ def test_without_a_draft_there_is_nothing_to_divide_by() -> None:
 def test_an_acceptance_that_was_set_is_recorded_and_said() -> None:
     section = reported([], acceptance=(0.9, 0.5))
     assert section.given_acceptance == [0.9, 0.5]
-    (note,) = set_acceptance(section)
+    (note,) = acceptance_notes(section, "random")
     assert note.startswith("acceptance set: drafts were accepted at 0.9, 0.5")
-    assert set_acceptance(reported([])) == set_acceptance(None) == []
+    assert acceptance_notes(reported([]), "checkpoint") == acceptance_notes(None, "random") == []
 
 
 def test_the_section_is_what_the_schema_reads() -> None:
@@ -132,3 +133,15 @@ def test_each_request_has_its_own_counts() -> None:
     assert [(row["draft_tokens"], row["accepted_tokens"]) for row in rows] == [(8, 4), (0, 0)]
     rows = recorded_requests(traces)
     assert [(row["draft_tokens"], row["accepted_tokens"]) for row in rows] == [(None, None)] * 2
+
+
+def test_random_weights_have_no_rates_of_their_own() -> None:
+    section = reported([])
+    assert section.draft_acceptance_rate is not None
+    require_trained(section, "checkpoint")
+    assert section.draft_acceptance_rate is not None
+    require_trained(section, "random")
+    assert section.draft_acceptance_rate is section.mean_acceptance_length is None
+    assert section.acceptance_by_position == [] and section.num_accepted_tokens == 4
+    (note,) = acceptance_notes(section, "random")
+    assert "set speculative.acceptance" in note

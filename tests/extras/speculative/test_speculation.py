@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from minivllm import LLM, SamplingParams
 from minivllm.engine.engine import TokenOutput
 from minivllm.engine.request import Request
+from minivllm.errors import BadInput
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.traffic import DRAWN, GREEDY, Asked, check, serve
 from tests.extras.speculative.drafting import (
@@ -181,6 +183,45 @@ def test_drafts_of_a_step_that_fails_are_withdrawn(
             found = request.output_token_ids
             assert found == tokens[: len(found)] and (gives_up or found == tokens)
         leaves_nothing(engine)
+
+
+def test_accepted_drafts_of_a_step_that_fails_are_withdrawn(
+    llm: LLM, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step fails after its drafts were verified: no accepted token is lost."""
+    engine, params = llm.engine, replace(LONG, logprobs=1)
+    own, calls = engine.launcher.extensions.logprobs, iter(range(100))
+
+    def failing(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise Failure
+        return own(*args)
+
+    monkeypatch.setattr(engine.launcher.extensions, "logprobs", failing)
+    expected = serve(plain.engine, [Asked(prompt, params) for prompt in PROMPTS])
+    requests = [engine.add_request(str(i), prompt, params) for i, prompt in enumerate(PROMPTS)]
+    told: dict[str, list[int | None]] = {request.request_id: [] for request in requests}
+    while engine.has_unfinished:
+        with suppress(Failure):
+            for output in engine.step():
+                told[output.request.request_id].append(output.token_id)
+    for request, ((tokens, _),) in zip(requests, expected, strict=True):
+        assert request.output_token_ids == told[request.request_id] == tokens
+    leaves_nothing(engine)
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 20])
+def test_a_proposer_that_drafts_no_tokens_of_the_model_is_an_error(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, token: int
+) -> None:
+    engine = llm.engine
+    monkeypatch.setattr(speculator(engine).proposer, "propose", lambda request, most: [token] * 99)
+    engine.add_request("a", PROMPTS[0], LONG)
+    with pytest.raises(BadInput, match="drafts token ids that the model does not have"):
+        while engine.has_unfinished:
+            engine.step()
+    engine.abort_all()
+    leaves_nothing(engine)
 
 
 def test_keys_that_are_rotated_anew(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_set_acceptance_is_named_and_has_its_own_figure(tmp_path: Path) -> Non
     assert len(found) == 2 and all(one.given for one in found)
     assert by_load(found) is None
     assert any("set, not measured" in line for line in statements(found))
-    assert all("(set)" in row[6] for row in rows(found))
+    assert all("(set)" in row[7] for row in rows(found))
     assert by_acceptance(found) is None  # no record has its acceptance
 
 
