@@ -7,15 +7,46 @@ QuantSpec (Tiwari et al. 2025, arXiv:2502.10424).
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from minivllm.attention.base import AttentionBackend
+from minivllm.attention.batch import StepBatch
 from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import bytes_per_token
 from minivllm.engine.engine import Engine
-from minivllm.engine.executor import ModelRunner
+from minivllm.engine.executor import CausalLM, ModelRunner
 from minivllm.errors import BadInput
-from minivllm.extras.speculative.model_drafts import ModelDrafts
+from minivllm.extras.speculative.model_drafts import ModelDrafts, widen
 from minivllm.extras.speculative.options import DraftOptions
 from minivllm.extras.speculative.proposer import LoadModel, MakeAttention
 from minivllm.models.load.loading import LoadedModel
+
+
+class SameVocabulary:
+    """A model whose embedding and head are padded to another length than the target's; see
+    CausalLM. The tokens of their tokenizer are the same.
+
+    Args:
+        model: drafts.
+        own: token ids that its embedding holds.
+        vocab: those of the target.
+    """
+
+    def __init__(self, model: CausalLM, own: int, vocab: int) -> None:
+        self._model, self._own, self._vocab = model, own, vocab
+
+    @torch.inference_mode()
+    def __call__(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+        """See CausalLM; a token that the embedding lacks is read as token 0."""
+        ids = batch.token_ids
+        return self._model(batch._replace(token_ids=ids.where(ids < self._own, 0)), attention)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See CausalLM; of the target's tokens, of which those that the head lacks have the
+        lowest."""
+        return widen(self._model.compute_logits(hidden), self._vocab)
 
 
 class DraftProposer(ModelDrafts):
@@ -60,10 +91,13 @@ class DraftProposer(ModelDrafts):
         backend = runner.attention
         if self.own_cache:
             specs, dtype = model.attention_specs, model.dtype
-            backend = attention(
-                self.loaded, kv_cache(specs, engine.kv.layout, dtype, runner.device)
-            )
-        self.executor = self.runner = ModelRunner(model, backend, runner.device, runner.ops)
+            self.kv = kv_cache(specs, engine.kv.layout, dtype, runner.device)
+            backend = attention(self.loaded, self.kv)
+        drafts: CausalLM = model
+        sizes = self.loaded.config.vocab_size, target.config.vocab_size
+        if sizes[0] != sizes[1]:
+            drafts = SameVocabulary(model, *sizes)
+        self.executor = self.runner = ModelRunner(drafts, backend, runner.device, runner.ops)
 
 
 def _require_alike(draft: LoadedModel, target: LoadedModel) -> None:

@@ -18,7 +18,7 @@ from minivllm.attention.batch import StepBatch
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
 from minivllm.errors import BadInput
-from minivllm.extras.speculative.model_drafts import ModelDrafts
+from minivllm.extras.speculative.model_drafts import ModelDrafts, widen
 from minivllm.extras.speculative.options import EarlyExitOptions, require_layers
 from minivllm.extras.speculative.proposer import MakeAttention
 from minivllm.kernels.cpu.linear import PanelLinear
@@ -57,15 +57,14 @@ class EarlyExit:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See CausalLM; of token ids beyond `head_tokens` they are the lowest of the others."""
+        """See CausalLM; of token ids beyond `head_tokens` they are the lowest."""
         if self._head is None:
             return self._compute_logits(hidden)
         first, count, vocab, cap = self._head
         logits = first(hidden)[:, :count]
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap
-        lowest = max(-1e30, torch.finfo(logits.dtype).min)
-        return nn.functional.pad(logits, (0, vocab - count), value=lowest)
+        return widen(logits, vocab)
 
 
 class EarlyExitProposer(ModelDrafts):

@@ -56,12 +56,9 @@ class Rejection:
             target = self._probabilities(request, start + row, logits[row])
             draft = drafts[row] if row < len(drafts) else None
             proposed = None
-            if draft is not None and row < len(own):
+            # Where its logits are not finite, nothing was drawn, see ModelDrafts.
+            if draft is not None and row < len(own) and own[row].amax().isfinite():
                 proposed = self._probabilities(request, start + row, own[row])
-                # A draft of the proposer's alone has become token 0, see ModelDrafts.
-                surplus = proposed[len(target) :].sum()
-                proposed = functional.pad(proposed, (0, len(target) - len(proposed)))
-                proposed[0] += surplus
             token, accepted = judge(request.seed, start + row, draft, target, proposed)
             added.append(token)
             if not accepted:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from minivllm import LLM
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.draft import DraftProposer
+from minivllm.extras.speculative.model_drafts import widen
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.traffic import GREEDY, Asked
 from tests.extras.speculative.drafting import LONGEST, load, same, speculator
@@ -89,3 +92,38 @@ def test_a_tokenizer_tells_more_than_the_number_of_tokens(tmp_path: Path) -> Non
         same(llm.engine, plain.engine, asked)
     with pytest.raises(BadInput, match="same tokenizer"):
         load(target, *second(other))
+
+
+@pytest.mark.parametrize("verify", ["same_noise", "rejection"])
+@pytest.mark.parametrize(("own", "vocab"), [(257, 264), (264, 257)])
+def test_padding_of_one_model_alone_fails_nobody(
+    tmp_path: Path, own: int, vocab: int, verify: str
+) -> None:
+    """Masks, biases, penalties and prompts name the target's tokens; greedy, so that both verdicts
+    give the same."""
+    folders = tmp_path / "own", tmp_path / "target"
+    for path, size in zip(folders, (own, vocab), strict=True):
+        make_checkpoint(path, vocab_size=size, eos_token_id=256)
+        byte_tokenizer(path)
+    last = vocab - 1
+    asked = [
+        Asked([20, 21, 22], replace(GREEDY, token_mask=lambda _, out: range(200))),
+        Asked([20, 21, 23], replace(GREEDY, token_mask=lambda _, out: [last])),
+        Asked([20, 21, 24], replace(GREEDY, token_mask=lambda _, out: torch.ones(vocab) > 0)),
+        Asked([20, 21, 25], replace(GREEDY, logit_bias={last: 90.0}, frequency_penalty=0.1)),
+        Asked([20, last, 26], replace(GREEDY, repetition_penalty=1.3)),
+        Asked([last, 27], GREEDY),
+    ]
+    knobs = second(folders[0], f"speculative.verify={verify}")
+    with load(folders[1]) as plain, load(folders[1], *knobs) as llm:
+        same(llm.engine, plain.engine, asked)
+        assert speculator(llm.engine).counters.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_logits_are_brought_to_the_targets_width(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=dtype)
+    assert torch.equal(widen(logits, 2), logits[:, :2]) and torch.equal(widen(logits, 3), logits)
+    wider = widen(logits, 5)
+    assert torch.equal(wider[:, :3], logits) and wider.dtype == dtype
+    assert wider.isfinite().all() and (wider[:, 3:] < -6e4).all()

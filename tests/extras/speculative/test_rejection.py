@@ -119,23 +119,30 @@ def test_what_has_no_probability_never_comes(target: list[float]) -> None:
             assert target[token] > 0
 
 
-def test_a_draft_model_may_have_more_tokens_than_the_target() -> None:
-    """Its surplus tokens become drafts of token 0, which is then as likely as all of them."""
+def test_a_draft_that_was_not_drawn_is_judged_as_one_for_certain() -> None:
+    """Of a model whose logits are not finite, though a filter or mask may leave finite ones."""
     request = Request("r", [1], SamplingParams(temperature=1.0), max_num_tokens=9, seed=0)
-    own = torch.log(torch.tensor([0.1, 0.5, 0.4]))
-    logits = torch.log(torch.tensor([[0.3, 0.7], [0.3, 0.7]]))
-    rule = Rejection(extensions=None, draft_logits=lambda _: [own])  # type: ignore[arg-type]
+    request.params = replace(request.params, logit_bias={1: -1e9})
+    own = torch.tensor([0.0, torch.nan, 0.0])
+    logits = torch.log(torch.tensor([[0.3, 0.1, 0.6]] * 2))
+
+    class Masks:
+        """Leaves tokens 0 and 2."""
+
+        def adjust_logits(self, *_: object) -> Masks:
+            return self
+
+        def apply(self, scores: Tensor) -> None:
+            scores[:, 1] = -torch.inf
+
+    rule = Rejection(Masks(), lambda _: [own])  # type: ignore[arg-type]
     counts = Counter()
-    for seed in range(20_000):
+    for seed in range(5_000):
         request.seed = seed
-        draft = int(np.searchsorted([0.1, 0.6], uniform(seed, 1, 99), side="right")) % 2
-        counts[rule.verify(request, 1, [draft], [0, 0], logits)[0]] += 1
-    assert (
-        stats.power_divergence(
-            [counts[0], counts[1]], [6_000, 14_000], lambda_="log-likelihood"
-        ).pvalue
-        > 0.001
-    )
+        counts[rule.verify(request, 1, [0], [0, 0], logits)[0]] += 1
+    found, expected = [counts[0], counts[2]], [5_000 / 3, 10_000 / 3]
+    assert counts[1] == 0
+    assert stats.power_divergence(found, expected, lambda_="log-likelihood").pvalue > 0.001
 
 
 @pytest.fixture(scope="module")
