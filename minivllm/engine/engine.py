@@ -217,6 +217,8 @@ class Engine:
         yet."""
         follows = previous is not None and previous.sampled is not None
         launched = self.launcher.launch(plan, follows)
+        if self.events.listeners[StepTimed]:
+            self.timer.launched()
         self.overlap.steps += previous is not None
         return launched
 

@@ -70,6 +70,9 @@ class Speculation(Protocol):
 class StepTimer(Protocol):
     """Emits StepTimed events."""
 
+    def launched(self) -> None:
+        """A step was launched, whose experts are being counted."""
+
     def computed(self) -> None:
         """A step was computed, and requests that it finishes still hold their blocks."""
 

@@ -19,8 +19,14 @@ class StepTiming:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._experts: int | Download = 0  # experts that got tokens
         self._blocks = 0, 0  # in use, and empty slots in them
         self._pending: tuple[StepTimed, Download] | None = None
+
+    def launched(self) -> None:
+        """See StepTimer. The count is on its way to the host from now on."""
+        count = self._engine.loaded.model.experts_run
+        self._experts = Download(count[None]) if isinstance(count, Tensor) else count
 
     def computed(self) -> None:
         """See StepTimer. The cache is fullest now."""
@@ -34,7 +40,7 @@ class StepTiming:
         gap, schedule, draft, prepare, forward, sample, emit = (
             1e3 * (end - begin) for begin, end in pairwise(marks)
         )
-        window, experts = engine.loaded.config.sliding_window, engine.loaded.model.experts_run
+        window, experts = engine.loaded.config.sliding_window, self._experts
         near = seq_lens if window is None else [min(length, window) for length in seq_lens]
         timed = StepTimed(
             start_s=time.monotonic() - (time.perf_counter() - marks[1]),
@@ -58,8 +64,8 @@ class StepTiming:
             emit_ms=emit,
             gap_ms=gap,
         )
-        if isinstance(experts, Tensor):
-            self._pending = timed, Download(experts[None])
+        if isinstance(experts, Download):
+            self._pending = timed, experts
         else:
             engine.events.emit(timed)
 
