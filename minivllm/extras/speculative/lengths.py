@@ -18,6 +18,9 @@ class DraftLengths:
     def drafted(self, lengths: Sequence[int], milliseconds: float) -> None:
         """A model took so long to draft so many tokens for each of some requests."""
 
+    def stepped(self, num_tokens: int, has_drafts: bool, milliseconds: float) -> None:
+        """A decoding step of so many tokens took so long in all, but for drafting."""
+
     def note(self, request: Request, length: int, accepted: int) -> None:
         """A draft of `length` tokens was verified, and its first `accepted` are right."""
 
@@ -56,7 +59,8 @@ class AdaptiveLengths(DraftLengths):
 
     Args:
         longest: most tokens of a draft.
-        step_ms: milliseconds of a step of so many tokens.
+        step_ms: milliseconds of a step of so many tokens; those with drafts are scaled by what they
+            are found to take beside those without, such as the draws of their rows.
         draft_ms: milliseconds to draft one token for each of so many requests, by the model alone;
             they are scaled to what drafting is found to take.
     """
@@ -71,6 +75,8 @@ class AdaptiveLengths(DraftLengths):
         self._of_request: dict[Request, tuple[float, float]] = {}  # draft tokens tried, accepted
         self._of_all = (1.0, 1.0)  # optimistic: the first drafts are made
         self._draft_scale = 1.0  # of `draft_ms`
+        # of `step_ms`, without drafts and with them; None: no such step was timed
+        self._step_scale: dict[bool, float | None] = {False: None, True: None}
         self._thresholds: dict[tuple[int, int], float] = {}
         self._idle = 0  # steps without drafts
         self._turn = 0  # of the requests that explore
@@ -122,7 +128,7 @@ class AdaptiveLengths(DraftLengths):
             ),
             reverse=True,
         )
-        tokens, drafting = float(len(rates)), 0.0
+        tokens, drafting, more = float(len(rates)), 0.0, self._verification()
         best = tokens / self.step_ms(num_tokens)
         drafts_at = [0] * self.longest  # requests that draft at each position
         taken = 0
@@ -132,13 +138,27 @@ class AdaptiveLengths(DraftLengths):
             added = self.draft_ms(at + 1) - (self.draft_ms(at) if at else 0.0)
             drafting += self._draft_scale * added
             drafts_at[-minus_position] += 1
-            goodput = tokens / (self.step_ms(num_tokens + count) + drafting)
+            goodput = tokens / (more * self.step_ms(num_tokens + count) + drafting)
             if goodput > best:
                 best, taken = goodput, count
         lengths = [0] * len(rates)
         for _, _, index in places[:taken]:
             lengths[index] += 1
         return lengths
+
+    def _verification(self) -> float:
+        """How much longer a step with drafts takes than one without of as many tokens; at least
+        1."""
+        plain, verifying = self._step_scale[False], self._step_scale[True]
+        return 1.0 if plain is None or verifying is None else max(1.0, verifying / plain)
+
+    def stepped(self, num_tokens: int, has_drafts: bool, milliseconds: float) -> None:
+        """See DraftLengths."""
+        found, known = milliseconds / self.step_ms(num_tokens), self._step_scale[has_drafts]
+        if known is None:
+            self._step_scale[has_drafts] = found
+        else:
+            self._step_scale[has_drafts] = known + (1 - DECAY) * (min(found, 2 * known) - known)
 
     def drafted(self, lengths: Sequence[int], milliseconds: float) -> None:
         """See DraftLengths."""

@@ -60,6 +60,9 @@ class Speculator(SchedulingRule):
         self._clear, self._longest, self._now = clear, longest, now
         self._vocab_size = vocab_size
         self._unverified: list[ScheduledRequest] = []
+        # Of the last step, if it decodes only: its beginning, what was spent on drafting before,
+        # its tokens, and whether it has drafts.
+        self._decoding: tuple[float, float, int, bool] | None = None
         # Requests that a step with drafts gave no number, and whether they compute anew by now.
         self._spoilt: dict[Request, bool] = {}
 
@@ -81,6 +84,18 @@ class Speculator(SchedulingRule):
 
     def extend(self, scheduler: Scheduler, step: PlanBuilder) -> None:
         """Add drafts to the requests that decode."""
+        begin, drafting_s = self._now(), self.counters.draft_s
+        if self._decoding is not None:
+            began, before_s, num_tokens, has_drafts = self._decoding
+            seconds = begin - began - (drafting_s - before_s)
+            self.lengths.stepped(num_tokens, has_drafts, 1e3 * seconds)
+        self._add_drafts(scheduler, step)
+        self._decoding = None
+        if step.scheduled and not step.num_prefill_tokens:
+            num_tokens = scheduler.policy.max_num_batched_tokens - step.budget
+            self._decoding = begin, drafting_s, num_tokens, step.num_drafts > 0
+
+    def _add_drafts(self, scheduler: Scheduler, step: PlanBuilder) -> None:
         decoding = [
             index
             for index, part in enumerate(step.scheduled)
@@ -189,6 +204,7 @@ class Speculator(SchedulingRule):
     def reset(self) -> None:
         """Zero the counters, and let the proposer forget what it learned of finished requests."""
         self.counters = SpeculationCounters()
+        self._decoding = None
         self.proposer.forget()
 
 

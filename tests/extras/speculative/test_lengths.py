@@ -125,3 +125,16 @@ def test_drafting_that_takes_longer_than_the_model_alone_is_noticed() -> None:
     for _ in range(100):
         lengths.drafted([2], 2 * 20.0)  # 20 ms a token, which no token is worth
     assert list(lengths.allot(requests, 1)) == [0]
+
+
+def test_steps_with_drafts_that_take_longer_than_their_tokens_are_noticed() -> None:
+    """Such as by the draws of their rows."""
+    lengths, requests = taught([0.6])
+    assert any(lengths.allot(requests, 1))  # type: ignore[arg-type]
+    for _ in range(100):
+        lengths.stepped(1, False, 8.0)
+        lengths.stepped(4, True, 40.0)  # five times a step without drafts
+    assert not any(lengths.allot(requests, 1))  # type: ignore[arg-type]
+    for _ in range(100):
+        lengths.stepped(4, True, 8.0)
+    assert any(lengths.allot(requests, 1))  # type: ignore[arg-type]
