@@ -144,3 +144,12 @@ def test_the_breakdown_has_drafting_where_a_model_drafts(tmp_path: Path) -> None
     assert "phases (schedule, prepare," in page.source
     page, _ = build(tmp_path / "two", [plain, drafts])
     assert "phases (schedule, draft, prepare," in page.source
+
+
+def test_cells_with_drafts_of_several_lengths_stand_in_one_table(tmp_path: Path) -> None:
+    records = [
+        drafting(acceptance_by_position=[0.8, 0.5, 0.2]),
+        drafting("suffix", index=1, acceptance_by_position=[0.7]),
+    ]
+    page, _ = build(tmp_path, records)
+    assert "80.0 50.0 20.0" in page.text and "70.0 – –" in page.text
