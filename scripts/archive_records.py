@@ -4,6 +4,7 @@ place of the folder.
     python scripts/archive_records.py runs/precision            # writes runs/precision.tar.xz
     python scripts/archive_records.py runs/a runs/b --output reports/examples/cpu/runs
     python scripts/archive_records.py runs/fit --all-steps      # for engine.steps=FILE
+    python scripts/archive_records.py runs/many --first-requests  # of many cells
 
 An archive has each record.json and its tables, every value of a table as it was recorded. Pages
 draw steps and telemetry of a cell's first block alone, so those of later blocks are left out unless
@@ -89,7 +90,7 @@ def packed_record(row: dict[str, Any], left_out: tuple[str, ...]) -> dict[str, b
     return {RECORD: json.dumps(record, indent=1).encode() + b"\n", **found}
 
 
-def pack(source: Path, target: Path, all_steps: bool) -> int:
+def pack(source: Path, target: Path, all_steps: bool = False, first_requests: bool = False) -> int:
     """Write the archive of a sweep's folder, or of another archive.
 
     Returns:
@@ -104,7 +105,8 @@ def pack(source: Path, target: Path, all_steps: bool) -> int:
     first = {cell.ok[0]["directory"] for cell in gather(rows) if cell.ok}
     members: dict[tuple[int, str], bytes] = {}
     for row in rows:
-        left_out = () if all_steps or row["directory"] in first else DRAWN_ONCE
+        later = (*(() if all_steps else DRAWN_ONCE), *([REQUESTS] if first_requests else []))
+        left_out = () if row["directory"] in first else later
         for name, content in packed_record(row, left_out).items():
             members[ORDER.index(name), f"{Path(row['directory']).name}/{name}"] = content
     sink = io.BytesIO()
@@ -131,12 +133,15 @@ def main() -> None:
     parser.add_argument(
         "--all-steps", action="store_true", help="keep steps and telemetry of every block"
     )
+    parser.add_argument(
+        "--first-requests", action="store_true", help="leave out the requests of later blocks"
+    )
     given = parser.parse_args()
     for source in given.runs:
         name = source.name.removesuffix(archive.SUFFIX) + archive.SUFFIX
         target = (given.output or source.parent) / name
         try:
-            count = pack(source, target, given.all_steps)
+            count = pack(source, target, given.all_steps, given.first_requests)
         except BadInput as error:
             parser.error(str(error))
         print(f"{target}: {count} records, {target.stat().st_size:,} bytes")

@@ -231,7 +231,7 @@ def by_load(result: Sequence[Worth]) -> Chart | None:
     kinds = dict.fromkeys((_temperature(one), one.drafts) for one in judged)
     names = dict.fromkeys(one.proposer for one in judged)
     colours = dict(zip(names, (SLATE, TAUPE, MIST, SAND), strict=False))
-    rows_of: dict[str, list[Panel]] = {}
+    panels: dict[str, list[Panel]] = {}
     for temperature, drafts in kinds:
         series: list[Series] = []
         for name, colour in colours.items():
@@ -241,17 +241,17 @@ def by_load(result: Sequence[Worth]) -> Chart | None:
                 if (one.proposer, _temperature(one), one.drafts) == (name, temperature, drafts)
             )
             series += _curve(name, colour, points)
-        title = f"{drafts} tokens a draft"
+        title = f"{drafts} draft tokens, temperature {temperature}"
         panel = _panel(title, "requests at once (log scale)", series)
-        rows_of.setdefault(f"Temperature {temperature}", []).append(panel)
-    if not rows_of:
+        panels.setdefault(temperature, []).append(panel)
+    if not panels:
         return None
     return Chart(
         "speculation",
         "What are drafts worth under load?",
         " ".join(statements(result)),
         "Output tokens per second over those without drafts; 1 is the dashed line.",
-        list(rows_of.items()),
+        [("", row) for row in panels.values()],
     )
 
 
