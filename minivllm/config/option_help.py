@@ -97,7 +97,7 @@ def _option(group: str, option: str) -> str:
     prefix = "" if group in ("preset", "ablation") else f"{group}."
     lines = textwrap.wrap(head, room) + ([f"  {target}"] if target else [])
     for key, (value, comment) in knobs.items():
-        left = f"  {prefix}{key}={value}"
+        left = f"  {'' if '@' in key else prefix}{key}={value}"
         wrapped = textwrap.wrap(comment, max(30, room - width - 5)) or [""]
         lines.append(f"{left:<{width + 4}} {wrapped[0]}".rstrip())
         lines += [" " * (width + 5) + line for line in wrapped[1:]]
@@ -125,9 +125,15 @@ def _knobs(group: str, option: str) -> tuple[str, dict[str, tuple[str, str]]]:
         if isinstance(base, str) and base != "_self_" and _files(group, base):
             knobs.update(_knobs(group, base)[1])
         elif isinstance(base, dict):  # a preset's: "override /workload": "chat"
-            knobs.update(
-                {str(key).split()[-1].lstrip("/"): (str(name), "") for key, name in base.items()}
-            )
+            for key, name in base.items():
+                chosen, _, place = str(key).split()[-1].lstrip("/").partition("@")
+                if place:  # an option of another group in a knob: "/quant@quant": "int4"
+                    chosen = f"{chosen}@{group}.{place}"
+                    values.pop(place, None)
+                comment = re.search(
+                    rf"- {re.escape(str(key))}:.*?\s# ?(.*)$", content, re.MULTILINE
+                )
+                knobs[chosen] = _written(name), comment[1] if comment else ""
     comments = _comments(lines)
     for key, value in _flat(values):
         knobs[key] = (value, comments.get(key) or knobs.get(key, ("", ""))[1])
@@ -156,6 +162,10 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, dict) and value:
             leaves += _flat(value, f"{prefix}{key}.")
         else:
-            written = value if isinstance(value, str) else json.dumps(value, default=str)
-            leaves.append((f"{prefix}{key}", written))
+            leaves.append((f"{prefix}{key}", _written(value)))
     return leaves
+
+
+def _written(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

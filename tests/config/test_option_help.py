@@ -34,6 +34,12 @@ def test_nested_knobs_and_presets(cli: Cli) -> None:
     assert "preset=kv_cache: " in out and "  sweep.params=" in out
 
 
+def test_an_option_of_another_group_in_a_knob_is_told_as_it_is_set(cli: Cli) -> None:
+    out = cli("speculative=draft", "--help").out
+    assert "  model@speculative.model=null" in out and "  quant@speculative.quant=int4" in out
+    assert "the draft's precision" in out and "speculative.quant=" not in out.replace("@specu", "")
+
+
 def test_every_option_has_help(cli: Cli) -> None:
     """One of each group at a time: Hydra looks all groups up in each command."""
     options = (

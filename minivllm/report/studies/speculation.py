@@ -163,7 +163,12 @@ def _logs(cell: Cell) -> list[float]:
 
 def statements(result: Sequence[Worth]) -> list[str]:
     """Sentences: the best at the least load and at the greatest, and what is set."""
-    judged = [one for one in result if not one.given]
+    # A cell whose proposer found nothing says what noise there is, not what drafts are worth.
+    judged = [
+        one
+        for one in result
+        if not one.given and one.cell.mean("speculation.num_drafts") not in (0, 0.0)
+    ]
     lines = []
     for requests in dict.fromkeys(edges(judged)):
         at = [one for one in judged if one.requests == requests]
@@ -178,6 +183,8 @@ def statements(result: Sequence[Worth]) -> list[str]:
     if adaptive:
         least = min(adaptive, key=lambda one: one.speedup.ratio)
         lines.append(f"With adaptive lengths never under {_words(least)} ({least.proposer}).")
+    if idle := len([one for one in result if not one.given]) - len(judged):
+        lines.append(f"{count(idle, 'cell')} had no draft: their ratios are noise.")
     if given := [one for one in result if one.given]:
         lines.append(
             f"{count(len(given), 'cell')} with an acceptance that is set, not measured: costs are "
