@@ -42,6 +42,7 @@ class FixedLengths(DraftLengths):
 DECAY = 0.9  # of what a request's earlier drafts count, with each draft
 PRIOR_DRAFTS = 2.0  # how many draft tokens of its own the rate of all requests counts for
 MOST_THRESHOLDS = 4096  # that are remembered
+PLAIN_EVERY = 64  # steps with drafts before one without, to compare them with
 EXPLORE_EVERY = 32  # steps without drafts before one request drafts all the same
 
 
@@ -77,6 +78,7 @@ class AdaptiveLengths(DraftLengths):
         self._draft_scale = 1.0  # of `draft_ms`
         # of `step_ms`, without drafts and with them; None: no such step was timed
         self._step_scale: dict[bool, float | None] = {False: None, True: None}
+        self._num_verifying = 0  # steps with drafts since the last one without
         self._thresholds: dict[tuple[int, int], float] = {}
         self._idle = 0  # steps without drafts
         self._turn = 0  # of the requests that explore
@@ -92,6 +94,8 @@ class AdaptiveLengths(DraftLengths):
         """See DraftLengths."""
         rates = [self.rate(request) for request in requests]
         lengths = [0] * len(rates)
+        if self._num_verifying >= (1 if self._step_scale[False] is None else PLAIN_EVERY):
+            return lengths
         if max(rates) >= self._threshold(len(rates), num_tokens):
             lengths = self._best(rates, num_tokens)
         if any(lengths):
@@ -154,6 +158,7 @@ class AdaptiveLengths(DraftLengths):
 
     def stepped(self, num_tokens: int, has_drafts: bool, milliseconds: float) -> None:
         """See DraftLengths."""
+        self._num_verifying = self._num_verifying + 1 if has_drafts else 0
         found, known = milliseconds / self.step_ms(num_tokens), self._step_scale[has_drafts]
         if known is None:
             self._step_scale[has_drafts] = found

@@ -132,9 +132,21 @@ def test_steps_with_drafts_that_take_longer_than_their_tokens_are_noticed() -> N
     lengths, requests = taught([0.6])
     assert any(lengths.allot(requests, 1))  # type: ignore[arg-type]
     for _ in range(100):
-        lengths.stepped(1, False, 8.0)
         lengths.stepped(4, True, 40.0)  # five times a step without drafts
+        lengths.stepped(1, False, 8.0)
     assert not any(lengths.allot(requests, 1))  # type: ignore[arg-type]
     for _ in range(100):
         lengths.stepped(4, True, 8.0)
+        lengths.stepped(1, False, 8.0)
     assert any(lengths.allot(requests, 1))  # type: ignore[arg-type]
+
+
+def test_a_step_without_drafts_is_taken_to_compare_with() -> None:
+    lengths, requests = taught([0.9])
+    drafted = []
+    for _ in range(200):
+        longest = max(lengths.allot(requests, 1))  # type: ignore[arg-type]
+        lengths.stepped(1 + longest, longest > 0, 8.0)
+        drafted.append(longest > 0)
+    assert drafted[:3] == [True, False, True]
+    assert drafted.count(False) == 4  # the first, and one in 64
