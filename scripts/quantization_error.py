@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from minivllm.bench.records.identity import code_hash
 from minivllm.bench.records.provenance import provenance
 from minivllm.config.compose import build, compose
+from minivllm.kernels.context import BuildContext
 from minivllm.platform import files
 from minivllm.quant.base import Quantizer
 from minivllm.quant.plain import PlainLinear
@@ -55,7 +56,8 @@ def embedded_weights() -> list[Tensor]:
     """Every linear layer's weight of the embedded model, float32 [out, in]; fused as the engine has
     them."""
     collector = Collector()
-    build(compose(["model=tiny"])["model"], quant=collector, device=torch.device("cpu"))
+    context = BuildContext(torch.device("cpu"))
+    build(compose(["model=tiny"])["model"], quant=collector, context=context)
     return collector.weights
 
 

@@ -180,7 +180,8 @@ class Engine:
         earlier = [] if previous is None else self.launcher.read(previous)
         deferred = launched is not None and self.overlap.enabled and launched.deferrable
         sampled = [] if launched is None or deferred else self.launcher.read(launched)
-        self.timer.emit_pending()
+        if timed:
+            self.timer.emit_pending()
         read = mark("sample" if deferred and previous is None else "emit")
         if previous is not None:
             outputs += self._accept_tokens(previous, earlier)

@@ -355,7 +355,7 @@ def test_means_are_those_of_every_table() -> None:
     means = {cell.cell_id: cell.mean("metrics.output_tokens_per_s") for cell in gather(before)}
     assert {cell.cell_id: cell.before for cell in found.cells} == pytest.approx(means)
     text = comparison.markdown(found, ("before", "after"))
-    assert "Means are arithmetic, over blocks" in text and "geometric" not in text
+    assert "means are arithmetic, over blocks" in text and "geometric" not in text
 
 
 def test_none_says_why_where_the_p_value_seems_to_deny_it() -> None:
