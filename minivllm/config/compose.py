@@ -287,10 +287,14 @@ def _check_group(group: str, node: Any, choice: str | None) -> Any:
         )
     if target not in OPTIONS:
         return dict(node)
-    return {
-        "_target_": target,
-        **plain(make_options(OPTIONS[target], knobs_of(node), group, owner)),
-    }
+    return _checked(node, group, owner)
+
+
+def _checked(node: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:
+    """A node of one of minivllm's own options, with its defaults."""
+    target = str(node["_target_"])
+    options: Any = make_options(OPTIONS[target], knobs_of(node), path, owner)
+    return {"_target_": target, **plain(options)}
 
 
 def _with_checked_draft(speculative: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,10 +309,9 @@ def _with_checked_draft(speculative: Mapping[str, Any]) -> dict[str, Any]:
                 f"speculative.{group}={node}: choose an option with its group, as "
                 f"{group}@speculative.{group}={node}"
             )
-        if isinstance(node, Mapping) and (cls := OPTIONS.get(str(node.get("_target_")))):
+        if isinstance(node, Mapping) and str(node.get("_target_")) in OPTIONS:
             path = f"speculative.{group}"
-            options: Any = make_options(cls, knobs_of(node), path, path)
-            checked[group] = {"_target_": node["_target_"], **plain(options)}
+            checked[group] = _checked(node, path, path)
     return checked
 
 

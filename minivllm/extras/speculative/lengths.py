@@ -160,19 +160,14 @@ class AdaptiveLengths(DraftLengths):
         """See DraftLengths."""
         self._num_verifying = self._num_verifying + 1 if has_drafts else 0
         found, known = milliseconds / self.step_ms(num_tokens), self._step_scale[has_drafts]
-        if known is None:
-            self._step_scale[has_drafts] = found
-        else:
-            self._step_scale[has_drafts] = known + (1 - DECAY) * (min(found, 2 * known) - known)
+        self._step_scale[has_drafts] = found if known is None else _towards(known, found)
 
     def drafted(self, lengths: Sequence[int], milliseconds: float) -> None:
         """See DraftLengths."""
         depths = range(max(lengths))
         expected = sum(self.draft_ms(sum(n > depth for n in lengths)) for depth in depths)
         if expected > 0:
-            # A draft that first computed a prompt, or recorded a graph, says little of others.
-            found = min(milliseconds / expected, 2 * self._draft_scale)
-            self._draft_scale += (1 - DECAY) * (found - self._draft_scale)
+            self._draft_scale = _towards(self._draft_scale, milliseconds / expected)
 
     def note(self, request: Request, length: int, accepted: int) -> None:
         """See DraftLengths."""
@@ -185,3 +180,9 @@ class AdaptiveLengths(DraftLengths):
     def finished(self, request: Request) -> None:
         """See DraftLengths."""
         self._of_request.pop(request, None)
+
+
+def _towards(known: float, found: float) -> float:
+    """A running mean with what was found. One step that first computed a prompt, or recorded a
+    graph, says little of others, and counts as twice the mean at most."""
+    return known + (1 - DECAY) * (min(found, 2 * known) - known)

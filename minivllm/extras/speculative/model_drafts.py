@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from minivllm.engine.sampler import SampledTokens, SamplerCounters
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.extras.speculative.proposer import MakeAttention, Proposer
 from minivllm.extras.speculative.step_cost import StepCost, measure
+from minivllm.extras.speculative.verification import common_prefix
 from minivllm.models.load.loading import LoadedModel
 
 # Added to the positions of draws that must be independent of the target's: beyond every context.
@@ -119,12 +119,13 @@ class ModelDrafts(Proposer):
 
     def _draw(self, drafting: Sequence[ScheduledRequest], depth: int) -> SampledTokens:
         """The tokens at one depth, one for each request."""
-        scheduled, rows = [], []
+        scheduled, rows, row = [], [], -1
         for part in drafting:
             end = part.start + 1 + depth
             start = end - 1 if depth else self._next(part)
             scheduled.append(ScheduledRequest(part.request, start, end - start))
-            rows.append(sum(one.num_tokens for one in scheduled) - 1)
+            row += end - start
+            rows.append(row)
         requests = [part.request for part in drafting]
         positions = [one.end for one in scheduled]
         noise = [position + OTHER_NOISE * self.keeps_logits for position in positions]
@@ -134,7 +135,7 @@ class ModelDrafts(Proposer):
             adjustment = self._extensions.adjust_logits(requests, positions)
             for request, error in zip(requests, errors, strict=True):
                 request.error = error  # The target finds a mask that fails, if it comes to that.
-        one_each = len(rows) == rows[-1] + 1
+        one_each = len(rows) == row + 1
         sampling = Sampling(
             None if one_each else tuple(rows),
             pack_draws(requests, noise, self._one_by_one),
@@ -192,8 +193,7 @@ class ModelDrafts(Proposer):
         done = self._computed.get(request)
         if done is None or done.version != request.cache.block_table.version:
             return 0
-        pairs = zip(done.drafts, request.token_ids[done.known : part.start], strict=False)
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        right = common_prefix(done.drafts, request.token_ids[done.known : part.start])
         return min(done.known + right, part.start)
 
     def _catch_up(self, parts: Sequence[ScheduledRequest]) -> None:

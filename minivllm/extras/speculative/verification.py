@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 class Verifier(Protocol):
     """How drafts are judged."""
 
@@ -60,9 +66,7 @@ class SameNoise:
         logits: Tensor | None,
     ) -> list[int]:
         """See Verifier."""
-        pairs = zip(drafts, chosen, strict=False)
-        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return list(chosen[: accepted + 1])
+        return list(chosen[: common_prefix(drafts, chosen) + 1])
 
 
 class GivenAcceptance:

@@ -20,7 +20,7 @@ FIGURES = (
 )
 # What must be the same; where weights lie is not part of it, nor what comes after the measured
 # window.
-GROUPS = (*(group for group in CHOICE_ORDER if group != "engine"), "runtime")
+GROUPS = (*CHOICE_ORDER, "runtime")
 BESIDES = ("config.model.weights", *(f"config.runtime.{knob}" for knob in sorted(NEUTRAL_RUNTIME)))
 
 
@@ -72,19 +72,19 @@ def simulation_check(cells: list[Cell]) -> SimulationCheck | None:
     """Pair measured with simulated cells; None where no cell is both."""
     if not any(cell.simulated for cell in cells):
         return None
-    measured = {_identity(cell): cell for cell in cells if cell.ok and not cell.simulated}
+    measured = {identity(cell, "engine"): cell for cell in cells if cell.ok and not cell.simulated}
     pairs = [
         ComparedCells(_label(real), [_compare(real, cell, key) for key, _, _ in FIGURES])
         for cell in cells
-        if cell.ok and cell.simulated and (real := measured.get(_identity(cell)))
+        if cell.ok and cell.simulated and (real := measured.get(identity(cell, "engine")))
     ]
     return SimulationCheck(pairs, _summary(pairs)) if pairs else None
 
 
-def _identity(cell: Cell) -> tuple[tuple[str, str], ...]:
-    """All knobs but the engine's."""
+def identity(cell: Cell, apart: str) -> tuple[tuple[str, str], ...]:
+    """All knobs but those of the group `apart`."""
     row = cell.ok[0]
-    prefixes = tuple(f"config.{group}." for group in GROUPS)
+    prefixes = tuple(f"config.{group}." for group in GROUPS if group != apart)
     names = [name for name in row if name.startswith(prefixes) and name not in BESIDES]
     names.append("config.measure.seed")
     return tuple(sorted((name, show(row.get(name))) for name in names if row.get(name) is not None))

@@ -21,7 +21,7 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.spreadsheet import markdown_text as escaped
 from minivllm.report.studies.base import Study
-from minivllm.report.studies.simulation import BESIDES, GROUPS
+from minivllm.report.studies.simulation import identity
 from minivllm.report.verdict import remarks
 
 THROUGHPUT = "metrics.output_tokens_per_s"
@@ -132,10 +132,12 @@ def worths(cells: list[Cell]) -> list[Worth]:
     speculating = [cell for cell in cells if cell.ok and _speculates(cell)]
     if not speculating:
         return []
-    plain = {_identity(cell): cell for cell in cells if cell.ok and not _speculates(cell)}
+    plain = {
+        identity(cell, "speculative"): cell for cell in cells if cell.ok and not _speculates(cell)
+    }
     found = []
     for cell in speculating:
-        base = plain.get(_identity(cell))
+        base = plain.get(identity(cell, "speculative"))
         if base is None:
             continue
         without, given = (_logs(one) for one in (base, cell))
@@ -146,14 +148,6 @@ def worths(cells: list[Cell]) -> list[Worth]:
 
 def _speculates(cell: Cell) -> bool:
     return cell.first("config.speculative._target_") not in (None, NOT_SPECULATING)
-
-
-def _identity(cell: Cell) -> tuple[tuple[str, str], ...]:
-    """What a pair has in common: all but `speculative`."""
-    row = cell.ok[0]
-    prefixes = tuple(f"config.{group}." for group in GROUPS if group != "speculative")
-    names = [name for name in row if name.startswith(prefixes) and name not in BESIDES]
-    return tuple(sorted((name, str(row[name])) for name in names if row[name] is not None))
 
 
 def _logs(cell: Cell) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
+from minivllm.bench.records.measurement import SIMULATED
 from minivllm.report.studies.speculation import by_acceptance, by_load, rows, statements, worths
 from tests.report.pagereader import build_report
 from tests.report.synthetic import make_record, write
@@ -67,6 +68,15 @@ def test_a_set_acceptance_is_named_and_has_its_own_figure(tmp_path: Path) -> Non
     assert any("set, not measured" in line for line in statements(found))
     assert all("(set)" in row[7] for row in rows(found))
     assert by_acceptance(found) is None  # no record has its acceptance
+
+
+def test_a_simulated_cell_is_no_baseline_of_a_measured_one(tmp_path: Path) -> None:
+    simulated = record(2, 900, None)
+    simulated.cell_id = simulated.run_id = "simulated"
+    simulated.config["engine"] = {"_target_": SIMULATED}
+    made = [record(0, 100, None), record(1, 150, "ngram", **KNOBS), simulated]
+    (found,) = worths(cells_of(tmp_path, made))
+    assert found.speedup.ratio == pytest.approx(1.5)
 
 
 def test_the_page_has_the_section(tmp_path: Path) -> None:
