@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.compression.eight_bits import kv_cache
@@ -17,6 +18,7 @@ from minivllm.cache.spec import CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
 from minivllm.config.typed import Config
+from minivllm.engine.batch_inputs import SamplingColumns
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
 from minivllm.engine.launcher import Launcher
@@ -131,7 +133,15 @@ def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
         from minivllm.engine.kernels.sampling import argmax, draw  # imports Triton
 
         return SamplerOps(partial(argmax, flag=True), draw, fused=True)
-    return TORCH if cpu is None else SamplerOps(partial(cpu.argmax, flag=True))
+    if cpu is None:
+        return TORCH
+
+    def draw_on_cpu(scores: Tensor, columns: SamplingColumns) -> Tensor:
+        return cast(
+            Tensor, cpu.draw(scores, columns.seeds, columns.positions, columns.temperatures)
+        )
+
+    return SamplerOps(partial(cpu.argmax, flag=True), draw_on_cpu)
 
 
 def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:

@@ -156,12 +156,12 @@ class SamplerOps:
 
     Args:
         argmax: see the function above.
-        draw: see the function above.
-        fused: whether a draw without filters is a kernel of its own.
+        draw: see the function above; of rows without filters.
+        fused: whether `draw` is Triton's.
     """
 
     argmax: Callable[[Tensor], Tensor] = argmax
-    draw: Callable[[Tensor, SamplingColumns, int | None], Tensor] = draw
+    draw: Callable[[Tensor, SamplingColumns], Tensor] = draw
     fused: bool = False
 
 
@@ -197,9 +197,10 @@ def choose(
             scores = logits.to(torch.float32, copy=True)
             sampling.adjustment.apply(scores)
             tokens = ops.argmax(scores)
-        for draw in sampling.draws:
-            columns = SamplingColumns.upload(draw.columns, logits.device)
-            rows = columns.rows.long()
-            some = scores if draw.num_rows == len(scores) else scores.index_select(0, rows)
-            tokens.index_copy_(0, rows, ops.draw(some, columns, draw.top_k_bound))
+        for part in sampling.draws:
+            columns = SamplingColumns.upload(part.columns, logits.device)
+            rows, bound = columns.rows.long(), part.top_k_bound
+            some = scores if part.num_rows == len(scores) else scores.index_select(0, rows)
+            drawn = ops.draw(some, columns) if bound is None else draw(some, columns, bound)
+            tokens.index_copy_(0, rows, drawn)
         return tokens, own

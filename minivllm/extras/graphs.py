@@ -348,7 +348,7 @@ class GraphExecutor:
             if key.kind == "greedy":
                 return (argmax,)
             columns = SamplingColumns.unpack(ints[:extra])
-            drawn = runner.ops.draw(logits, columns, None)
+            drawn = runner.ops.draw(logits, columns)
             return torch.where(columns.temperatures > 0, drawn, argmax), argmax
 
         outputs, replay = self.capture(step)

@@ -126,17 +126,13 @@ def argmax(logits: Tensor, flag: bool = False) -> Tensor:
     return _best(logits, None, flag)
 
 
-def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = None) -> Tensor:
-    """See sampler.draw, which is called where there are filters.
+def draw(scores: Tensor, columns: SamplingColumns) -> Tensor:
+    """See sampler.draw; of rows without filters.
 
     Scores are rounded in another way than there, so another token is drawn where two are equally
     good up to the last bits of float32: one in some 100,000.
     """
-    return (
-        _best(scores, columns)
-        if top_k_bound is None
-        else sampler.draw(scores, columns, top_k_bound)
-    )
+    return _best(scores, columns)
 
 
 def _best(logits: Tensor, columns: SamplingColumns | None, flag: bool = False) -> Tensor:

@@ -14,6 +14,7 @@
 #include "fused.h"
 #include "linear.h"
 #include "operators.h"
+#include "sampling.h"
 #include "vector.h"
 
 namespace minivllm {
@@ -213,6 +214,19 @@ Tensor argmax_op(const Tensor& logits, bool flag) {
   return out;
 }
 
+Tensor draw_op(const Tensor& logits, const Tensor& seeds, const Tensor& positions, const Tensor& temperatures) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.stride(1) == 1, "draw: [rows, vocabulary]");
+  for (const Tensor& column : {seeds, positions, temperatures})
+    TORCH_CHECK(column.numel() == logits.size(0) && column.is_contiguous(), "draw: columns [rows]");
+  Tensor out = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  by_dtype(logits, [&](auto kind) {
+    using T = decltype(kind);
+    draw(pointer<T>(logits), logits.stride(0), logits.size(0), logits.size(1), seeds.const_data_ptr<int64_t>(),
+         positions.const_data_ptr<int32_t>(), temperatures.const_data_ptr<float>(), pointer<int64_t>(out));
+  });
+  return out;
+}
+
 }  // namespace
 }  // namespace minivllm
 
@@ -235,4 +249,5 @@ TORCH_LIBRARY(minivllm_cpu, library) {
               norm_and_rotate_op);
   library.def("silu_and_multiply(Tensor gate_up) -> Tensor", silu_and_multiply_op);
   library.def("argmax(Tensor logits, bool flag=False) -> Tensor", argmax_op);
+  library.def("draw(Tensor logits, Tensor seeds, Tensor positions, Tensor temperatures) -> Tensor", draw_op);
 }

@@ -1,10 +1,7 @@
 // See fused.h. Every intermediate is rounded where the plain operations round it.
 #include "fused.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <vector>
 
 #include "vector.h"
 
@@ -27,29 +24,6 @@ template <typename T>
 inline void norm_row(const T* x, int64_t size, const T* weight, float eps, T* out) {
   const float factor = inverse_rms(x, size, eps);
   for (int64_t i = 0; i < size; i += kLanes) store(out + i, rounded<T>(load(x + i) * factor) * load(weight + i));
-}
-
-constexpr int64_t kPart = 1024;  // values that are looked through again for the place of their largest
-
-inline bool exceeds(float x, float y) { return x > y || (x != x && y == y); }
-
-// The largest of up to kPart values, NaN if there is one.
-template <typename T>
-inline float largest(const T* values, int64_t size) {
-  T few[kLanes];
-  if (size < kLanes) {
-    for (int64_t i = 0; i < kLanes; ++i) few[i] = values[i < size ? i : 0];
-    values = few, size = kLanes;
-  }
-  Vector best = load(values + size - kLanes);  // all that a loop of whole vectors leaves out
-  Integers odd = best != best;
-  for (int64_t i = 0; i + kLanes <= size; i += kLanes) {
-    const Vector value = load(values + i);
-    odd |= value != value;
-    best = value > best ? value : best;
-  }
-  const Vector ones = (Vector)(odd & (Integers)splat(1.0f));
-  return sum(ones) > 0 ? std::numeric_limits<float>::quiet_NaN() : highest(best);
 }
 
 }  // namespace
@@ -96,30 +70,11 @@ void silu_and_multiply(const T* gate_up, int64_t rows, int64_t width, T* out) {
   }
 }
 
-template <typename T>
-void argmax(const T* logits, int64_t stride, int64_t rows, int64_t size, bool flag, int64_t* out) {
-  const int64_t parts = (size + kPart - 1) / kPart;
-  std::vector<float> tops(rows * parts);
-#pragma omp parallel for if (rows * size > kWorthwhile)
-  for (int64_t i = 0; i < rows * parts; ++i) {
-    const int64_t begin = i % parts * kPart;
-    tops[i] = largest(logits + i / parts * stride + begin, std::min(kPart, size - begin));
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* own = &tops[row * parts];
-    const float* top = std::max_element(own, own + parts, [](float x, float y) { return exceeds(y, x); });
-    int64_t at = (top - own) * kPart;
-    while (exceeds(*top, load_one(logits + row * stride + at))) ++at;
-    out[row] = flag && !std::isfinite(*top) ? -1 - at : at;
-  }
-}
-
 #define MINIVLLM_INSTANTIATE(T)                                                                            \
   template void rms_norm(const T*, int64_t, int64_t, int64_t, const T*, float, T*);                        \
   template void norm_and_rotate(T*, int64_t, int64_t, int64_t, int64_t, const T*, float, const T*,         \
                                 const T*, int64_t, int64_t);                                               \
-  template void silu_and_multiply(const T*, int64_t, int64_t, T*);                                         \
-  template void argmax(const T*, int64_t, int64_t, int64_t, bool, int64_t*);
+  template void silu_and_multiply(const T*, int64_t, int64_t, T*);
 MINIVLLM_INSTANTIATE(float)
 MINIVLLM_INSTANTIATE(BFloat16)
 MINIVLLM_INSTANTIATE(Half)

@@ -19,9 +19,4 @@ void norm_and_rotate(T* x, int64_t token_stride, int64_t tokens, int64_t heads, 
 template <typename T>
 void silu_and_multiply(const T* gate_up, int64_t rows, int64_t width, T* out);
 
-// Where the largest value of each row of logits [rows][size] lies; of several the first, and a NaN is larger than all.
-// With `flag`, -1 - place where that value is not finite.
-template <typename T>
-void argmax(const T* logits, int64_t stride, int64_t rows, int64_t size, bool flag, int64_t* out);
-
 }  // namespace minivllm

@@ -50,6 +50,7 @@ class Kernels:
     norm_and_rotate_: Callable[..., Any]
     silu_and_multiply: Callable[..., Any]
     argmax: Callable[..., Any]
+    draw: Callable[..., Any]
     decoder_layer: Callable[..., Any]  # the class of layer.cpp
 
 

@@ -28,6 +28,7 @@ constexpr int kLanes = 4;
 constexpr int kMostLanes = 16;  // whole multiples of it are whole vectors on every processor
 typedef float Vector __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef uint16_t Shorts __attribute__((vector_size(2 * kLanes), aligned(2)));
 typedef _Float16 Halves __attribute__((vector_size(2 * kLanes), aligned(2)));
 
@@ -79,7 +80,6 @@ inline void store(BFloat16* to, Vector value) {  // to the nearest, ties to even
 #ifdef __AVX512BF16__
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)value));
 #else
-  typedef uint32_t Unsigned __attribute__((vector_size(4 * kLanes)));
   auto bits = (Unsigned)value;
   const auto is_number = (Unsigned)(value == value);
   bits = ((bits + 0x7FFF + ((bits >> 16) & 1)) & is_number) | (0x7FC00000 & ~is_number);
@@ -164,6 +164,26 @@ inline Vector exp_of_negative(Vector x) {
   const Vector result = p * (Vector)power;
   const Integers kept = (Integers)result & ~tiny;
   return (Vector)kept;
+}
+
+// log x to 2 units in the last place for normal x in (0, 1]. After Cephes' logf (Moshier).
+inline Vector log_of_fraction(Vector x) {
+  // x = m * 2^e, m in [sqrt(1/2), sqrt(2))
+  const Integers root = (Integers)splat(0.70710678118654752f);
+  const Integers exponent = ((Integers)x - root) >> 23;
+  const Vector m = (Vector)((Integers)x - (exponent << 23)) - 1.0f;
+  const Vector e = __builtin_convertvector(exponent, Vector);
+  Vector p = splat(7.0376836292e-2f);
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const Vector square = m * m;
+  return m + (p * m * square - e * 2.12194440e-4f - 0.5f * square) + e * 0.693359375f;
 }
 
 }  // namespace minivllm

@@ -1,8 +1,9 @@
-"""The sampler's Triton kernels: in the interpreter where there is no GPU, on the GPU where there is
-one."""
+"""The sampler's kernels: Triton's in the interpreter where there is no GPU, on the GPU where there
+is one; those for CPUs where there is none."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.kernels import sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, exponential_noise
+from minivllm.kernels.cpu import library
 from tests.engine.sampling import sample
 from tests.reference import make_checkpoint
 
@@ -47,6 +49,18 @@ def race(logits: Tensor, columns: SamplingColumns) -> Tensor:
     return logits.double() / columns.temperatures.double()[:, None] - noise.double().log()
 
 
+Draw = Callable[[Tensor, SamplingColumns], Tensor]
+
+
+@pytest.fixture(params=["triton", "c++"])
+def draw(request: pytest.FixtureRequest) -> Draw:
+    if request.param == "triton":
+        return sampling.draw
+    if DEVICE.type != "cpu":
+        pytest.skip("tensors are on the GPU")
+    return sampler_ops(library.load(), triton=False).draw
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 3, 2047, 2048, 2049, 6500])
 def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype, size: int) -> None:
@@ -61,13 +75,13 @@ def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype, size: int
     assert torch.equal(sampling.argmax(wide), sampling.argmax(logits))
 
 
-def test_draws_are_those_of_torch() -> None:
+def test_draws_are_those_of_torch(draw: Draw) -> None:
     torch.manual_seed(1)
     rows, vocab = 1000, 2500
     logits = (torch.randn(rows, vocab) * torch.rand(rows, 1) * 8).to(DEVICE)
     logits[::4] = 0.0  # the noise decides alone
     columns = some_columns(10 ** (torch.rand(rows) * 3 - 2))
-    drawn, scores = sampling.draw(logits, columns), race(logits, columns)
+    drawn, scores = draw(logits, columns), race(logits, columns)
     missing = scores.max(dim=-1).values - scores.gather(1, drawn[:, None])[:, 0]
     assert missing.max() < 1e-5
     assert (drawn == sampler.draw(logits, columns)).float().mean() >= 0.999
@@ -75,34 +89,36 @@ def test_draws_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_s_draw_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
+def test_a_row_s_draw_does_not_depend_on_the_others(draw: Draw, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     logits = (torch.randn(6, 4100) * 2).to(dtype).to(DEVICE)
     columns = some_columns(torch.tensor([0.7, 1.0, 2.0, 0.05, 1.3, 0.9]))
-    together = sampling.draw(logits, columns)
+    together = draw(logits, columns)
     assert torch.equal(together, sampler.draw(logits, columns))
     for row in range(6):
         alone = SamplingColumns(*(column[row : row + 1] for column in columns))
-        assert torch.equal(sampling.draw(logits[row : row + 1], alone), together[row : row + 1])
+        assert torch.equal(draw(logits[row : row + 1], alone), together[row : row + 1])
 
 
-def test_a_low_temperature_takes_no_digits_from_the_noise() -> None:
+def test_a_low_temperature_takes_no_digits_from_the_noise(draw: Draw) -> None:
     """Among tokens that are equally likely it decides, however large logit / temperature is."""
     torch.manual_seed(3)
     logits = torch.full((40, 4100), 19.0)
     logits[:, ::5] = 20.0
     columns = some_columns(torch.full((40,), 1e-6))
-    drawn = sampling.draw(logits.to(DEVICE), columns)
+    drawn = draw(logits.to(DEVICE), columns)
     assert torch.equal(drawn, sampler.draw(logits.to(DEVICE), columns))
     assert (drawn % 5 == 0).all() and len(drawn.unique()) > 30
 
 
-def test_tokens_without_probability_are_never_drawn_and_none_beyond_the_vocabulary() -> None:
+def test_tokens_without_probability_are_never_drawn_and_none_beyond_the_vocabulary(
+    draw: Draw,
+) -> None:
     logits = torch.full((6, 4100), -torch.inf)
     logits[0, 4000], logits[1, [7, 2060]] = -3.0, torch.tensor([-900.0, -900.0])
     logits[2], logits[3, 5], logits[4] = torch.nan, torch.nan, 1.0
     columns = some_columns(torch.tensor([1.0, 0.01, 1.0, 1.0, 0.0, 1.0]))  # 0: padding of a graph
-    drawn = sampling.draw(logits.to(DEVICE), columns).tolist()
+    drawn = draw(logits.to(DEVICE), columns).tolist()
     assert drawn[0] == 4000 and drawn[1] in (7, 2060)
     most_likely = sampling.argmax(logits.to(DEVICE)).tolist()
     assert all(0 <= token < 4100 for token in [*drawn, *most_likely])
