@@ -31,7 +31,7 @@ ROOMS = (
     ),
     *("bench", "analysis", "report", "tracking", "experiments"),
     # the faces
-    *("outputs", "prompts", "llm", "tasks", "evaluation", "cli", "__main__"),
+    *("outputs", "prompts", "llm", "serving", "tasks", "evaluation", "cli", "__main__"),
 )
 INFERENCE = ROOMS[: ROOMS.index("config")]
 # What the inference engine does not know, and what costs seconds: libraries that a room must not
@@ -68,6 +68,7 @@ FORBIDDEN = {
     ),
     **dict.fromkeys(("bench.targets.supported_knobs", "bench.targets.installed"), HEAVY),
     **dict.fromkeys(("bench.targets.vllm", "bench.targets.openai"), HEAVY),
+    **dict.fromkeys(("serving.server", "serving.app", "serving.openai"), HEAVY),
 }
 # Imported in one fresh process that must not end up with torch.
 TORCH_FREE = (
@@ -91,6 +92,7 @@ TORCH_FREE = (
     "minivllm.tasks.kernels",
     "minivllm.tasks.quality",
     "minivllm.tasks.report",
+    "minivllm.serving.server",
     "minivllm.bench.supervisor",
     "minivllm.bench.driver",
     "minivllm.bench.quality_evaluator",

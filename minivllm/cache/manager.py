@@ -115,7 +115,7 @@ class CacheManager:
         elif self.layout.prefix_caching and computed == 0:
             self.counters.prefix_tokens_looked_up += num_tokens
             self.counters.prefix_tokens_reused += done
-        sequence.prefix_nodes = nodes
+        sequence.prefix_nodes, sequence.num_reused = nodes, len(nodes) * self.block_size
         return count, done
 
     def grow(self, sequence: CachedSequence, computed: int, num_tokens: int) -> bool:

@@ -16,6 +16,7 @@ class CachedSequence:
         "disk_ticket",
         "host_slots",
         "num_evicted",
+        "num_reused",
         "prefix_nodes",
         "was_looked_ahead",
     )
@@ -23,6 +24,7 @@ class CachedSequence:
     def __init__(self) -> None:
         self.block_table = BlockTable()
         self.num_evicted = 0  # computed tokens that the cache no longer holds
+        self.num_reused = 0  # tokens that other requests had computed when it was last admitted
         self.prefix_nodes: list[PrefixNode] = []  # of full blocks, where prefixes are cached
         # Attention scores of each block, where eviction needs them.
         self.block_scores: list[float] = []

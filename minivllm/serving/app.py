@@ -1,0 +1,66 @@
+"""The application: routes of every API, and errors in the form of the API that was called."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from minivllm import __version__
+from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.openai import completions, models
+from minivllm.serving.openai.forms import error_body
+from minivllm.serving.service import Service
+
+logger = logging.getLogger("minivllm.serving")
+
+
+def build_app(service: Service) -> FastAPI:
+    """The ASGI application of a service."""
+    app = FastAPI(title="minivllm", version=__version__)
+    for module in (models, completions):
+        app.include_router(module.router(service))
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error_response(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_body(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return error_response(request, _validation(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message = {404: f"there is no {request.url.path:.200}"}.get(error.status_code)
+        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+        return error_response(
+            request, ApiError(error.status_code, message or str(error.detail), kind)
+        )
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        logger.error("a request failed", exc_info=error)
+        return error_response(request, internal("the server made a mistake; its log says more"))
+
+    return app
+
+
+def _validation(errors: Any) -> ApiError:
+    """The first error of a body that does not fit its model."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
+    message = str(first["msg"])[:500]
+    return ApiError(400, f"{where}: {message}" if where else message, param=where or None)
+
+
+def error_response(request: Request, error: ApiError) -> JSONResponse:
+    """An error in the form of the API that was called."""
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
+    return JSONResponse(error_body(error), error.status, headers)

@@ -1,0 +1,87 @@
+"""Messages between two processes of this program over a socket pair, without blocking the sender.
+
+A frame is its length and a pickle: both ends are processes of this program.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+HEADER = 8  # bytes of a frame's length
+CHUNK = 1 << 20
+
+
+def frame(message: Any) -> bytes:
+    """A message as bytes."""
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(body).to_bytes(HEADER, "little") + body
+
+
+class Frames:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def push(self, data: bytes) -> Iterator[Any]:
+        """The messages that these bytes complete."""
+        self._buffer += data
+        while len(self._buffer) >= HEADER:
+            end = HEADER + int.from_bytes(self._buffer[:HEADER], "little")
+            if len(self._buffer) < end:
+                return
+            message = pickle.loads(self._buffer[HEADER:end])
+            del self._buffer[:end]
+            yield message
+
+
+class Channel:
+    """One end of a connection. `send` never waits: what the socket does not take is kept and sent
+    with later calls.
+
+    Args:
+        connection: a connected stream socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.closed = False  # the other end is gone
+        self._connection, self._frames, self._backlog = connection, Frames(), bytearray()
+
+    def send(self, message: Any) -> None:
+        """Send a message, as far as the socket takes it."""
+        self._backlog += frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what earlier calls left."""
+        try:
+            while self._backlog:
+                del self._backlog[: self._connection.send(self._backlog[:CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+
+    def receive(self, timeout_s: float | None = 0.0) -> list[Any]:
+        """The messages that have come; waits for the first one up to `timeout_s`, None for ever."""
+        poll = select.poll()
+        interest = select.POLLIN | (select.POLLOUT if self._backlog else 0)
+        poll.register(self._connection, interest)
+        if not poll.poll(None if timeout_s is None else 1e3 * timeout_s):
+            return []
+        self.flush()
+        messages: list[Any] = []
+        try:
+            while data := self._connection.recv(CHUNK):
+                messages.extend(self._frames.push(data))
+            self.closed = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+        return messages

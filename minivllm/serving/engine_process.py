@@ -1,0 +1,199 @@
+"""The process of the engine: requests come in and tokens go out over a channel, step by step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+from minivllm.engine.engine import Engine, TokenOutput
+from minivllm.engine.request import Request
+from minivllm.errors import BadInput, first_line
+from minivllm.llm import LLM
+from minivllm.platform.children import die_with
+from minivllm.serving.channel import Channel
+from minivllm.serving.messages import (
+    Abort,
+    EngineState,
+    Failed,
+    Piece,
+    Ready,
+    Rejected,
+    Reset,
+    ResetPrefixCache,
+    Step,
+    Submit,
+)
+
+PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
+MOST_FAILURES = 3  # steps in a row that raise before the engine gives up
+
+
+class EngineLoop:
+    """Takes requests from a channel, steps the engine, and sends what each step gave.
+
+    Args:
+        engine: serves the requests.
+        channel: to the process of HTTP.
+    """
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self.engine, self.channel = engine, channel
+        # The completions of each request; and by a completion's id its request and index.
+        self._members: dict[str, list[Request]] = {}
+        self._places: dict[str, tuple[str, int]] = {}
+        self._failures = 0
+
+    def run(self) -> None:
+        """Serve until the other end is gone.
+
+        Raises:
+            Exception: several steps in a row have raised it.
+        """
+        engine = self.engine
+        while not self.channel.closed:
+            for message in self.channel.receive(0.0 if engine.has_unfinished else None):
+                self._handle(message)
+            if engine.has_unfinished:
+                self._step()
+        engine.abort_all()
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort(request_id):
+                for member in self._members.pop(request_id, ()):
+                    self._places.pop(member.request_id, None)
+                    self.engine.abort(member.request_id)
+                self._send([])
+            case ResetPrefixCache():
+                if not self.engine.has_unfinished:
+                    self.engine.cache.reset_prefix_cache()
+                self.channel.send(Reset(not self.engine.has_unfinished))
+
+    def _submit(self, message: Submit) -> None:
+        request_id = message.request_id
+        try:
+            first = self.engine.add_request(request_id, message.prompt_token_ids, message.params)
+        except BadInput as error:
+            self.channel.send(Rejected(request_id, str(error)))
+            return
+        members = self._members[request_id] = [first, *first.unstarted]
+        for index, member in enumerate(members):
+            self._places[member.request_id] = request_id, index
+
+    def _step(self) -> None:
+        try:
+            outputs = self.engine.step(PATIENCE_S)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._failures = 0
+        if outputs:
+            self._send([piece for output in outputs if (piece := self._piece(output))])
+
+    def _fail(self, error: Exception) -> None:
+        """End all requests: the step may have lost tokens of each."""
+        traceback.print_exc()
+        self.engine.abort_all()
+        pieces = [
+            Piece(request_id, index, None, 0, "", "error", None, None, 0, None, first_line(error))
+            for request_id, index in self._places.values()
+        ]
+        self._members.clear()
+        self._places.clear()
+        self._send(pieces)
+        self._failures += 1
+        if self._failures == MOST_FAILURES:
+            raise error
+
+    def _piece(self, output: TokenOutput) -> Piece | None:
+        """What HTTP is told of an output; None where nobody waits for it."""
+        request = output.request
+        if (place := self._places.get(request.request_id)) is None:
+            return None
+        request_id, index = place
+        if output.finish_reason is not None:
+            del self._places[request.request_id]
+            members = self._members[request_id]
+            if not any(member.request_id in self._places for member in members):
+                del self._members[request_id]
+        is_first = request.num_output_tokens <= 1
+        return Piece(
+            request_id,
+            index,
+            output.token_id,
+            request.num_output_tokens,
+            output.text,
+            output.finish_reason,
+            output.stop_reason,
+            output.logprobs,
+            request.cache.num_reused,
+            request.prompt_logprobs if is_first and index == 0 else None,
+            None if request.error is None else str(request.error),
+        )
+
+    def _send(self, pieces: list[Piece]) -> None:
+        self.channel.send(Step(time.perf_counter(), pieces, self._state()))
+
+    def _state(self) -> EngineState:
+        scheduler = self.engine.scheduler
+        return EngineState(
+            len(scheduler.running), len(scheduler.waiting), self.engine.cache.pool.num_used, {}
+        )
+
+
+def ready(llm: LLM) -> Ready:
+    """What the process of HTTP needs to know of an engine."""
+    engine = llm.engine
+    return Ready(
+        engine.max_model_len,
+        engine.loaded.config.vocab_size,
+        tuple(engine.loaded.config.eos_token_ids),
+        engine.scheduler.policy.max_num_seqs,
+        engine.cache.pool.num_usable,
+        engine.cache.layout.block_size,
+        llm.default_params,
+        list(engine.loaded.warnings),
+    )
+
+
+def main(descriptor: int, parent: int) -> int:
+    """Build the engine of the configuration that comes first, and serve until the parent is gone.
+
+    Args:
+        descriptor: of a connected socket.
+        parent: process id of the process of HTTP.
+    """
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which drains first.
+    channel = Channel(socket.socket(fileno=descriptor))
+    (config,) = channel.receive(None)
+    try:
+        llm = LLM.from_config(config)
+    except Exception as error:
+        bad = isinstance(error, BadInput)
+        if not bad:
+            traceback.print_exc()
+        channel.send(Failed(str(error) if bad else first_line(error), bad))
+        return 2 if bad else 1
+    with llm:
+        channel.send(ready(llm))
+        try:
+            EngineLoop(llm.engine, channel).run()
+        except Exception as error:
+            channel.send(Failed(first_line(error), False))
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without a wait for threads of libraries

@@ -1,0 +1,99 @@
+"""What the process of HTTP and the process of the engine send each other."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from minivllm.engine.options import SamplingParams
+
+# ---- to the engine
+
+
+class Submit(NamedTuple):
+    """Serve a request."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+class Abort(NamedTuple):
+    """End a request; one that has ended is ignored."""
+
+    request_id: str
+
+
+class ResetPrefixCache(NamedTuple):
+    """Empty the prefix cache, which a `Reset` answers."""
+
+
+# ---- from the engine
+
+
+class Ready(NamedTuple):
+    """The engine is built; what clients and the server need to know of it."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    default_params: SamplingParams  # of the configuration and the checkpoint
+    warnings: list[str]
+
+
+class Failed(NamedTuple):
+    """The engine cannot be built, or has stopped."""
+
+    message: str
+    bad_input: bool
+
+
+class Rejected(NamedTuple):
+    """The engine does not take a request."""
+
+    request_id: str
+    message: str
+
+
+class Piece(NamedTuple):
+    """One token of one completion of a request, or its end."""
+
+    request_id: str
+    completion: int  # its number among those of the request
+    token_id: int | None
+    num_output: int  # tokens of this completion, with this one
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: dict[int, float] | None
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    prompt_logprobs: list[dict[int, float]] | None  # with the first token of completion 0
+    error: str | None
+
+
+class EngineState(NamedTuple):
+    """Counts and gauges of the engine after a step; counters grow from its start."""
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    counters: dict[str, float]
+
+
+class Step(NamedTuple):
+    """What one step of the engine gave."""
+
+    time_s: float  # time.perf_counter, which all processes of a machine share
+    pieces: list[Piece]
+    state: EngineState
+
+
+class Reset(NamedTuple):
+    """The prefix cache is empty, or was not emptied since requests are running."""
+
+    done: bool
+
+
+Message = Any  # one of the above

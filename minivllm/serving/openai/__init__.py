@@ -1,0 +1,1 @@
+"""OpenAI's APIs: models, completions, chat completions and responses."""

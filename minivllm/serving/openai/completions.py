@@ -1,0 +1,197 @@
+"""/v1/completions: texts that continue prompts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from minivllm.engine.options import SamplingParams
+from minivllm.serving.engine_client import TokenStream
+from minivllm.serving.errors import ApiError
+from minivllm.serving.messages import Piece
+from minivllm.serving.openai.fields import SamplingFields
+from minivllm.serving.openai.forms import error_event, finish_reason, usage
+from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.sse import event, event_stream
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI's
+MOST_PROMPTS = 256
+MOST_LOGPROBS = 20
+
+
+class CompletionBody(SamplingFields):
+    """The body of a request."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = None
+    echo: bool = False
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class Completion:
+    """One call, while it is answered.
+
+    Args:
+        service: answers it.
+        body: what is asked.
+        prompts: token ids of each prompt.
+        params: of all prompts.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        body: CompletionBody,
+        prompts: list[list[int]],
+        params: SamplingParams,
+    ) -> None:
+        self.service, self.body, self.prompts, self.params = service, body, prompts, params
+        self.head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.model,
+        }
+        self.streams: list[TokenStream] = service.start(prompts, params)
+        # Characters of each choice so far, for `text_offset`.
+        self._offsets = [0] * (len(prompts) * params.n)
+
+    def choice(self, number: int, pieces: list[Piece]) -> dict[str, Any]:
+        """The pieces of one completion as a choice of the answer.
+
+        Args:
+            number: of the prompt.
+            pieces: of one completion, in order.
+        """
+        body, last = self.body, pieces[-1]
+        index = number * self.params.n + last.completion
+        is_first = self._offsets[index] == 0
+        shown = [] if body.max_tokens == 0 else pieces
+        text = "".join(piece.text for piece in shown)
+        ids = [piece.token_id for piece in shown if piece.token_id is not None]
+        logprobs = None
+        if body.logprobs is not None:
+            of_prompt = pieces[0].prompt_logprobs or []
+            logprobs = self._logprobs(number, index, shown, of_prompt if is_first else None)
+        if body.echo and is_first:
+            text = self._prompt_text(number) + text
+        self._offsets[index] += len(text)
+        reason = "length" if body.max_tokens == 0 else finish_reason(last)
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        choice |= {"stop_reason": last.stop_reason} if last.stop_reason is not None else {}
+        if body.return_token_ids:
+            choice |= {"token_ids": ids}
+            choice |= {"prompt_token_ids": self.prompts[number]} if is_first else {}
+        return choice
+
+    def _prompt_text(self, number: int) -> str:
+        return self.service.require_tokenizer().decode(self.prompts[number], False)
+
+    def _logprobs(
+        self,
+        number: int,
+        index: int,
+        pieces: list[Piece],
+        of_prompt: list[dict[int, float]] | None,
+    ) -> dict[str, list[Any]]:
+        """Tokens with their log-probabilities, in the form of this API; with `of_prompt` those of
+        the prompt come first."""
+        decode = self.service.require_tokenizer().decode
+        found: list[tuple[int, dict[int, float] | None]] = []
+        if self.body.echo and of_prompt is not None:
+            first, *others = self.prompts[number]
+            found += [(first, None), *zip(others, of_prompt, strict=False)]
+        found += [(p.token_id, p.logprobs) for p in pieces if p.token_id is not None]
+        offset = self._offsets[index]
+        result: dict[str, list[Any]] = {
+            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+        for token_id, logprobs in found:
+            text = decode([token_id], False)
+            result["tokens"].append(text)
+            result["token_logprobs"].append(None if logprobs is None else logprobs[token_id])
+            best = sorted((logprobs or {}).items(), key=lambda item: -item[1])
+            top = {decode([i], False): p for i, p in best[: self.body.logprobs]}
+            result["top_logprobs"].append(None if logprobs is None else top)
+            result["text_offset"].append(offset)
+            offset += len(text)
+        return result
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        collected: dict[tuple[int, int], list[Piece]] = {}
+        async for number, pieces in merged(self.streams):
+            for piece in pieces:
+                collected.setdefault((number, piece.completion), []).append(piece)
+        choices = [self.choice(number, pieces) for (number, _), pieces in sorted(collected.items())]
+        return {**self.head, "choices": choices, "usage": usage(self.streams)}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events: one for each token."""
+        options = self.body.stream_options
+        running = options is not None and options.continuous_usage_stats
+        async for number, pieces in merged(self.streams):
+            events = []
+            for piece in pieces:
+                chunk = {**self.head, "choices": [self.choice(number, [piece])]}
+                events.append(event(chunk | ({"usage": usage(self.streams)} if running else {})))
+            yield b"".join(events)
+        if options is not None and options.include_usage:
+            yield event({**self.head, "choices": [], "usage": usage(self.streams)})
+        yield event("[DONE]")
+
+
+async def _prompts(service: Service, given: Any) -> list[list[int]]:
+    """Token ids of each prompt."""
+    if isinstance(given, str):
+        return [await service.encode(given)]
+    if given and isinstance(given[0], int):
+        return [list(given)]
+    if not 1 <= len(given) <= MOST_PROMPTS:
+        raise ApiError(400, f"prompt must be 1 to {MOST_PROMPTS} prompts", param="prompt")
+    return [await service.encode(one) if isinstance(one, str) else list(one) for one in given]
+
+
+def _params(service: Service, body: CompletionBody) -> SamplingParams:
+    if body.suffix:
+        raise ApiError(400, "suffix is not supported: this is no model that fills in", "suffix")
+    if body.best_of not in (None, 1, body.n):
+        raise ApiError(400, "best_of is not supported: use n", param="best_of")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
+        raise ApiError(400, f"logprobs must be in [0, {MOST_LOGPROBS}]", param="logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens=0 needs echo=true", param="max_tokens")
+    default = service.info.default_params.max_tokens or DEFAULT_MAX_TOKENS
+    most = default if body.max_tokens is None else max(body.max_tokens, 1 if body.echo else 0)
+    return body.params(
+        service.info.default_params,
+        max_tokens=most,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of this API."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continue prompts."""
+        body.require_known()
+        service.require_model(body.model)
+        service.admit()
+        params = _params(service, body)
+        call = Completion(service, body, await _prompts(service, body.prompt), params)
+        if body.stream:
+            return await event_stream(call.chunks(), error_event)
+        return JSONResponse(await unless_left(request, call.whole()))
+
+    return routes

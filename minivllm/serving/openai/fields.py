@@ -1,0 +1,93 @@
+"""Fields that the bodies of OpenAI's APIs share, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
+from minivllm.serving.errors import ApiError
+
+# Fields that say who asks or how a service bills and stores, which changes no answer here.
+_WITHOUT_MEANING = (
+    *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "request_id"),
+)
+
+
+class Body(BaseModel):
+    """A body whose unknown fields are errors: one that is ignored would be a wrong answer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def require_known(self) -> None:
+        """Raise ApiError for a field that this server does not know."""
+        for name, value in (self.model_extra or {}).items():
+            if name not in _WITHOUT_MEANING and value is not None:
+                raise ApiError(400, f"unknown field {name!r:.100}", param=name[:100])
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(Body):
+    """How tokens are chosen; what is not given is as the configuration's `decoding` says."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = Field(None, ge=1, le=128)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    deadline_ms: float | None = None
+    return_token_ids: bool = False
+
+    def params(self, defaults: SamplingParams, **further: Any) -> SamplingParams:
+        """The parameters for the engine.
+
+        Args:
+            defaults: of what is not given.
+            further: parameters that have other names in a body.
+
+        Raises:
+            ApiError: a value is out of range.
+        """
+        names = {name for name in SamplingFields.model_fields if hasattr(defaults, name)}
+        given = {name: getattr(self, name) for name in names}
+        chosen = {name: value for name, value in given.items() if value is not None} | further
+        if isinstance(chosen.get("stop"), str):
+            chosen["stop"] = (chosen["stop"],)
+        for name, kind in (("stop", tuple), ("stop_token_ids", tuple), ("bad_words", tuple)):
+            if name in chosen:
+                chosen[name] = kind(chosen[name])
+        try:
+            if "logit_bias" in chosen:
+                chosen["logit_bias"] = {int(k): v for k, v in chosen["logit_bias"].items()}
+            return replace(defaults, **chosen)
+        except BadInput as error:
+            raise ApiError(400, str(error).replace("decoding.", "")) from None
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, f"logit_bias must map token ids to numbers ({error})") from None

@@ -1,0 +1,47 @@
+"""Parts of answers that OpenAI's APIs share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minivllm.serving.engine_client import TokenStream
+from minivllm.serving.errors import ApiError
+from minivllm.serving.messages import Piece
+from minivllm.serving.sse import event
+
+
+def usage(streams: Sequence[TokenStream]) -> dict[str, Any]:
+    """How many tokens a call took."""
+    prompt = sum(stream.num_prompt_tokens for stream in streams)
+    output = sum(stream.num_output_tokens for stream in streams)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(stream.num_cached_tokens for stream in streams)
+        },
+    }
+
+
+def finish_reason(piece: Piece) -> str | None:
+    """Why a completion ended, in OpenAI's words; None while it goes on."""
+    return {"abort": "stop", "shed": "length"}.get(piece.finish_reason or "", piece.finish_reason)
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": None,
+        }
+    }
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error after the headers of a stream, and the end of it."""
+    return event(error_body(error)) + event("[DONE]")

@@ -1,0 +1,36 @@
+"""/v1/models: what is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from minivllm.serving.service import Service
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of this API."""
+    routes = APIRouter()
+
+    def card() -> dict[str, Any]:
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "minivllm",
+            "max_model_len": service.info.max_model_len,
+        }
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """List the model that is served."""
+        return {"object": "list", "data": [card()]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """Describe the model that is served."""
+        service.require_model(name)
+        return card()
+
+    return routes

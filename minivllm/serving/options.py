@@ -1,0 +1,55 @@
+"""The knobs of task=serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minivllm.platform.options import Options, knob, option
+
+
+@option("minivllm.tasks.serve.run")
+@dataclass(frozen=True)
+class ServeOptions(Options):
+    """task=serve.
+
+    Args:
+        host: the address to listen on; the default is reached from this machine only.
+        port: the port to listen on; 0 takes a free one.
+        served_model_name: the name that clients ask for; null: that of the model.
+        api_keys: keys that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`;
+            none: every client is served.
+        cors_origins: web pages of these origins may call the server, "*" all.
+        max_num_queued_reqs: most requests that wait for their first token; more are refused (429).
+        max_num_queued_tokens: most prompt tokens of these requests.
+        max_body_mb: largest body of a request, in 10**6 bytes.
+        max_depth: most levels of brackets in a body.
+        max_socket_reqs: most requests under way on one WebSocket.
+        request_timeout_s: longest time of a request, from its arrival to its last token.
+        keep_alive_s: how long an idle connection stays open.
+        slow_reader_pieces: most tokens that wait for a client that does not read; beyond them its
+            request ends and its connection is closed.
+        drain_s: after SIGTERM, how long running requests may go on.
+        metrics_prefix: of the names in /metrics; "vllm" keeps boards made for vLLM working.
+        log_prompts: write prompts and answers to the log, too.
+        record: write a record of the served requests to runs/ at the end.
+    """
+
+    group = "task"
+    host: str = "127.0.0.1"
+    port: int = knob(8000, at_least=0, at_most=65535)
+    served_model_name: str | None = None
+    api_keys: list[str] = field(default_factory=list)
+    cors_origins: list[str] = field(default_factory=list)
+    max_num_queued_reqs: int = knob(256, at_least=1)
+    max_num_queued_tokens: int = knob(262144, at_least=1)
+    max_body_mb: float = knob(8.0, above=0)
+    max_depth: int = knob(64, at_least=4)
+    max_socket_reqs: int = knob(64, at_least=1)
+    request_timeout_s: float = knob(600.0, above=0)
+    keep_alive_s: float = knob(30.0, above=0)
+    slow_reader_pieces: int = knob(1024, at_least=1)
+    drain_s: float = knob(30.0, at_least=0)
+    metrics_prefix: Literal["minivllm", "vllm"] = "minivllm"
+    log_prompts: bool = False
+    record: bool = False

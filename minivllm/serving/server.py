@@ -1,0 +1,136 @@
+"""The server: starts the engine, listens, drains and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import uvicorn
+
+from minivllm.config.typed import Config
+from minivllm.errors import BadInput
+from minivllm.models.load.source import resolve
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.app import build_app
+from minivllm.serving.engine_client import EngineClient
+from minivllm.serving.options import ServeOptions
+from minivllm.serving.service import Service
+
+INTERRUPTED = 130
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its handling of signals, which drain here."""
+
+    def capture_signals(self) -> Any:
+        """Capture none."""
+        return contextlib.nullcontext()
+
+
+async def serve(config: dict[str, Any]) -> int:
+    """Serve until SIGTERM, Ctrl-C or the end of the engine.
+
+    Args:
+        config: the resolved configuration.
+
+    Returns:
+        Exit code: 0 after SIGTERM, 130 after Ctrl-C, 1 where the engine has stopped by itself.
+
+    Raises:
+        BadInput: the engine cannot be built, or the address cannot be listened on.
+    """
+    view = Config.of(config)
+    options: ServeOptions = view.task
+    source = resolve(config["model"], allow_random=False)[1]
+    tokenizer = Tokenizer.load(source.folder)
+    name = options.served_model_name or config["choices"].get("model") or "model"
+    listener = _listen(options)
+    client = EngineClient(config, options.slow_reader_pieces)
+    try:
+        info = await client.start()
+        for warning in info.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        service = Service(options, client, info, tokenizer, name)
+        settings = uvicorn.Config(
+            build_app(service),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=max(1, round(options.keep_alive_s)),
+            lifespan="off",
+        )
+        server = _Server(settings)
+        listener.listen()
+        host, port = listener.getsockname()[:2]
+        print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
+        return await _until_stopped(server, service, listener)
+    finally:
+        listener.close()
+        await client.stop()
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    """A socket with its address, taken before the weights are loaded."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        raise BadInput(
+            f"task.host={options.host} task.port={options.port}: cannot listen there ({error}); "
+            "task.port=0 takes a free port"
+        ) from None
+    return listener
+
+
+async def _until_stopped(server: _Server, service: Service, listener: socket.socket) -> int:
+    """Run the server; a first signal drains it, a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+    code, signalled = 0, asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        nonlocal code
+        code = INTERRUPTED if number == signal.SIGINT else code
+        if service.is_draining:
+            server.force_exit = server.should_exit = True
+        service.is_draining = True
+        signalled.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    running = asyncio.ensure_future(server.serve([listener]))
+    waits = [running, *(asyncio.ensure_future(e.wait()) for e in (signalled, service.client.ended))]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if service.client.ended.is_set():
+            print(
+                f"error: the engine has stopped: {service.client.failure or 'its log says why'}",
+                file=sys.stderr,
+            )
+            code = 1
+        else:
+            await _drain(server, service)
+        server.should_exit = True
+        await running
+    finally:
+        for one in waits:
+            one.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return code
+
+
+async def _drain(server: _Server, service: Service) -> None:
+    """Refuse new requests, and wait for running ones."""
+    deadline = time.monotonic() + service.options.drain_s
+    while service.client.streams and time.monotonic() < deadline and not server.force_exit:
+        await asyncio.sleep(0.05)
+    for stream in list(service.client.streams.values()):
+        stream.close()

@@ -1,0 +1,219 @@
+"""What all APIs share: admission, the tokenizer, and requests on their way to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.engine_client import EngineClient, TokenStream
+from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
+from minivllm.serving.messages import Piece, Ready, Step
+from minivllm.serving.options import ServeOptions
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
+CLIENT_LEFT = 499  # nginx's status for a client that closed its connection
+T = TypeVar("T")
+
+
+class Service:
+    """Serves requests of every API with one engine.
+
+    Args:
+        options: the knobs of task=serve.
+        client: the engine.
+        info: what the engine says of itself.
+        tokenizer: None serves token ids only.
+        model: the name that clients ask for.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        client: EngineClient,
+        info: Ready,
+        tokenizer: Tokenizer | None,
+        model: str,
+    ) -> None:
+        self.options, self.client, self.info = options, client, info
+        self.tokenizer, self.model = tokenizer, model
+        self.created = int(time.time())
+        self.is_draining = False
+        self.num_refused = 0
+        self._begun_at: list[float] = []  # when the last requests got their first token
+        client.listeners.append(self._note_begun)
+
+    # ---- admission
+
+    def admit(self, num_requests: int = 1, num_tokens: int = 0) -> None:
+        """Check that so many requests may wait for the engine, before anything is done for them.
+
+        Raises:
+            ApiError: 429, too many wait; 503, the server ends.
+        """
+        if self.is_draining or not self.client.is_alive:
+            raise unavailable("the server is about to end")
+        options = self.options
+        waiting = [s.num_prompt_tokens for s in self.client.streams.values() if not s.has_begun]
+        for name, there, more in (
+            ("max_num_queued_reqs", len(waiting), num_requests),
+            ("max_num_queued_tokens", sum(waiting), num_tokens),
+        ):
+            most = getattr(options, name)
+            if there + more > most:
+                self.num_refused += 1
+                raise overloaded(
+                    f"the queue is full ({there} of {name}={most}): try again later",
+                    self._retry_after_s(len(waiting)),
+                )
+
+    def _note_begun(self, step: Step) -> None:
+        begun = sum(piece.num_output == 1 for piece in step.pieces)
+        if begun:
+            self._begun_at = (self._begun_at + [step.time_s] * begun)[-64:]
+
+    def _retry_after_s(self, waiting: int) -> int:
+        """Seconds until half of the queue has begun, at the pace of the last requests."""
+        if len(self._begun_at) < 2:
+            return 1
+        pace = (time.perf_counter() - self._begun_at[0]) / len(self._begun_at)
+        return min(max(1, math.ceil(waiting / 2 * pace)), 60)
+
+    # ---- text
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ApiError where the model has none."""
+        if self.tokenizer is None:
+            raise ApiError(400, "this checkpoint has no tokenizer: give token ids instead of text")
+        return self.tokenizer
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; a long one is encoded in a thread."""
+        tokenizer = self.require_tokenizer()
+        try:
+            if len(text) < LONG_TEXT:
+                return tokenizer.encode(text, add_special_tokens)
+            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+        except BadInput as error:
+            raise ApiError.of(error) from None
+
+    def require_model(self, name: str | None) -> None:
+        """Raise ApiError where a client asks for another model than the one that is served."""
+        if name not in (None, "", self.model):
+            raise ApiError(
+                404,
+                f"the model {name!r:.200} does not exist: this server has {self.model!r}",
+                "not_found_error",
+                param="model",
+            )
+
+    # ---- requests
+
+    def start(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[TokenStream]:
+        """Send requests to the engine, all or none.
+
+        Raises:
+            ApiError: a prompt is empty, holds unknown ids or is too long, or too much waits.
+        """
+        for ids in prompts:
+            self._check(ids, params)
+        self.admit(len(prompts), sum(map(len, prompts)))
+        return [self._start(ids, params) for ids in prompts]
+
+    def _check(self, ids: list[int], params: SamplingParams) -> None:
+        limit = self.info.max_model_len
+        if not ids:
+            raise ApiError(400, "the prompt is empty", param="prompt")
+        if len(ids) >= limit:
+            raise ApiError(
+                400,
+                f"the prompt has {len(ids)} tokens, and the context {limit}: there is no room for "
+                "an answer",
+                param="prompt",
+            )
+        if not 0 <= min(ids) <= max(ids) < self.info.vocab_size:
+            raise ApiError(400, f"token ids must be in [0, {self.info.vocab_size})", param="prompt")
+
+    def _start(self, ids: list[int], params: SamplingParams) -> TokenStream:
+        stream = self.client.submit(ids, params)
+        patience = self.options.request_timeout_s
+        if params.deadline_ms is not None:
+            patience = min(patience, 1e-3 * params.deadline_ms)
+
+        def give_up() -> None:
+            if not stream.is_over:
+                stream.end(too_late(f"the request did not end within {patience:g} s"))
+
+        stream.timer = asyncio.get_running_loop().call_later(patience, give_up)
+        return stream
+
+
+async def unless_left(request: Request, answer: Awaitable[T]) -> T:
+    """Wait for an answer, but only while its client is there: leaving cancels it.
+
+    Raises:
+        ApiError: the client has left.
+    """
+    task = asyncio.ensure_future(answer)
+
+    async def watch() -> None:
+        while not await request.is_disconnected():
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                return
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(CLIENT_LEFT, "the client has left")
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
+
+
+async def merged(streams: Sequence[TokenStream]) -> AsyncIterator[tuple[int, list[Piece]]]:
+    """The pieces of several requests as they come, each with the number of its request.
+
+    Raises:
+        ApiError: one of them failed; all others end.
+    """
+    if len(streams) == 1:
+        async for pieces in streams[0].batches():
+            yield 0, pieces
+        return
+    queue: asyncio.Queue[tuple[int, list[Piece]] | ApiError | None] = asyncio.Queue(1)
+
+    async def forward(number: int, stream: TokenStream) -> None:
+        try:
+            async for pieces in stream.batches():
+                await queue.put((number, pieces))
+            await queue.put(None)
+        except ApiError as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(forward(*pair)) for pair in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, ApiError):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        for stream in streams:
+            stream.close()

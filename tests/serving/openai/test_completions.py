@@ -1,0 +1,112 @@
+"""/v1/completions, asked by the openai package over a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from minivllm import LLM, SamplingParams
+from tests.serving.running import RunningServer
+
+PROMPTS = ["def add(a, b):\n", "# naïve façade – 値\nx = '", "class Node:"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("tiny", device="cpu", overrides=["runtime.threads=1"]) as one:
+        yield one
+
+
+@pytest.fixture
+def client(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_text_is_that_of_generate_streamed_or_not(
+    llm: LLM, client: openai.OpenAI, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=7)
+    for prompt in PROMPTS:
+        expected = llm.generate(prompt, params)[0].outputs[0]
+        asked = {"model": "tiny", "prompt": prompt, "max_tokens": 24, "seed": 7}
+        asked |= {"temperature": temperature, "extra_body": {"return_token_ids": True}}
+        whole = client.completions.create(**asked).choices[0]
+        assert whole.text == expected.text and whole.finish_reason == expected.finish_reason
+        assert whole.token_ids == expected.token_ids
+        chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+        assert "".join(chunk.text for chunk in chunks) == expected.text
+        assert [i for chunk in chunks for i in chunk.token_ids] == expected.token_ids
+        assert [c.finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert chunks[-1].finish_reason == expected.finish_reason
+
+
+def test_several_prompts_and_samples_are_choices_in_order(llm: LLM, client: openai.OpenAI) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, n=2)
+    expected = [output.text for one in llm.generate(PROMPTS, params) for output in one.outputs]
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPTS, max_tokens=8, temperature=1.0, seed=3, n=2
+    )
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == expected
+    assert answer.usage is not None and answer.usage.completion_tokens == 48
+
+
+def test_echo_with_logprobs_scores_the_prompt(llm: LLM, client: openai.OpenAI) -> None:
+    ids = llm.encode(PROMPTS[0])
+    choice = client.completions.create(
+        model="tiny", prompt=ids, max_tokens=0, echo=True, logprobs=1
+    ).choices[0]
+    assert choice.text == PROMPTS[0] and choice.finish_reason == "length"
+    logprobs = llm.logits(ids).log_softmax(-1)
+    expected = [float(logprobs[i, token]) for i, token in enumerate(ids[1:])]
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[0] is None
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=0.1)
+    assert choice.logprobs.text_offset == [0, *map(len, _prefixes(choice.logprobs.tokens or []))]
+
+
+def _prefixes(tokens: list[str]) -> list[str]:
+    return ["".join(tokens[:end]) for end in range(1, len(tokens))]
+
+
+def test_prefixes_that_were_computed_are_counted_as_cached(client: openai.OpenAI) -> None:
+    prompt = "import os\n" * 60
+    for expected in (False, True):
+        usage = client.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        assert bool(usage.prompt_tokens_details.cached_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"temprature": 1}, "unknown field 'temprature'"),
+        ({"max_tokens": -1}, "max_tokens=0 must be at least 1"),
+        ({"temperature": 9}, "temperature"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, 10**9]}, "token ids must be in"),
+        ({"prompt": "x" * 100_000}, "there is no room for an answer"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"suffix": "}"}, "suffix"),
+        ({"echo": False, "max_tokens": 0}, "max_tokens=0 needs echo=true"),
+    ],
+)
+def test_a_wrong_field_is_a_clear_400(
+    client: openai.OpenAI, wrong: dict[str, object], words: str
+) -> None:
+    body = {"model": "tiny", "prompt": "x", **wrong}
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(
+            model=body.pop("model"), prompt=body.pop("prompt"), extra_body=body
+        )
+    assert words in error.value.message
+
+
+def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-4", prompt="x")

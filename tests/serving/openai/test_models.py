@@ -1,0 +1,16 @@
+"""/v1/models."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.serving.running import RunningServer
+
+
+def test_the_model_that_is_served_is_listed(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")

@@ -1,0 +1,51 @@
+"""Starting and stopping as users do: one line, exit codes, nothing left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import openai
+import psutil
+
+from tests.serving.running import ROOT, serving
+
+
+def test_sigterm_drains_what_runs_and_ends_with_0() -> None:
+    with serving("task.drain_s=20") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        chunks = client.completions.create(
+            model="tiny", prompt="x", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+        )
+        texts = [next(chunks).choices[0].text]
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        texts += [chunk.choices[0].text for chunk in chunks]
+        stopping.join()
+        assert len(texts) == 200 and server.process.returncode == 0
+        time.sleep(0.1)
+        assert not any(child.is_running() for child in children)
+
+
+def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:
+    log = tmp_path / "log"
+    with serving(log=log) as server:
+        psutil.Process(server.process.pid).children()[0].kill()
+        assert server.process.wait(30) == 1
+    assert "error: the engine has stopped" in log.read_text()
+
+
+def test_an_address_that_is_taken_is_one_line_before_loading() -> None:
+    with serving() as server:
+        port = server.url.rsplit(":", 1)[1]
+        second = subprocess.run(
+            [sys.executable, str(ROOT / "run.py"), "preset=serve", f"task.port={port}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert second.returncode == 2
+    assert second.stderr.startswith(f"error: task.host=127.0.0.1 task.port={port}: cannot listen")
