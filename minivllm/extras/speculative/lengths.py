@@ -44,6 +44,8 @@ PRIOR_DRAFTS = 2.0  # how many draft tokens of its own the rate of all requests 
 MOST_THRESHOLDS = 4096  # that are remembered
 PLAIN_EVERY = 64  # steps with drafts before one without, to compare them with
 EXPLORE_EVERY = 32  # steps without drafts before one request drafts all the same
+EXPLORING = 0.01  # most of the time of such steps that this draft may take
+REMEMBERED = 5  # times of drafting whose median is what it takes
 
 
 class AdaptiveLengths(DraftLengths):
@@ -55,8 +57,10 @@ class AdaptiveLengths(DraftLengths):
     tokens and computes N takes `step_ms(N)`; with m draft tokens, of which s survive in
     expectation, it gives B + s in `step_ms(N + m)` and the time to draft. The m that maximises the
     quotient is taken (goodput, as Liu et al. 2024, arXiv:2406.14066, define it). At large batches,
-    and on text that proposers do not foresee, it is 0; then one request drafts every
-    `EXPLORE_EVERY` steps, so that a change is noticed.
+    and on text that proposers do not foresee, it is 0; then one request drafts now and then, so
+    that a change is noticed: after `EXPLORE_EVERY` steps, or later where the draft takes more than
+    the share `EXPLORING` of their time. Where a model drafts, the first draft is such a one: what
+    it takes beside the model's step is not known before.
 
     Args:
         longest: most tokens of a draft.
@@ -75,12 +79,13 @@ class AdaptiveLengths(DraftLengths):
         self.longest, self.step_ms, self.draft_ms = longest, step_ms, draft_ms
         self._of_request: dict[Request, tuple[float, float]] = {}  # draft tokens tried, accepted
         self._of_all = (1.0, 1.0)  # optimistic: the first drafts are made
-        self._draft_scale = 1.0  # of `draft_ms`
+        self._draft_scales: list[float] = []  # of `draft_ms`, as found last
         # of `step_ms`, without drafts and with them; None: no such step was timed
         self._step_scale: dict[bool, float | None] = {False: None, True: None}
         self._num_verifying = 0  # steps with drafts since the last one without
         self._thresholds: dict[tuple[int, int], float] = {}
         self._idle = 0  # steps without drafts
+        self._idle_ms = 0.0  # that they take
         self._turn = 0  # of the requests that explore
 
     def rate(self, request: Request) -> float:
@@ -96,17 +101,31 @@ class AdaptiveLengths(DraftLengths):
         lengths = [0] * len(rates)
         if self._num_verifying >= (1 if self._step_scale[False] is None else PLAIN_EVERY):
             return lengths
-        if max(rates) >= self._threshold(len(rates), num_tokens):
+        is_known = bool(self._draft_scales) or self.draft_ms(1) == 0.0
+        if is_known and max(rates) >= self._threshold(len(rates), num_tokens):
             lengths = self._best(rates, num_tokens)
         if any(lengths):
-            self._idle = 0
-            return lengths
-        self._idle += 1
-        if self._idle >= EXPLORE_EVERY:
-            self._idle = 0
+            self._idle, self._idle_ms = 0, 0.0
+        elif not is_known or self._may_explore(num_tokens):
+            self._idle, self._idle_ms = 0, 0.0
             self._turn += 1
             lengths[self._turn % len(lengths)] = self.longest
         return lengths
+
+    def _may_explore(self, num_tokens: int) -> bool:
+        """Whether it is time for a draft that is not expected to pay."""
+        alone = self.step_ms(num_tokens)
+        self._idle += 1
+        self._idle_ms += alone
+        verification = self._verification() * self.step_ms(num_tokens + self.longest) - alone
+        cost = self._draft_scale() * self.longest * self.draft_ms(1) + verification
+        return self._idle >= EXPLORE_EVERY and cost <= EXPLORING * self._idle_ms
+
+    def _draft_scale(self) -> float:
+        """How much longer drafting takes than the drafting model alone. A median: a model that
+        first reads a prompt takes long once."""
+        found = sorted(self._draft_scales) or [1.0]
+        return found[(len(found) - 1) // 2]
 
     def _threshold(self, count: int, num_tokens: int) -> float:
         """A rate below which no draft of `count` requests pays: the lowest mean survival at which
@@ -132,7 +151,8 @@ class AdaptiveLengths(DraftLengths):
             ),
             reverse=True,
         )
-        tokens, drafting, more = float(len(rates)), 0.0, self._verification()
+        tokens, drafting = float(len(rates)), 0.0
+        more, scale = self._verification(), self._draft_scale()
         best = tokens / self.step_ms(num_tokens)
         drafts_at = [0] * self.longest  # requests that draft at each position
         taken = 0
@@ -140,7 +160,7 @@ class AdaptiveLengths(DraftLengths):
             tokens += survival
             at = drafts_at[-minus_position]
             added = self.draft_ms(at + 1) - (self.draft_ms(at) if at else 0.0)
-            drafting += self._draft_scale * added
+            drafting += scale * added
             drafts_at[-minus_position] += 1
             goodput = tokens / (more * self.step_ms(num_tokens + count) + drafting)
             if goodput > best:
@@ -167,7 +187,8 @@ class AdaptiveLengths(DraftLengths):
         depths = range(max(lengths))
         expected = sum(self.draft_ms(sum(n > depth for n in lengths)) for depth in depths)
         if expected > 0:
-            self._draft_scale = _towards(self._draft_scale, milliseconds / expected)
+            found = milliseconds / expected
+            self._draft_scales = [*self._draft_scales, found][-REMEMBERED:]
 
     def note(self, request: Request, length: int, accepted: int) -> None:
         """See DraftLengths."""

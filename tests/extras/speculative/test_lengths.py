@@ -60,7 +60,32 @@ def test_no_drafts_pay_where_drafting_costs_more_than_it_saves() -> None:
     requests = [request()]
     for draft_ms, expected in ((0.0, LONGEST), (100.0, 0)):
         lengths = AdaptiveLengths(LONGEST, bound_by_memory, lambda _, ms=draft_ms: ms)
+        lengths.drafted([1], draft_ms)
         assert list(lengths.allot(requests, 1)) == [expected]
+
+
+def test_a_model_s_first_draft_is_one_request_s_and_says_what_drafting_takes() -> None:
+    requests = [request() for _ in range(4)]
+    lengths = AdaptiveLengths(LONGEST, bound_by_memory, lambda count: 0.1)
+    assert sorted(lengths.allot(requests, 4)) == [0, 0, 0, LONGEST]
+    lengths.drafted([LONGEST], LONGEST * 0.1 * 500)
+    assert not any(lengths.allot(requests, 4)), "it takes 500 times what the model's step does"
+
+
+def test_a_draft_that_takes_long_is_tried_as_rarely_as_its_time_says() -> None:
+    lengths = AdaptiveLengths(LONGEST, lambda num_tokens: 1.0, lambda count: 1.0)
+    requests = [request()]
+    lengths.drafted([1], 2.0)  # two steps for one draft token
+    tried = [any(lengths.allot(requests, 1)) for _ in range(3 * 600)]
+    assert tried.count(True) == 3, "3 tokens are 6 steps, which is 1 % of 600"
+
+
+def test_one_time_that_is_out_of_the_ordinary_does_not_count() -> None:
+    lengths = AdaptiveLengths(LONGEST, bound_by_memory, lambda count: 1.0)
+    requests = [request()]
+    for milliseconds in (2.0, 500.0, 2.0):  # the second reads a prompt first
+        lengths.drafted([2], milliseconds)
+    assert list(lengths.allot(requests, 1)) == [LONGEST]
 
 
 def test_after_some_steps_without_drafts_one_request_tries() -> None:
