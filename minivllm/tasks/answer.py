@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from minivllm.engine.options import SamplingParams
 from minivllm.llm import LLM
 from minivllm.outputs import StreamPiece
 from minivllm.prompts import Prompt
-
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+from minivllm.serving.parsing.reasoning import split_thinking
 
 
 @dataclass
@@ -46,43 +45,6 @@ class Answer:
         if self.finish_reason in reasons:
             parts.append(reasons[self.finish_reason])
         return " · ".join(parts)
-
-
-def split_thinking(pieces: Iterable[str], thinking: bool = False) -> Iterator[tuple[bool, str]]:
-    """Split streamed text into pairs (whether it is inside a thinking block, text), without the
-    tags.
-
-    A tag may be split over pieces, so a possible beginning of a tag waits for the next piece.
-
-    Args:
-        pieces: the text in the order of generation.
-        thinking: whether the text begins inside a block (some templates open it in the prompt).
-    """
-    held = ""
-    for piece in pieces:
-        held += piece
-        while held:
-            tag = THINK_CLOSE if thinking else THINK_OPEN
-            position = held.find(tag)
-            if position >= 0:
-                if position:
-                    yield thinking, held[:position]
-                held, thinking = held[position + len(tag) :], not thinking
-                continue
-            keep = next(
-                (
-                    n
-                    for n in range(min(len(tag) - 1, len(held)), 0, -1)
-                    if tag.startswith(held[-n:])
-                ),
-                0,
-            )
-            if len(held) > keep:
-                yield thinking, held[: len(held) - keep]
-            held = held[len(held) - keep :]
-            break
-    if held:
-        yield thinking, held
 
 
 def stream_answer(

@@ -91,24 +91,25 @@ class TerminalChat:
         return True
 
     def _answer(self, line: str) -> None:
-        from minivllm.tasks.answer import THINK_OPEN, stream_answer
+        from minivllm.serving.parsing.reasoning import begins_thinking
+        from minivllm.tasks.answer import stream_answer
 
         assert self.llm.tokenizer is not None
         user = {"role": "user", "content": line}
         if self.is_base:
             prompt = self.llm.tokenizer.encode(line)
-            begins_thinking = False
+            thinking = False
         else:
             system = [{"role": "system", "content": self.system}] if self.system else []
             prompt = self.llm.tokenizer.render_chat([*system, *self.messages, user])
-            begins_thinking = self.llm.tokenizer.decode(prompt[-4:]).rstrip().endswith(THINK_OPEN)
+            thinking = begins_thinking(self.llm.tokenizer, prompt)
 
         def show(is_thought: bool, text: str) -> None:
             if self.show_thinking or not is_thought:
                 self.write(is_thought, text)
 
         echo = line if self.is_base else ""
-        answer = stream_answer(self.llm, prompt, self.params, show, begins_thinking, echo)
+        answer = stream_answer(self.llm, prompt, self.params, show, thinking, echo)
         self.write(False, "\n")
         if not self.is_base:
             self.messages += [user, {"role": "assistant", "content": answer.text.strip()}]

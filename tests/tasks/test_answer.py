@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minivllm.engine.options import SamplingParams
 from minivllm.llm import StreamPiece
-from minivllm.tasks.answer import split_thinking, stream_answer
+from minivllm.tasks.answer import stream_answer
 
 
 class FakeLLM:
@@ -31,30 +28,6 @@ class FakeLLM:
                 yield StreamPiece(index, text, "stop" if index == len(self.pieces) - 1 else None)
         finally:
             self.closed = True
-
-
-@given(
-    parts=st.lists(
-        st.tuples(st.booleans(), st.text("ab<>/think ", min_size=1, max_size=8)), max_size=6
-    ),
-    cuts=st.lists(st.integers(0, 200), max_size=20),
-)
-def test_any_cut_gives_the_same_split(parts: list[tuple[bool, str]], cuts: list[int]) -> None:
-    parts = [(t, text.replace("<", "")) for t, text in parts if text.replace("<", "")]
-    whole = "".join(f"<think>{text}</think>" if thought else text for thought, text in parts)
-    points = sorted({0, len(whole), *(c for c in cuts if c < len(whole))})
-    pieces = [whole[a:b] for a, b in itertools.pairwise(points)]
-    for expected in (True, False):
-        got = "".join(text for thought, text in split_thinking(pieces) if thought is expected)
-        assert got == "".join(text for thought, text in parts if thought is expected)
-
-
-def test_an_unclosed_tag_is_text() -> None:
-    assert list(split_thinking(["a <thi"])) == [(False, "a "), (False, "<thi")]
-    assert list(split_thinking(["deep</think>so"], thinking=True)) == [
-        (True, "deep"),
-        (False, "so"),
-    ]
 
 
 def test_answer_leaves_out_thoughts_and_counts_all_tokens() -> None:
