@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -104,6 +104,19 @@ class Service:
             return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
         except BadInput as error:
             raise ApiError.of(error) from None
+
+    async def render_chat(self, messages: list[dict[str, Any]], /, **variables: Any) -> list[int]:
+        """Token ids of a conversation, as the chat template writes it, in a thread.
+
+        Args:
+            messages: {"role": ..., "content": ...} in order.
+            variables: of the template: tools, add_generation_prompt, enable_thinking, ...
+        """
+        tokenizer = self.require_tokenizer()
+        try:
+            return await asyncio.to_thread(tokenizer.render_chat, messages, **variables)
+        except BadInput as error:
+            raise ApiError.of(error, "messages") from None
 
     def require_model(self, name: str | None) -> None:
         """Raise ApiError where a client asks for another model than the one that is served."""

@@ -49,7 +49,7 @@ class ArgumentsDelta:
     text: str
 
 
-Event = ContentDelta | ToolCallBegin | ArgumentsDelta
+ToolCallEvent = ContentDelta | ToolCallBegin | ArgumentsDelta
 
 
 class ToolCallParser:
@@ -69,7 +69,7 @@ class ToolCallParser:
     def __init__(self, form: ToolForm, names: Collection[str] = ()) -> None:
         self.form, self.names = form, names
         self.num_calls = 0
-        self._events: list[Event] = []
+        self._events: list[ToolCallEvent] = []
         self._buffer = ""  # not read yet, as it may be the beginning of a marker
         self._section: Reader | None = None  # reads the calls behind a marker
         # Of a section: characters that are text if it turns out to be no call.
@@ -79,14 +79,14 @@ class ToolCallParser:
         self._trims = False  # the last event is a call: space at the beginning of text is left out
         self._at_start = True  # nothing but space has come
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[ToolCallEvent]:
         """The events of the next piece of the text."""
         self._buffer += text
         while self._buffer if self._section else self._open_section():
             self._read_section()
         return self._taken()
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[ToolCallEvent]:
         """The text has ended: the events that are left. A call that has begun stays as it is."""
         if self._section is not None and self._in_call and not self._has_begun:
             self._content("".join(self._held))
@@ -95,7 +95,7 @@ class ToolCallParser:
         self._buffer = ""
         return self._taken()
 
-    def _taken(self) -> list[Event]:
+    def _taken(self) -> list[ToolCallEvent]:
         events, self._events = self._events, []
         return events
 
