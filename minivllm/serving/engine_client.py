@@ -54,7 +54,8 @@ class TokenStream:
         most_waiting: int,
         abort: Callable[[TokenStream], None],
     ) -> None:
-        self.request_id, self.num_prompt_tokens = request_id, num_prompt_tokens
+        self.request_id, self.num_completions = request_id, num_completions
+        self.num_prompt_tokens = num_prompt_tokens
         self.arrived_s = time.perf_counter()
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -162,6 +163,7 @@ class EngineClient:
         self.streams: dict[str, TokenStream] = {}  # that have not ended
         self.state = EngineState(0, 0, 0, {})
         self.listeners: list[Callable[[Step], None]] = []  # told of every step
+        self.submitted: list[Callable[[TokenStream], None]] = []  # told of every request
         self.ended = asyncio.Event()  # the engine has stopped
         self.failure: str | None = None  # why it stopped by itself
         self._count = 0
@@ -201,6 +203,12 @@ class EngineClient:
         """Whether requests can be served."""
         return self._ready.done() and not self.ended.is_set()
 
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        assert self._process is not None
+        return self._process.pid
+
     def submit(self, prompt_token_ids: list[int], params: SamplingParams) -> TokenStream:
         """Send a request to the engine.
 
@@ -215,6 +223,8 @@ class EngineClient:
         )
         self.streams[stream.request_id] = stream
         self._transport.write(frame(Submit(stream.request_id, prompt_token_ids, params)))
+        for listener in self.submitted:
+            listener(stream)
         return stream
 
     def _abort(self, stream: TokenStream) -> None:

@@ -32,6 +32,8 @@ class ServeOptions(Options):
         drain_s: after SIGTERM, how long running requests may go on.
         metrics_prefix: of the names in /metrics; "vllm" keeps boards made for vLLM working.
         log_prompts: write prompts and answers to the log, too.
+        cores: cores of the process of HTTP, in the syntax of taskset; the engine's are
+            `runtime.cores`.
         record: write a record of the served requests to runs/ at the end.
     """
 
@@ -52,4 +54,5 @@ class ServeOptions(Options):
     drain_s: float = knob(30.0, at_least=0)
     metrics_prefix: Literal["minivllm", "vllm"] = "minivllm"
     log_prompts: bool = False
+    cores: str | None = knob(None, unasked=True)
     record: bool = False

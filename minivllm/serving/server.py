@@ -16,9 +16,11 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.platform.threads import pin, validate_cores
 from minivllm.serving.app import build_app
 from minivllm.serving.engine_client import EngineClient
 from minivllm.serving.options import ServeOptions
+from minivllm.serving.recording import Recorder
 from minivllm.serving.service import Service
 
 INTERRUPTED = 130
@@ -49,13 +51,19 @@ async def serve(config: dict[str, Any]) -> int:
     source = resolve(config["model"], allow_random=False)[1]
     tokenizer = Tokenizer.load(source.folder)
     name = options.served_model_name or config["choices"].get("model") or "model"
+    recorder = Recorder(config, source) if options.record else None
+    validate_cores({"cores": options.cores})
     listener = _listen(options)
     client = EngineClient(config, options.slow_reader_pieces)
     try:
+        begin = time.monotonic()
         info = await client.start()
+        pin({"cores": options.cores})
         for warning in info.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         service = Service(options, client, info, tokenizer, name)
+        if recorder is not None:
+            recorder.attach(client, time.monotonic() - begin)
         settings = uvicorn.Config(
             build_app(service),
             log_config=None,
@@ -68,10 +76,13 @@ async def serve(config: dict[str, Any]) -> int:
         listener.listen()
         host, port = listener.getsockname()[:2]
         print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
-        return await _until_stopped(server, service, listener)
+        code = await _until_stopped(server, service, listener)
     finally:
         listener.close()
         await client.stop()
+    if recorder is not None:
+        recorder.write(service)
+    return code
 
 
 def _listen(options: ServeOptions) -> socket.socket:

@@ -165,6 +165,14 @@ class FileOptions(FromFileOptions):
     ignore_eos: bool = False
 
 
+@option("minivllm.bench.workloads.served.Served")
+@dataclass(frozen=True)
+class ServedOptions(Options):
+    """workload=served, which has no knobs."""
+
+    group = "workload"
+
+
 @option("minivllm.bench.workloads.trace.Trace")
 @dataclass(frozen=True)
 class TraceOptions(FromFileOptions):
