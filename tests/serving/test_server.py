@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -10,6 +12,8 @@ import time
 import openai
 import psutil
 
+from minivllm.serving.options import ServeOptions
+from minivllm.serving.server import listen
 from tests.serving.running import ROOT, serving
 
 
@@ -28,6 +32,28 @@ def test_sigterm_drains_what_runs_and_ends_with_0() -> None:
         assert len(texts) == 200 and server.process.returncode == 0
         time.sleep(0.1)
         assert not any(child.is_running() for child in children)
+
+
+def test_a_small_event_does_not_wait_for_the_acknowledgement_of_another() -> None:
+    """Nagle's algorithm is off on the server's connections, as asyncio sees to on TCP sockets."""
+
+    async def nodelay() -> int:
+        answered = asyncio.get_running_loop().create_future()
+
+        class Connected(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                own = transport.get_extra_info("socket")
+                answered.set_result(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                transport.close()
+
+        with listen(ServeOptions(port=0)) as listener:
+            server = await asyncio.get_running_loop().create_server(Connected, sock=listener)
+            async with server:
+                _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+                writer.close()
+                return int(await answered)
+
+    assert asyncio.run(nodelay())
 
 
 def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:
