@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from minivllm import __version__
 from minivllm.serving.errors import ApiError, internal
-from minivllm.serving.openai import completions, models
+from minivllm.serving.openai import chat, completions, models
 from minivllm.serving.openai.forms import error_body
 from minivllm.serving.service import Service
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("minivllm.serving")
 def build_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
     app = FastAPI(title="minivllm", version=__version__)
-    for module in (models, completions):
+    for module in (models, completions, chat):
         app.include_router(module.router(service))
 
     @app.exception_handler(ApiError)

@@ -97,8 +97,13 @@ def _content(value: Any, what: str) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        if not all(isinstance(part, dict) and part.get("type") in TEXT_PARTS for part in value):
-            raise BadInput(f"{what} has parts that are not text")
+        for part in value:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind not in TEXT_PARTS or not isinstance(part, dict):
+                raise BadInput(
+                    f"{what} has parts that are not text ({kind!r:.40}): images, audio and files "
+                    "are not supported, and no URL is fetched"
+                )
         value = "".join(_content(part.get("text"), what) for part in value)
     if not isinstance(value, str):
         raise BadInput(f"{what} must be a string, a list of parts or null")

@@ -41,7 +41,7 @@ class SamplingFields(Body):
     """How tokens are chosen; what is not given is as the configuration's `decoding` says."""
 
     model: str | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
@@ -73,8 +73,10 @@ class SamplingFields(Body):
             further: parameters that have other names in a body.
 
         Raises:
-            ApiError: a value is out of range.
+            ApiError: a value is out of range, or needs another.
         """
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream=true", param="stream_options")
         names = {name for name in SamplingFields.model_fields if hasattr(defaults, name)}
         given = {name: getattr(self, name) for name in names}
         chosen = {name: value for name, value in given.items() if value is not None} | further

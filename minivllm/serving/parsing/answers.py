@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from minivllm.serving.parsing.reasoning import ThinkingSplitter
-from minivllm.serving.parsing.tool_calls import ContentDelta, ToolCallEvent, ToolCallParser
+from minivllm.serving.parsing.tool_calls import (
+    ArgumentsDelta,
+    ContentDelta,
+    ToolCallBegin,
+    ToolCallEvent,
+    ToolCallParser,
+)
 from minivllm.serving.parsing.tool_forms import ToolForm
 
 
@@ -28,6 +34,7 @@ class AnswerParser:
         form: of tool calls; None takes none out of the text.
         names: of the tools.
         trims: leave out space at both ends of the thoughts, and behind them.
+        most_calls: a further tool call and what comes behind it are left out; None: no limit.
     """
 
     def __init__(
@@ -36,9 +43,16 @@ class AnswerParser:
         form: ToolForm | None = None,
         names: Collection[str] = (),
         trims: bool = False,
+        most_calls: int | None = None,
     ) -> None:
         self._splitter = ThinkingSplitter(thinking, trims)
+        self._most_calls, self._is_over = most_calls, False
         self._calls = None if form is None else ToolCallParser(form, names)
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text so far ends inside the thinking block."""
+        return self._splitter.is_thinking
 
     @property
     def num_calls(self) -> int:
@@ -52,7 +66,7 @@ class AnswerParser:
     def finish(self) -> list[Event]:
         """The answer has ended: the events that are left."""
         events = self._events(self._splitter.finish())
-        return events if self._calls is None else [*events, *self._calls.finish()]
+        return events if self._calls is None else events + self._limited(self._calls.finish())
 
     def _events(self, pairs: list[tuple[bool, str]]) -> list[Event]:
         events: list[Event] = []
@@ -62,5 +76,46 @@ class AnswerParser:
             elif self._calls is None:
                 events.append(ContentDelta(text))
             else:
-                events += self._calls.push(text)
+                events += self._limited(self._calls.push(text))
         return events
+
+    def _limited(self, events: list[ToolCallEvent]) -> list[Event]:
+        """The events up to the first call too many."""
+        result: list[Event] = []
+        for event in events:
+            too_many = isinstance(event, ToolCallBegin) and event.index == self._most_calls
+            self._is_over = self._is_over or too_many
+            if not self._is_over:
+                result.append(event)
+        return result
+
+
+@dataclass
+class ParsedCall:
+    """A tool call of an answer; its arguments are JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class ParsedAnswer:
+    """An answer taken apart: the sum of its events."""
+
+    thoughts: str = ""
+    text: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Take the next events."""
+        for event in events:
+            match event:
+                case ThinkingDelta(text):
+                    self.thoughts += text
+                case ContentDelta(text):
+                    self.text += text
+                case ToolCallBegin(_, call_id, name):
+                    self.calls.append(ParsedCall(call_id, name))
+                case ArgumentsDelta(index, text):
+                    self.calls[index].arguments += text

@@ -1,0 +1,129 @@
+"""A model as a partner of conversations: what its chat template takes, and how its answers read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minivllm.errors import BadInput
+from minivllm.models.load.messages import parse_messages
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.errors import ApiError
+from minivllm.serving.parsing.answers import AnswerParser
+from minivllm.serving.parsing.reasoning import begins_thinking
+from minivllm.serving.parsing.tool_forms import tool_form
+from minivllm.serving.service import Service
+
+_SETTLED = ("messages", "tools")  # variables of templates that have fields of their own
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as token ids, up to the assistant's turn."""
+
+    token_ids: list[int]
+    begins_thinking: bool  # the template has opened a thinking block
+
+
+class ChatModel:
+    """Writes conversations as the chat template of a service's model does, and reads the answers.
+
+    Args:
+        service: has the tokenizer.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        tokenizer = service.tokenizer
+        self.template = tokenizer.chat_template if tokenizer is not None else None
+        self.form = tool_form(tokenizer) if tokenizer is not None else None
+
+    def require(self) -> Tokenizer:
+        """The tokenizer. Raises ApiError where the model cannot chat."""
+        tokenizer = self.service.require_tokenizer()
+        if self.template is None:
+            raise ApiError(
+                400,
+                f"{self.service.model} has no chat template: it is a base model, which continues "
+                "texts; use /v1/completions",
+            )
+        return tokenizer
+
+    def names(self, variable: str) -> bool:
+        """Whether the chat template has this variable."""
+        return re.search(rf"\b{re.escape(variable)}\b", self.template or "") is not None
+
+    def require_tools(self) -> None:
+        """Raise ApiError where the model cannot be given tools."""
+        if not self.names("tools"):
+            raise ApiError(400, "the chat template of this model takes no tools", param="tools")
+        if self.form is None:
+            raise ApiError(
+                400,
+                "the form in which this model writes tool calls is not known to this server",
+                param="tools",
+            )
+
+    async def prompt(
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Write a conversation as the chat template does, in a thread.
+
+        Args:
+            messages: in OpenAI's form.
+            tools: in OpenAI's form, that the model may call.
+            variables: further ones of the template (`chat_template_kwargs`).
+
+        Raises:
+            ApiError: the model cannot chat; these are no messages, or the template rejects them;
+                a variable is none of the template's.
+        """
+        tokenizer = self.require()
+        for name in variables or {}:
+            if name in _SETTLED or not self.names(name):
+                raise ApiError(
+                    400,
+                    f"the chat template of this model has no variable {name!r:.100}",
+                    param="chat_template_kwargs",
+                )
+        try:
+            parsed = parse_messages(messages)
+        except BadInput as error:
+            raise ApiError.of(error, "messages") from None
+        if not self.names("developer"):  # as models without that role know it
+            parsed = [
+                {**one, "role": "system"} if one["role"] == "developer" else one for one in parsed
+            ]
+        known = {**(variables or {}), **({"tools": list(tools)} if tools else {})}
+        ids = await self.service.render_chat(parsed, **known)
+        return ChatPrompt(ids, begins_thinking(tokenizer, ids))
+
+    def parser(
+        self,
+        prompt: ChatPrompt,
+        tool_names: Sequence[str] | None = None,
+        most_calls: int | None = None,
+    ) -> AnswerParser:
+        """A parser of one answer.
+
+        Args:
+            prompt: that is answered.
+            tool_names: of the tools that the model may call; None finds no calls.
+            most_calls: see AnswerParser.
+        """
+        form = None if tool_names is None else self.form
+        return AnswerParser(
+            prompt.begins_thinking, form, tool_names or (), trims=True, most_calls=most_calls
+        )
+
+    def sampling(self, with_tools: bool) -> dict[str, Any]:
+        """Parameters that the parser needs: where tool calls begin with a special token, the text
+        has to show special tokens."""
+        if with_tools and self.form is not None and self.form.begin_id is not None:
+            return {"skip_special_tokens": False}
+        return {}

@@ -1,0 +1,234 @@
+"""/v1/chat/completions: the next turn of a conversation."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from minivllm.engine.options import SamplingParams
+from minivllm.serving.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.errors import ApiError
+from minivllm.serving.messages import Piece
+from minivllm.serving.openai.chat_choice import ChatChoice
+from minivllm.serving.openai.fields import SamplingFields
+from minivllm.serving.openai.forms import error_event, usage
+from minivllm.serving.openai.tools import Tools, read_tools
+from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.sse import event, event_stream
+from minivllm.serving.token_texts import TokenTexts
+
+MOST_LOGPROBS = 20
+
+
+class ChatBody(SamplingFields):
+    """The body of a request."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+    store: bool | None = None
+
+
+class ChatCompletion:
+    """One call, while it is answered.
+
+    Args:
+        service: answers it.
+        chat_model: reads the answers.
+        body: what is asked.
+        prompt: the conversation.
+        tools: that the answer may call.
+        params: how to decode.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        chat_model: ChatModel,
+        body: ChatBody,
+        prompt: ChatPrompt,
+        tools: Tools | None,
+        params: SamplingParams,
+    ) -> None:
+        self.body, self.prompt = body, prompt
+        self.head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": service.model,
+        }
+        names = None if tools is None else tools.names
+        most_calls = 1 if tools is not None and not tools.parallel else None
+        texts = TokenTexts(chat_model.require()) if body.logprobs else None
+        self.choices = [
+            ChatChoice(
+                index,
+                chat_model.parser(prompt, names, most_calls),
+                texts,
+                body.top_logprobs or 0,
+                body.return_token_ids,
+            )
+            for index in range(params.n)
+        ]
+        self.streams = service.start([prompt.token_ids], params)
+
+    def usage(self) -> dict[str, Any]:
+        """The tokens so far."""
+        thoughts = sum(choice.num_reasoning_tokens for choice in self.choices)
+        return {
+            **usage(self.streams),
+            "completion_tokens_details": {"reasoning_tokens": thoughts},
+        }
+
+    def ids(self) -> dict[str, Any]:
+        """The prompt's token ids, where they are asked for."""
+        return {"prompt_token_ids": self.prompt.token_ids} if self.body.return_token_ids else {}
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        collected: list[list[Piece]] = [[] for _ in self.choices]
+        async for _, pieces in merged(self.streams):
+            for piece in pieces:
+                collected[piece.completion].append(piece)
+        choices = [
+            choice.whole(pieces) for choice, pieces in zip(self.choices, collected, strict=True)
+        ]
+        return {**self.head, "choices": choices, "usage": self.usage(), **self.ids()}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events: one for each token that adds to it."""
+        options = self.body.stream_options
+        running = options is not None and options.continuous_usage_stats
+        head = {**self.head, "object": "chat.completion.chunk"}
+
+        def chunk(choices: list[dict[str, Any]]) -> bytes:
+            return event(
+                {**head, "choices": choices, **({"usage": self.usage()} if running else {})}
+            )
+
+        ids = self.ids()
+        async for _, pieces in merged(self.streams):
+            events = []
+            for piece in pieces:
+                choice = self.choices[piece.completion]
+                if not choice.has_begun:
+                    events.append(event({**head, "choices": [choice.role()], **ids}))
+                    ids = {}
+                if (delta := choice.delta(piece)) is not None:
+                    events.append(chunk([delta]))
+            if events:
+                yield b"".join(events)
+        if options is not None and options.include_usage:
+            yield event({**head, "choices": [], "usage": self.usage()})
+        yield event("[DONE]")
+
+
+def _params(
+    service: Service, chat_model: ChatModel, body: ChatBody, tools: Tools | None
+) -> SamplingParams:
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+        if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
+            raise ApiError(
+                400, f"top_logprobs must be in [0, {MOST_LOGPROBS}]", param="top_logprobs"
+            )
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise ApiError(
+            400,
+            "max_tokens and max_completion_tokens mean the same: give one of them",
+            param="max_tokens",
+        )
+    defaults = service.info.default_params
+    given: dict[str, Any] = chat_model.sampling(tools is not None)
+    if body.logprobs:
+        given["logprobs"] = body.top_logprobs or 0
+    return body.params(
+        defaults, max_tokens=limits.pop() if limits else defaults.max_tokens, **given
+    )
+
+
+def _require_supported(body: ChatBody) -> None:
+    """Raise ApiError for what this server does not do."""
+    if body.store:
+        raise ApiError(400, "store=true is not supported: nothing is stored here", param="store")
+    if body.modalities not in (None, ["text"]):
+        raise ApiError(
+            400, 'modalities must be ["text"]: the model writes text', param="modalities"
+        )
+    kind = (body.response_format or {"type": "text"}).get("type")
+    if kind != "text":
+        raise ApiError(400, "response_format is not supported yet", param="response_format")
+    if body.structured_outputs is not None:
+        raise ApiError(400, "structured_outputs is not supported yet", param="structured_outputs")
+
+
+def template_variables(chat_model: ChatModel, body: ChatBody) -> dict[str, Any]:
+    """Variables of the chat template that a body asks for.
+
+    Raises:
+        ApiError: `reasoning_effort` where the template has no such variable, nor a switch.
+    """
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        settings = {
+            "reasoning_effort": body.reasoning_effort,
+            "enable_thinking": body.reasoning_effort != "none",
+        }
+        known = {name: value for name, value in settings.items() if chat_model.names(name)}
+        if not known:
+            raise ApiError(
+                400,
+                "the chat template of this model has no reasoning_effort",
+                param="reasoning_effort",
+            )
+        variables = known | variables
+    return variables
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of this API."""
+    routes = APIRouter()
+    chat_model = ChatModel(service)
+
+    @routes.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation."""
+        body.require_known()
+        service.require_model(body.model)
+        service.admit()
+        _require_supported(body)
+        tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+        if tools is not None:
+            chat_model.require_tools()
+            if tools.choice == "required":
+                raise ApiError(400, "tool_choice is not supported yet", param="tool_choice")
+        params = _params(service, chat_model, body, tools)
+        prompt = await chat_model.prompt(
+            body.messages,
+            None if tools is None else tools.tools,
+            template_variables(chat_model, body),
+        )
+        call = ChatCompletion(service, chat_model, body, prompt, tools, params)
+        if body.stream:
+            return await event_stream(call.chunks(), error_event)
+        return JSONResponse(await unless_left(request, call.whole()))
+
+    return routes

@@ -1,0 +1,101 @@
+"""Tools in OpenAI's form, and which of them an answer may or must call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from minivllm.serving.errors import ApiError
+
+MOST_TOOLS = 128  # as OpenAI's
+_NAME = re.compile(r"[\w.-]{1,256}", re.ASCII)
+Choice = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a call.
+
+    Args:
+        tools: as the chat template gets them: {"type": "function", "function": {"name": ...,
+            "description": ..., "parameters": ...}}.
+        choice: whether the answer may call one, or must.
+        name: of the one that it must call; None: any.
+        parallel: whether it may call several.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    choice: Choice
+    name: str | None = None
+    parallel: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tools."""
+        return [tool["function"]["name"] for tool in self.tools]
+
+
+def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
+    """The tools of a body of chat completions; None where there are none, or none may be called.
+
+    Args:
+        given: `tools`.
+        choice: `tool_choice`.
+        parallel: `parallel_tool_calls`.
+
+    Raises:
+        ApiError: naming the field that is wrong.
+    """
+    if not given:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+        return None
+    if not isinstance(given, list) or len(given) > MOST_TOOLS:
+        raise ApiError(400, f"tools must be a list of at most {MOST_TOOLS} tools", param="tools")
+    for number, tool in enumerate(given):
+        _check(tool, f"tools[{number}]")
+    tools = Tools(given, *_choice(choice), parallel is not False)
+    if len(set(tools.names)) < len(tools.names):
+        raise ApiError(400, "tools must have names of their own", param="tools")
+    if tools.name is not None and tools.name not in tools.names:
+        raise ApiError(
+            400, f"tool_choice names {tools.name!r:.100}, which is no tool", param="tool_choice"
+        )
+    return None if tools.choice == "none" else tools
+
+
+def _check(tool: Any, where: str) -> None:
+    """Raise ApiError for what is no function tool."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise ApiError(400, f'{where}.type must be "function"', param="tools")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise ApiError(400, f"{where}.function must be an object", param="tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ApiError(
+            400,
+            f"{where}.function.name must be made of letters, digits, _, . and -",
+            param="tools",
+        )
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise ApiError(400, f"{where}.function.parameters must be a JSON schema", param="tools")
+
+
+def _choice(choice: Any) -> tuple[Choice, str | None]:
+    """What `tool_choice` says, and the name of the tool that it asks for."""
+    match choice:
+        case None | "auto":
+            return "auto", None
+        case "none" | "required":
+            return choice, None
+        case {"type": "function", "function": {"name": str(name)}}:
+            return "required", name
+    raise ApiError(
+        400,
+        "tool_choice must be none, auto, required or "
+        '{"type": "function", "function": {"name": ...}}',
+        param="tool_choice",
+    )
