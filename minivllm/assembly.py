@@ -31,6 +31,7 @@ from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.preemption import make_preemption
 from minivllm.extras.scheduling import make_scheduler
 from minivllm.extras.speculative.attach import speculate
+from minivllm.extras.speculative.fit import require_drafts_fit
 from minivllm.extras.speculative.proposer import NoProposer
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
@@ -250,6 +251,15 @@ def _engine(
     )
 
 
+def _require_drafts_fit(config: Config) -> None:
+    """Raise BadInput for drafts that do not fit the model; of a model class of the user's own only
+    loading shows it."""
+    if config.target("model") in OPTIONS:
+        target = ModelConfig.from_dict(resolve(config["model"], allow_random=True)[1].config)
+        longest = target.context(config.model.max_model_len)
+        require_drafts_fit(config.speculative, target, longest)
+
+
 def build_engine(config: Mapping[str, Any], progress: Progress | None = None) -> Engine:
     """Load the model, apply the passes and put the engine together.
 
@@ -280,6 +290,7 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     after = [one for one in AFTER_ENGINE if one.is_wanted(passes)]
     offered = {"context": context, "device": device, "progress": progress}
 
+    _require_drafts_fit(config)
     parts = _Parts(config, attention, [*before, *own], passes, offered)
     loaded = parts.model(config["model"], quant)
     if missing is not None:

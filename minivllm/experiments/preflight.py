@@ -106,6 +106,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     workload = _check_load(config, simulated)
     if view.target("model") not in OPTIONS:
         return config, identity.digest(model), []
+    from minivllm.extras.speculative.fit import require_drafts_fit
     from minivllm.models.config import ModelConfig, require_experts
     from minivllm.models.load.source import resolve
 
@@ -113,6 +114,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     architecture = ModelConfig.from_dict(source.config)
     require_experts(view.runtime.moe, architecture.num_experts)
     longest = architecture.context(view.model.max_model_len)
+    require_drafts_fit(view.speculative, architecture, longest, not with_quality)
     if (
         workload is not None
         and hasattr(workload, "check_lengths")

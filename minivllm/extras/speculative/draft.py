@@ -17,6 +17,7 @@ from minivllm.cache.kv import bytes_per_token
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import CausalLM, ModelRunner
 from minivllm.errors import BadInput
+from minivllm.extras.speculative.fit import of_draft, require_context
 from minivllm.extras.speculative.model_drafts import ModelDrafts, widen
 from minivllm.extras.speculative.options import DraftOptions
 from minivllm.extras.speculative.proposer import LoadModel, MakeAttention
@@ -72,7 +73,10 @@ class DraftProposer(ModelDrafts):
         quant = self.options.quant
         if quant is not None and self.options.lm_head and "lm_head" in quant:
             quant = {**quant, "lm_head": True}
-        self.loaded = load_model(self.options.model, quant)
+        try:
+            self.loaded = load_model(self.options.model, quant)
+        except BadInput as error:
+            raise (of_draft(error) if self.own_cache else error) from None
         if not self.own_cache:
             return 0
         model = self.loaded.model
@@ -108,8 +112,4 @@ def _require_alike(draft: LoadedModel, target: LoadedModel) -> None:
             "speculative.model: its tokens are not the target's (vocabularies of "
             f"{sizes[0]} and {sizes[1]}); a draft needs a model of the same tokenizer"
         )
-    if draft.max_model_len < target.max_model_len:
-        raise BadInput(
-            f"speculative.model: its context has {draft.max_model_len} tokens and the target's "
-            f"{target.max_model_len}; lower model.max_model_len"
-        )
+    require_context(draft.max_model_len, target.max_model_len)

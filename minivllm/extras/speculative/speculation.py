@@ -89,13 +89,15 @@ class Speculator(SchedulingRule):
             began, before_s, num_tokens, has_drafts = self._decoding
             seconds = begin - began - (drafting_s - before_s)
             self.lengths.stepped(num_tokens, has_drafts, 1e3 * seconds)
-        self._add_drafts(scheduler, step)
+        planned = scheduler.policy.max_num_batched_tokens - step.budget
+        self._add_drafts(scheduler, step, planned)
         self._decoding = None
         if step.scheduled and not step.num_prefill_tokens:
-            num_tokens = scheduler.policy.max_num_batched_tokens - step.budget
+            num_tokens = planned + step.num_drafts
             self._decoding = begin, drafting_s, num_tokens, step.num_drafts > 0
 
-    def _add_drafts(self, scheduler: Scheduler, step: PlanBuilder) -> None:
+    def _add_drafts(self, scheduler: Scheduler, step: PlanBuilder, num_tokens: int) -> None:
+        """Add drafts to a step that computes `num_tokens` without them."""
         decoding = [
             index
             for index, part in enumerate(step.scheduled)
@@ -108,7 +110,6 @@ class Speculator(SchedulingRule):
         self.counters.num_request_steps += len(decoding)
         if not decoding or step.budget < 1:
             return
-        num_tokens = scheduler.policy.max_num_batched_tokens - step.budget
         requests = [step.scheduled[index].request for index in decoding]
         for index, most in zip(decoding, self.lengths.allot(requests, num_tokens), strict=True):
             if most and step.budget:
