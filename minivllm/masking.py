@@ -54,7 +54,10 @@ _MAPPED_VALUE = re.compile(
     # Words up to the next name.
     r"|(?!//)[^\s,{}\[\]'\"][^,{}\[\]'\"\n]{0,2000}(?=}|,\s{0,9}[\w.\-]{1,99}:)"
     r"|(?:(?:Bearer|Basic|Token)\s+)?(?!//)[^\s,{}\[\]'\"][^\s,}\]'\"]*"
+    # A list of YAML, an item a line.
+    r"|(?:\r?\n[ \t]*+- [^\r\n]*+)++"
 )
+_ITEM = re.compile(r"(\n[ \t]*+- )([^\r\n]*+)")
 # --name value ..., also as a list of words.
 _FLAGGED = re.compile(
     rf"(?<![\w-])(--?[A-Za-z][\w-]*+)((?:\s++|[\"'],\s*+(?=[\"'])))"
@@ -147,6 +150,8 @@ class Masking:
     def _value(self, value: str) -> str:
         """The mask in the quotes of the value; an empty value, or one from the environment, is
         unchanged."""
+        if value[:1] in ("\n", "\r"):
+            return _ITEM.sub(lambda item: item[1] + self._value(item[2]), value)
         quotes = value[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
         content = value[1:-1] if quotes else value
         if content.lower() in NOTHING or from_environment(content) or not re.search(r"\w", content):

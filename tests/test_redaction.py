@@ -277,6 +277,10 @@ def test_a_configuration_that_is_printed_has_no_secrets(
     for flags in (("--cfg", "job"), ("--cfg", "job", "--resolve")):
         result = cli(*flags, *given)
         assert result.code == 0 and "token: ***" in result.out and "marker" not in result.out
+        keys = ("preset=serve", "task.api_keys=[marker-one, 'marker two', '${oc.env:MY_KEY}']")
+        result = cli(*flags, *keys)
+        assert result.code == 0 and "  - ***\n  - ***\n" in result.out
+        assert "marker" not in result.out
     refused = cli(*given, "engine.extra.token=marker-two,marker-three")
     assert refused.code == 2 and "marker" not in refused.err
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from minivllm import __version__
-from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.calls import Calls
+from minivllm.serving.errors import ApiError
+from minivllm.serving.limits import ApiKeys, Limits
 from minivllm.serving.openai import chat, completions, models
 from minivllm.serving.openai.forms import error_body
 from minivllm.serving.service import Service
 
-logger = logging.getLogger("minivllm.serving")
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 
 def build_app(service: Service) -> FastAPI:
@@ -44,12 +47,33 @@ def build_app(service: Service) -> FastAPI:
             request, ApiError(error.status_code, message or str(error.detail), kind)
         )
 
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> JSONResponse:
-        logger.error("a request failed", exc_info=error)
-        return error_response(request, internal("the server made a mistake; its log says more"))
-
+    _add_middleware(app, service)
     return app
+
+
+def _add_middleware(app: FastAPI, service: Service) -> None:
+    """What every request passes, from the inside out."""
+    options = service.options
+
+    def respond(scope: Scope, error: ApiError) -> JSONResponse:
+        return error_response(Request({**scope, "type": "http"}), error)
+
+    app.add_middleware(
+        Limits,
+        options=options,
+        keys=ApiKeys(options.api_keys),
+        respond=respond,
+        count=service.count,
+    )
+    if options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Calls, respond=respond, count=service.count, log_prompts=options.log_prompts)
 
 
 def _validation(errors: Any) -> ApiError:

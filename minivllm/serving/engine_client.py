@@ -57,13 +57,17 @@ class TokenStream:
         self.request_id, self.num_completions = request_id, num_completions
         self.num_prompt_tokens = num_prompt_tokens
         self.arrived_s = time.perf_counter()
+        self.begun_s: float | None = None  # its first step in the engine
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.unfinished = num_completions
         self.error: ApiError | None = None
+        self.finish_reason: str | None = None  # of the completion that ended last
         self.timer: asyncio.TimerHandle | None = None  # ends it when it takes too long
+        self.on_over: list[Callable[[TokenStream], None]] = []  # called once, at its end
+        self.cut_off: Callable[[], None] = lambda: None  # closes its client's connection
         self._most_waiting, self._abort = most_waiting, abort
         self._pieces: deque[Piece] = deque()
         self._changed = asyncio.Event()
@@ -87,9 +91,11 @@ class TokenStream:
                 self.first_token_s, self.num_cached_tokens = time_s, piece.num_cached_tokens
         if piece.finish_reason is not None:
             self.unfinished -= 1
+            self.finish_reason = piece.finish_reason
         self._pieces.append(piece)
         if len(self._pieces) > self._most_waiting and not self.is_over:
             self.end(internal("the client does not read its answer: the request was ended"))
+            self.cut_off()
         self._settle()
 
     def fail(self, error: ApiError) -> None:
@@ -105,8 +111,12 @@ class TokenStream:
     def _settle(self) -> None:
         """Wake who waits for a change; nothing is timed once it is over."""
         self._changed.set()
-        if self.timer is not None and self.is_over:
-            self.timer.cancel()
+        if self.is_over:
+            if self.timer is not None:
+                self.timer.cancel()
+            listeners, self.on_over = self.on_over, []
+            for listener in listeners:
+                listener(self)
 
     async def batches(self) -> AsyncIterator[list[Piece]]:
         """The pieces as they come, all that wait at once; a completion ends with a finish reason.
@@ -162,6 +172,7 @@ class EngineClient:
         self._config, self._most_waiting = config, slow_reader_pieces
         self.streams: dict[str, TokenStream] = {}  # that have not ended
         self.state = EngineState(0, 0, 0, {})
+        self.counters: dict[str, float] = {}  # the last that have come
         self.listeners: list[Callable[[Step], None]] = []  # told of every step
         self.submitted: list[Callable[[TokenStream], None]] = []  # told of every request
         self.ended = asyncio.Event()  # the engine has stopped
@@ -245,6 +256,11 @@ class EngineClient:
         match message:
             case Step():
                 self.state = message.state
+                if message.state.counters is not None:
+                    self.counters = message.state.counters
+                for request_id, time_s in message.begun:
+                    if (stream := self.streams.get(request_id)) is not None:
+                        stream.begun_s = time_s
                 for piece in message.pieces:
                     self._deliver(piece, message.time_s)
                 for listener in self.listeners:

@@ -10,9 +10,12 @@ import time
 import traceback
 from typing import Any
 
+from minivllm.bench.targets.liveness import draft_counters, scheduling_counters
 from minivllm.engine.engine import Engine, TokenOutput
-from minivllm.engine.request import Request
+from minivllm.engine.events import StateChanged
+from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput, first_line
+from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
 from minivllm.platform.children import die_with
 from minivllm.serving.channel import Channel
@@ -29,6 +32,7 @@ from minivllm.serving.messages import (
     Submit,
 )
 
+COUNTERS_S = 0.05  # between two readings of the counters while the engine is busy
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
 MOST_FAILURES = 3  # steps in a row that raise before the engine gives up
 
@@ -47,6 +51,15 @@ class EngineLoop:
         self._members: dict[str, list[Request]] = {}
         self._places: dict[str, tuple[str, int]] = {}
         self._failures = 0
+        self._unbegun: set[str] = set()  # requests without a step
+        self._begun: list[tuple[str, float]] = []  # what the next message tells
+        self._counters_due_s = 0.0
+        engine.events.subscribe(self._note_begun, StateChanged)
+
+    def _note_begun(self, event: StateChanged) -> None:
+        if event.state is RequestState.PREFILL and event.request_id in self._unbegun:
+            self._unbegun.discard(event.request_id)
+            self._begun.append((event.request_id, time.perf_counter()))
 
     def run(self) -> None:
         """Serve until the other end is gone.
@@ -67,6 +80,7 @@ class EngineLoop:
             case Submit():
                 self._submit(message)
             case Abort(request_id):
+                self._unbegun.discard(request_id)
                 for member in self._members.pop(request_id, ()):
                     self._places.pop(member.request_id, None)
                     self.engine.abort(member.request_id)
@@ -83,6 +97,7 @@ class EngineLoop:
         except BadInput as error:
             self.channel.send(Rejected(request_id, str(error)))
             return
+        self._unbegun.add(request_id)
         members = self._members[request_id] = [first, *first.unstarted]
         for index, member in enumerate(members):
             self._places[member.request_id] = request_id, index
@@ -105,6 +120,7 @@ class EngineLoop:
             Piece(request_id, index, None, 0, "", "error", None, None, 0, None, first_line(error))
             for request_id, index in self._places.values()
         ]
+        self._unbegun.clear()
         self._members.clear()
         self._places.clear()
         self._send(pieces)
@@ -123,6 +139,7 @@ class EngineLoop:
             members = self._members[request_id]
             if not any(member.request_id in self._places for member in members):
                 del self._members[request_id]
+                self._unbegun.discard(request_id)
         is_first = request.num_output_tokens <= 1
         return Piece(
             request_id,
@@ -139,13 +156,28 @@ class EngineLoop:
         )
 
     def _send(self, pieces: list[Piece]) -> None:
-        self.channel.send(Step(time.perf_counter(), pieces, self._state()))
+        now, begun = time.perf_counter(), self._begun
+        self._begun = []
+        self.channel.send(Step(now, pieces, self._state(now), begun))
 
-    def _state(self) -> EngineState:
-        scheduler = self.engine.scheduler
+    def _state(self, now: float) -> EngineState:
+        engine, counters = self.engine, None
+        scheduler = engine.scheduler
+        if now >= self._counters_due_s or not engine.has_unfinished:
+            self._counters_due_s = now + COUNTERS_S
+            counters = counters_of(engine)
         return EngineState(
-            len(scheduler.running), len(scheduler.waiting), self.engine.cache.pool.num_used, {}
+            len(scheduler.running), len(scheduler.waiting), engine.cache.pool.num_used, counters
         )
+
+
+def counters_of(engine: Engine) -> dict[str, float]:
+    """What an engine has counted since it was built: work of scheduler, cache and drafts."""
+    groups = scheduling_counters(engine.scheduler, engine.cache)
+    speculation = engine.launcher.speculation
+    speculator = speculation if isinstance(speculation, Speculator) else None
+    drafts = {name: float(count) for name, count in draft_counters(speculator).items()}
+    return {name: n for group in (*groups.values(), drafts) for name, n in group.items()}
 
 
 def ready(llm: LLM) -> Ready:

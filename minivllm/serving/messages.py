@@ -79,7 +79,7 @@ class EngineState(NamedTuple):
     num_running: int
     num_waiting: int
     num_used_blocks: int
-    counters: dict[str, float]
+    counters: dict[str, float] | None  # None: not read again since the last time
 
 
 class Step(NamedTuple):
@@ -88,6 +88,7 @@ class Step(NamedTuple):
     time_s: float  # time.perf_counter, which all processes of a machine share
     pieces: list[Piece]
     state: EngineState
+    begun: list[tuple[str, float]]  # requests that the engine has begun, and when
 
 
 class Reset(NamedTuple):

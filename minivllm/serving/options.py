@@ -27,6 +27,8 @@ class ServeOptions(Options):
         max_socket_reqs: most requests under way on one WebSocket.
         request_timeout_s: longest time of a request, from its arrival to its last token.
         keep_alive_s: how long an idle connection stays open.
+        client_timeout_s: longest time for a client to send the head of a request, or its body, or
+            to take what was written to it.
         slow_reader_pieces: most tokens that wait for a client that does not read; beyond them its
             request ends and its connection is closed.
         drain_s: after SIGTERM, how long running requests may go on.
@@ -50,6 +52,7 @@ class ServeOptions(Options):
     max_socket_reqs: int = knob(64, at_least=1)
     request_timeout_s: float = knob(600.0, above=0)
     keep_alive_s: float = knob(30.0, above=0)
+    client_timeout_s: float = knob(30.0, above=0)
     slow_reader_pieces: int = knob(1024, at_least=1)
     drain_s: float = knob(30.0, at_least=0)
     metrics_prefix: Literal["minivllm", "vllm"] = "minivllm"

@@ -75,6 +75,11 @@ class Recorder:
             )
 
     def _note_step(self, step: Step) -> None:
+        for request_id, time_s in step.begun:
+            completion = 0
+            while (trace := self._traces.get((request_id, completion))) is not None:
+                trace.started_s = time_s
+                completion += 1
         for piece in step.pieces:
             trace = self._traces.get((piece.request_id, piece.completion))
             if trace is None:
@@ -120,7 +125,7 @@ class Recorder:
             "server has the prompt's tokens, and ends where the engine has the first one",
         ]
         for count, what in (
-            (service.num_refused, "requests were refused: the queue was full"),
+            (service.counts["requests_refused"], "requests were refused: the queue was full"),
             (self._num_left_out, "later requests are not in the record, which has its limit"),
         ):
             notes += [f"{count} {what}"] if count else []
@@ -133,6 +138,6 @@ class Recorder:
             "metrics": figures,
             "memory": Memory(host_rss_peak=max(peaks, default=None)),
             "cost": cost(vars(measure.price), figures, blank.energy),
-            "liveness": {"served": dict(service.client.state.counters)},
+            "liveness": {"served": dict(service.client.counters)},
             "validity": Validity(notes=notes),
         }

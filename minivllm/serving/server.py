@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import sys
 import time
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
@@ -18,12 +20,18 @@ from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.serving.app import build_app
+from minivllm.serving.connections import HttpConnection, SocketConnection, watch
 from minivllm.serving.engine_client import EngineClient
+from minivllm.serving.limits import BYTES_PER_MB
+from minivllm.serving.logs import json_lines
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.recording import Recorder
 from minivllm.serving.service import Service
 
 INTERRUPTED = 130
+SPARE_FILES = 64  # file descriptors that are no connections
+SEND_BUFFER = 128 << 10  # bytes
+SHUTDOWN_S = 3  # for answers that are complete to be read, once no request runs
 
 
 class _Server(uvicorn.Server):
@@ -64,25 +72,38 @@ async def serve(config: dict[str, Any]) -> int:
         service = Service(options, client, info, tokenizer, name)
         if recorder is not None:
             recorder.attach(client, time.monotonic() - begin)
-        settings = uvicorn.Config(
-            build_app(service),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=max(1, round(options.keep_alive_s)),
-            lifespan="off",
-        )
-        server = _Server(settings)
+        server = _Server(_settings(service))
         listener.listen()
         host, port = listener.getsockname()[:2]
         print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
-        code = await _until_stopped(server, service, listener)
+        with json_lines():
+            code = await _until_stopped(server, service, listener)
     finally:
         listener.close()
         await client.stop()
     if recorder is not None:
         recorder.write(service)
     return code
+
+
+def _settings(service: Service) -> uvicorn.Config:
+    """uvicorn's settings for a service."""
+    options, count = service.options, service.count
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
+    return uvicorn.Config(
+        build_app(service),
+        http=cast(Any, partial(HttpConnection, options, count, most)),
+        ws=cast(Any, partial(SocketConnection, options, count)),
+        ws_max_size=int(options.max_body_mb * BYTES_PER_MB),
+        ws_per_message_deflate=False,  # a token is too short for it
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # a client could give itself any address
+        timeout_keep_alive=max(1, round(options.keep_alive_s)),
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        lifespan="off",
+    )
 
 
 def listen(options: ServeOptions) -> socket.socket:
@@ -96,6 +117,10 @@ def listen(options: ServeOptions) -> socket.socket:
     # event waits some 40 ms for the acknowledgement of the one before.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections have these, too: what waits for a slow reader is bounded in the kernel, and a
+    # client whose machine is gone is noticed.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     try:
         listener.bind((options.host, options.port))
     except (OSError, UnicodeError) as error:
@@ -123,6 +148,7 @@ async def _until_stopped(server: _Server, service: Service, listener: socket.soc
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     running = asyncio.ensure_future(server.serve([listener]))
+    watching = asyncio.ensure_future(watch(server.server_state.connections))
     waits = [running, *(asyncio.ensure_future(e.wait()) for e in (signalled, service.client.ended))]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +163,7 @@ async def _until_stopped(server: _Server, service: Service, listener: socket.soc
         server.should_exit = True
         await running
     finally:
-        for one in waits:
+        for one in (*waits, watching):
             one.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

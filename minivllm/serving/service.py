@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.calls import CALL, CLIENT_LEFT
 from minivllm.serving.engine_client import EngineClient, TokenStream
 from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
 from minivllm.serving.messages import Piece, Ready, Step
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
-CLIENT_LEFT = 499  # nginx's status for a client that closed its connection
 T = TypeVar("T")
 
 
@@ -47,7 +48,7 @@ class Service:
         self.tokenizer, self.model = tokenizer, model
         self.created = int(time.time())
         self.is_draining = False
-        self.num_refused = 0
+        self.counts: Counter[str] = Counter()  # what clients did, by name
         self._begun_at: list[float] = []  # when the last requests got their first token
         client.listeners.append(self._note_begun)
 
@@ -69,11 +70,15 @@ class Service:
         ):
             most = getattr(options, name)
             if there + more > most:
-                self.num_refused += 1
+                self.count("requests_refused")
                 raise overloaded(
                     f"the queue is full ({there} of {name}={most}): try again later",
                     self._retry_after_s(len(waiting)),
                 )
+
+    def count(self, name: str) -> None:
+        """Count one more of what clients do."""
+        self.counts[name] += 1
 
     def _note_begun(self, step: Step) -> None:
         begun = sum(piece.num_output == 1 for piece in step.pieces)
@@ -156,7 +161,13 @@ class Service:
             raise ApiError(400, f"token ids must be in [0, {self.info.vocab_size})", param="prompt")
 
     def _start(self, ids: list[int], params: SamplingParams) -> TokenStream:
+        call = CALL.get()
+        if call is not None and call.has_left:
+            raise ApiError(CLIENT_LEFT, "the client has left")
         stream = self.client.submit(ids, params)
+        if call is not None:
+            call.streams.append(stream)
+            stream.cut_off = call.cut_off
         patience = self.options.request_timeout_s
         if params.deadline_ms is not None:
             patience = min(patience, 1e-3 * params.deadline_ms)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, internal
+
+logger = logging.getLogger("minivllm.serving")
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -41,6 +44,9 @@ async def event_stream(
                 yield chunk
         except ApiError as error:
             yield error_event(error)
+        except Exception as error:
+            logger.error("an answer failed", exc_info=error)
+            yield error_event(internal("the server made a mistake; see its log"))
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minivllm.platform.children import module_path
 
 ROOT = Path(__file__).resolve().parents[2]
+KEY = "a-key-of-tests-1"  # of the server with limits
 
 
 @dataclass
@@ -23,6 +27,7 @@ class RunningServer:
 
     url: str  # without /v1
     process: subprocess.Popen[str]
+    log: Path | None = None  # what it writes to stderr
 
     def stop(self) -> int:
         """End it by SIGTERM; its exit code."""
@@ -48,7 +53,7 @@ def serving(*overrides: str, log: Path | None = None) -> Iterator[RunningServer]
             line = process.stdout.readline()
             found = re.search(r"http://\S+?(?=/v1)", line)
             assert found, f"it did not start: {line}"
-            yield RunningServer(found.group(), process)
+            yield RunningServer(found.group(), process, log)
         finally:
             process.terminate()
             try:
@@ -56,3 +61,14 @@ def serving(*overrides: str, log: Path | None = None) -> Iterator[RunningServer]
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def line_of(server: RunningServer, request_id: str) -> dict[str, Any]:
+    """The line of a request in a server's log, once it is there."""
+    assert server.log is not None
+    for _ in range(600):
+        for line in server.log.read_text().splitlines():
+            if line.startswith("{") and (found := json.loads(line)).get("request_id") == request_id:
+                return found
+        time.sleep(0.1)
+    raise AssertionError(f"{request_id} has not ended")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import psutil
 
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.server import listen
+from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import ROOT, serving
 
 
@@ -54,6 +57,25 @@ def test_a_small_event_does_not_wait_for_the_acknowledgement_of_another() -> Non
                 return int(await answered)
 
     assert asyncio.run(nodelay())
+
+
+def test_sigterm_drains_what_waits_and_refuses_what_is_new() -> None:
+    words = ("task.drain_s=30", "task.client_timeout_s=2", "batching.max_num_seqs=1")
+    body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
+    with serving(*words) as server, ThreadPoolExecutor(8) as pool:
+        late = connect(server.url)
+        stuck = connect(server.url, receive_buffer=4096)
+        stuck.sendall(request("/v1/completions", body | {"logprobs": 20, "n": 8}))
+        answers = [pool.submit(ask, server.url, "/v1/completions", body) for _ in range(4)]
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)  # the signal is known, and four seconds of work are left
+        late.sendall(request("/v1/completions", body, {"connection": "close"}))
+        answer = parsed(read_all(late))
+        assert answer.status == 503 and answer.headers["retry-after"]
+        assert [one.result().status for one in answers] == [200] * 4
+        assert server.process.wait(60) == 0  # although one client reads nothing
+        stuck.close()
 
 
 def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:

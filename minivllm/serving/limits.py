@@ -1,0 +1,238 @@
+"""What is checked before an API sees a request: its key, its size, its form and its origin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import numpy as np
+from starlette.datastructures import Headers
+
+from minivllm.serving.calls import CLIENT_LEFT
+from minivllm.serving.errors import ApiError, overloaded
+from minivllm.serving.options import ServeOptions
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from minivllm.serving.calls import Respond
+
+OPEN = ("/health", "/ready")  # for machines that watch the server, without a key
+MOST_HEADERS_BYTES = 65_536
+MOST_BODIES = 16  # bodies of the largest size that may be on their way at a time
+LINGER_S = 2.0  # for a client to read an answer that came before its body had been sent
+BYTES_PER_MB = 1e6
+# Of the bytes of JSON outside of strings, those that open and close a level.
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
+
+
+def depth(body: bytes) -> int:
+    """The most levels of brackets of a text of JSON, in time linear in its length.
+
+    Only texts that are JSON have a right answer; others are bounded, too.
+    """
+    if not body:
+        return 0
+    # Escaped quotes go first; then each second part between quotes is a string.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS)
+    brackets = b"".join(plain.split(b'"')[::2])
+    levels = _STEPS[np.frombuffer(brackets, np.uint8)].cumsum(dtype=np.int32)
+    return int(levels.max(initial=0))
+
+
+def require_depth(body: bytes, most: int) -> None:
+    """Raise ApiError for JSON with more levels of brackets than a parser should see."""
+    if body.count(b"[") + body.count(b"{") > most and depth(body) > most:
+        raise ApiError(400, f"the body has more than task.max_depth={most} levels of brackets")
+
+
+class ApiKeys:
+    """The keys that open the server, compared in a time that does not depend on them.
+
+    Args:
+        keys: none opens it to all.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def fit(self, key: str) -> bool:
+        """Whether this is one of them."""
+        given = _digest(key)
+        return any([hmac.compare_digest(given, one) for one in self._digests])
+
+    def given(self, headers: Headers) -> list[str]:
+        """What a client sends as its key."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = [token.strip()] if scheme.lower() == "bearer" else []
+        return [*bearer, *headers.getlist("x-api-key")]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class Limits:
+    """Middleware: refuses a request before an API sees it, and hands over its whole body.
+
+    Args:
+        app: the APIs.
+        options: the limits.
+        keys: of clients.
+        respond: an answer with an error, in the form of the API that was called.
+        count: counts what clients did, by name.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: ServeOptions,
+        keys: ApiKeys,
+        respond: Respond,
+        count: Callable[[str], None],
+    ) -> None:
+        self.app, self._options, self._keys = app, options, keys
+        self._respond, self._count = respond, count
+        self._most = int(options.max_body_mb * BYTES_PER_MB)
+        self._held = 0  # bytes of bodies on their way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it."""
+        is_http, body = scope["type"] == "http", b""
+        try:
+            self._check_head(scope)
+            if is_http:
+                body = await self._body(scope, receive)
+        except ApiError as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        try:
+            self._check_form(scope, body)
+        except ApiError as error:
+            await self._respond(scope, error)(scope, receive, send)
+            return
+        left: list[Message] = []
+        if is_http:
+            left.append({"type": "http.request", "body": body, "more_body": False})
+
+        async def given() -> Message:
+            return left.pop() if left else await receive()
+
+        await self.app(scope, given, send)
+
+    def _check_head(self, scope: Scope) -> None:
+        """Raise ApiError for a head that is too large, or whose sender may not call."""
+        headers = Headers(scope=scope)
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size + len(scope.get("raw_path") or b"") > MOST_HEADERS_BYTES:
+            raise ApiError(431, "the headers are too large")
+        given = self._keys.given(headers)
+        fits = any([self._keys.fit(key) for key in given])
+        if scope["type"] == "websocket":
+            self._check_origin(headers)
+            # A browser cannot send headers with a WebSocket: its first message may have the key.
+            scope["state"]["has_key"] = fits or not self._keys
+            needs_key = bool(given)
+        else:
+            needs_key = scope["path"] not in OPEN
+        if self._keys and needs_key and not fits:
+            self._count("unauthorized")
+            raise unauthorized()
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Raise ApiError for a page of another site, which a browser lets open any WebSocket."""
+        origin, allowed = headers.get("origin"), self._options.cors_origins
+        if origin is None or "*" in allowed or origin in allowed:
+            return
+        if urlsplit(origin).netloc != headers.get("host"):
+            raise ApiError(403, "this origin may not call: see task.cors_origins")
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body.
+
+        Raises:
+            ApiError: it is too large or too slow.
+        """
+        most = self._most
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdigit() and int(length) > most:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._options.client_timeout_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(CLIENT_LEFT, "the client has left")
+                    parts.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+                    size += len(parts[-1])
+                    self._held += len(parts[-1])
+                    if size > most:
+                        raise self._too_large()
+                    if self._held > MOST_BODIES * most:
+                        raise overloaded("too many bodies are on their way", 1)
+        except TimeoutError:
+            self._count("slow_senders")
+            raise ApiError(
+                408, "the body did not arrive in time: see task.client_timeout_s", "timeout_error"
+            ) from None
+        finally:
+            self._held -= size
+        return b"".join(parts)
+
+    def _check_form(self, scope: Scope, body: bytes) -> None:
+        """Raise ApiError for a body that is not JSON, or too deep.
+
+        A page of another site can make a browser post a text or a form without asking, but no JSON.
+        """
+        if body:
+            kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json" and not kind.endswith("+json"):
+                raise ApiError(415, "the body must be JSON: content-type: application/json")
+            require_depth(body, self._options.max_depth)
+
+    def _too_large(self) -> ApiError:
+        most = self._options.max_body_mb
+        return ApiError(413, f"the body is larger than task.max_body_mb={most:g}")
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer before the body has been read, so that the client still reads the answer: the
+        connection stays open until its body has come, for a moment at most."""
+        answer = self._respond(scope, error)
+        if error.status == 401:
+            answer.headers["www-authenticate"] = "Bearer"
+        if scope["type"] == "websocket":
+            await answer(scope, receive, send)
+            return
+        answer.headers["connection"] = "close"
+
+        async def unfinished(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "more_body": True} if is_body else message)
+
+        await answer(scope, receive, unfinished)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def unauthorized() -> ApiError:
+    """A client without a key that fits."""
+    return ApiError(
+        401, "an API key is missing or wrong: Authorization: Bearer KEY", "authentication_error"
+    )
