@@ -14,7 +14,7 @@ from minivllm import __version__
 from minivllm.serving.calls import Calls
 from minivllm.serving.errors import ApiError
 from minivllm.serving.limits import ApiKeys, Limits
-from minivllm.serving.openai import chat, completions, models
+from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai.forms import error_body
 from minivllm.serving.service import Service
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def build_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
     app = FastAPI(title="minivllm", version=__version__)
-    for module in (models, completions, chat):
+    for module in (models, completions, chat, responses):
         app.include_router(module.router(service))
 
     @app.exception_handler(ApiError)

@@ -66,6 +66,28 @@ class ChatModel:
                 param="tools",
             )
 
+    def variables(self, given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+        """Variables of the chat template.
+
+        Args:
+            given: by name (`chat_template_kwargs`), which win.
+            effort: how much to think, "none" for not at all.
+
+        Raises:
+            ApiError: the template has no variable for the effort.
+        """
+        if effort is None:
+            return dict(given or {})
+        settings = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        known = {name: value for name, value in settings.items() if self.names(name)}
+        if not known:
+            raise ApiError(
+                400,
+                "the chat template of this model has no reasoning_effort",
+                param="reasoning_effort",
+            )
+        return known | dict(given or {})
+
     async def prompt(
         self,
         messages: Any,

@@ -74,7 +74,7 @@ def _message(message: Any, what: str) -> dict[str, Any]:
         key: value for key, value in message.items() if value is not None and key not in CALLS
     }
     result["role"] = checked(role, f"{what}.role")
-    result["content"] = _content(message.get("content"), f"{what}.content")
+    result["content"] = text_content(message.get("content"), f"{what}.content")
     calls = message.get("tool_calls")
     # as they were before tools
     if calls is None and isinstance(message.get("function_call"), dict):
@@ -93,7 +93,16 @@ def _message(message: Any, what: str) -> dict[str, Any]:
     return result
 
 
-def _content(value: Any, what: str) -> str:
+def text_content(value: Any, what: str) -> str:
+    """The text of a content: a string, null, or a list of parts, which follow each other.
+
+    Args:
+        value: the content.
+        what: it is; begins the messages of errors.
+
+    Raises:
+        BadInput: a part is not text, or the value is something else.
+    """
     if value is None:
         return ""
     if isinstance(value, list):
@@ -104,7 +113,7 @@ def _content(value: Any, what: str) -> str:
                     f"{what} has parts that are not text ({kind!r:.40}): images, audio and files "
                     "are not supported, and no URL is fetched"
                 )
-        value = "".join(_content(part.get("text"), what) for part in value)
+        value = "".join(text_content(part.get("text"), what) for part in value)
     if not isinstance(value, str):
         raise BadInput(f"{what} must be a string, a list of parts or null")
     return checked(value, what)

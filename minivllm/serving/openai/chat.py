@@ -9,20 +9,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.errors import ApiError
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.chat_choice import ChatChoice
-from minivllm.serving.openai.fields import SamplingFields
+from minivllm.serving.openai.fields import MOST_LOGPROBS, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import error_event, usage
 from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.service import Service, merged, unless_left
 from minivllm.serving.sse import event, event_stream
 from minivllm.serving.token_texts import TokenTexts
-
-MOST_LOGPROBS = 20
 
 
 class ChatBody(SamplingFields):
@@ -33,7 +32,7 @@ class ChatBody(SamplingFields):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -41,8 +40,18 @@ class ChatBody(SamplingFields):
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: ReasoningFields | None = None
     modalities: list[str] | None = None
     store: bool | None = None
+
+    def effort(self) -> str | None:
+        """How much thinking is asked for."""
+        given = {self.reasoning_effort, self.reasoning.effort if self.reasoning else None} - {None}
+        if len(given) > 1:
+            raise ApiError(
+                400, "reasoning_effort and reasoning.effort differ", param="reasoning_effort"
+            )
+        return given.pop() if given else None
 
 
 class ChatCompletion:
@@ -142,13 +151,8 @@ class ChatCompletion:
 def _params(
     service: Service, chat_model: ChatModel, body: ChatBody, tools: Tools | None
 ) -> SamplingParams:
-    if body.top_logprobs is not None:
-        if not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-        if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
-            raise ApiError(
-                400, f"top_logprobs must be in [0, {MOST_LOGPROBS}]", param="top_logprobs"
-            )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise ApiError(
@@ -180,29 +184,6 @@ def _require_supported(body: ChatBody) -> None:
         raise ApiError(400, "structured_outputs is not supported yet", param="structured_outputs")
 
 
-def template_variables(chat_model: ChatModel, body: ChatBody) -> dict[str, Any]:
-    """Variables of the chat template that a body asks for.
-
-    Raises:
-        ApiError: `reasoning_effort` where the template has no such variable, nor a switch.
-    """
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        settings = {
-            "reasoning_effort": body.reasoning_effort,
-            "enable_thinking": body.reasoning_effort != "none",
-        }
-        known = {name: value for name, value in settings.items() if chat_model.names(name)}
-        if not known:
-            raise ApiError(
-                400,
-                "the chat template of this model has no reasoning_effort",
-                param="reasoning_effort",
-            )
-        variables = known | variables
-    return variables
-
-
 def router(service: Service) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
@@ -224,7 +205,7 @@ def router(service: Service) -> APIRouter:
         prompt = await chat_model.prompt(
             body.messages,
             None if tools is None else tools.tools,
-            template_variables(chat_model, body),
+            chat_model.variables(body.chat_template_kwargs, body.effort()),
         )
         call = ChatCompletion(service, chat_model, body, prompt, tools, params)
         if body.stream:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minivllm.serving.messages import Piece
-from minivllm.serving.openai.forms import finish_reason
+from minivllm.serving.openai.forms import finish_reason, logprob_entries
 from minivllm.serving.parsing.answers import (
     AnswerParser,
     Event,
@@ -106,32 +106,15 @@ class ChatChoice:
         reason = finish_reason(last)
         if reason == "stop" and self.parser.num_calls:
             reason = "tool_calls"
-        given: dict[str, Any] = {"logprobs": self._logprobs(pieces), "finish_reason": reason}
+        given: dict[str, Any] = {"logprobs": None, "finish_reason": reason}
+        if self._texts is not None:
+            content = logprob_entries(pieces, self._texts, self._top)
+            given["logprobs"] = {"content": content, "refusal": None}
         if last.stop_reason is not None:
             given["stop_reason"] = last.stop_reason
         if self._with_ids:
             given["token_ids"] = [p.token_id for p in pieces if p.token_id is not None]
         return given
-
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-        texts = self._texts
-        if texts is None:
-            return None
-
-        def entry(token_id: int, logprob: float) -> dict[str, Any]:
-            data = texts.data(token_id)
-            text = data.decode(errors="replace")
-            return {"token": text, "logprob": logprob, "bytes": list(data)}
-
-        content = []
-        for piece in pieces:
-            if piece.token_id is None or piece.logprobs is None:
-                continue
-            best = sorted(piece.logprobs.items(), key=lambda item: -item[1])[: self._top]
-            top = [entry(*item) for item in best]
-            found = entry(piece.token_id, piece.logprobs[piece.token_id])
-            content.append({**found, "top_logprobs": top})
-        return {"content": content, "refusal": None}
 
 
 def _reasoning(text: str) -> dict[str, str]:

@@ -14,14 +14,13 @@ from minivllm.engine.options import SamplingParams
 from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
 from minivllm.serving.messages import Piece
-from minivllm.serving.openai.fields import SamplingFields
+from minivllm.serving.openai.fields import MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_event, finish_reason, usage
 from minivllm.serving.service import Service, merged, unless_left
 from minivllm.serving.sse import event, event_stream
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 MOST_PROMPTS = 256
-MOST_LOGPROBS = 20
 
 
 class CompletionBody(SamplingFields):

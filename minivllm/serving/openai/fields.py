@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,6 +11,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.serving.errors import ApiError
 
+MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI's
 # Fields that say who asks or how a service bills and stores, which changes no answer here.
 _WITHOUT_MEANING = (
     *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -28,13 +29,23 @@ class Body(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if name not in _WITHOUT_MEANING and value is not None:
                 raise ApiError(400, f"unknown field {name!r:.100}", param=name[:100])
+        for name in type(self).model_fields:
+            if isinstance(value := getattr(self, name), Body):
+                value.require_known()
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """`stream_options`."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+class ReasoningFields(Body):
+    """`reasoning`. Thoughts are shown as they are: there are no summaries of them."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
 
 
 class SamplingFields(Body):

@@ -9,6 +9,7 @@ from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
 from minivllm.serving.messages import Piece
 from minivllm.serving.sse import event
+from minivllm.serving.token_texts import TokenTexts
 
 
 def usage(streams: Sequence[TokenStream]) -> dict[str, Any]:
@@ -28,6 +29,30 @@ def usage(streams: Sequence[TokenStream]) -> dict[str, Any]:
 def finish_reason(piece: Piece) -> str | None:
     """Why a completion ended, in OpenAI's words; None while it goes on."""
     return {"abort": "stop", "shed": "length"}.get(piece.finish_reason or "", piece.finish_reason)
+
+
+def logprob_entries(pieces: Sequence[Piece], texts: TokenTexts, top: int) -> list[dict[str, Any]]:
+    """The log-probabilities of tokens, each with its alternatives.
+
+    Args:
+        pieces: with the tokens.
+        texts: of tokens.
+        top: alternatives of each.
+    """
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        data = texts.data(token_id)
+        text = data.decode(errors="replace")
+        return {"token": text, "logprob": logprob, "bytes": list(data)}
+
+    entries = []
+    for piece in pieces:
+        if piece.token_id is None or piece.logprobs is None:
+            continue
+        best = sorted(piece.logprobs.items(), key=lambda item: -item[1])[:top]
+        found = entry(piece.token_id, piece.logprobs[piece.token_id])
+        entries.append({**found, "top_logprobs": [entry(*item) for item in best]})
+    return entries
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

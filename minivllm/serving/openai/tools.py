@@ -72,16 +72,16 @@ def _check(tool: Any, where: str) -> None:
         raise ApiError(400, f'{where}.type must be "function"', param="tools")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise ApiError(400, f"{where}.function must be an object", param="tools")
+        raise ApiError(400, f"{where} must describe a function", param="tools")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ApiError(
             400,
-            f"{where}.function.name must be made of letters, digits, _, . and -",
+            f"{where}: the name must be made of letters, digits, _, . and -",
             param="tools",
         )
     if not isinstance(function.get("parameters") or {}, dict):
-        raise ApiError(400, f"{where}.function.parameters must be a JSON schema", param="tools")
+        raise ApiError(400, f"{where}: parameters must be a JSON schema", param="tools")
 
 
 def _choice(choice: Any) -> tuple[Choice, str | None]:
@@ -95,7 +95,6 @@ def _choice(choice: Any) -> tuple[Choice, str | None]:
             return "required", name
     raise ApiError(
         400,
-        "tool_choice must be none, auto, required or "
-        '{"type": "function", "function": {"name": ...}}',
+        "tool_choice must be none, auto, required or a function's name in an object",
         param="tool_choice",
     )

@@ -1,0 +1,302 @@
+"""/v1/responses, without a state: every request brings the whole conversation."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from minivllm.engine.options import SamplingParams
+from minivllm.serving.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.errors import ApiError
+from minivllm.serving.messages import Piece
+from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
+from minivllm.serving.openai.forms import logprob_entries, usage
+from minivllm.serving.openai.response_input import chat_choice, chat_tools, read_input
+from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
+from minivllm.serving.openai.tools import Tools, read_tools
+from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.sse import event, event_stream
+from minivllm.serving.token_texts import TokenTexts
+
+WITH_LOGPROBS = "message.output_text.logprobs"
+
+
+class TextFields(Body):
+    """`text`."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ObfuscationOptions(Body):
+    """`stream_options` of this API."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseBody(SamplingFields):
+    """The body of a request."""
+
+    model: str
+    input: str | list[Any]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(None, ge=1)
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    stream_options: ObfuscationOptions | None = None  # type: ignore[assignment]
+    truncation: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether the answer shows log-probabilities."""
+        return WITH_LOGPROBS in (self.include or ())
+
+    def require_supported(self) -> None:
+        """Raise ApiError for what this server does not do."""
+        self.require_known()
+        reasons = {
+            "previous_response_id": (
+                self.previous_response_id is not None,
+                "nothing is stored here: send the whole conversation as input",
+            ),
+            "background": (bool(self.background), "a response is made while its client waits"),
+            "store": (bool(self.store), "nothing is stored here"),
+            "truncation": (
+                self.truncation not in (None, "disabled"),
+                "a conversation that is too long is an error",
+            ),
+            "n": (self.n not in (None, 1), "a response is one answer"),
+            "return_token_ids": (self.return_token_ids, "a response has no place for them"),
+            "include": (
+                any(name != WITH_LOGPROBS for name in self.include or ()),
+                f"only {WITH_LOGPROBS} is known",
+            ),
+            "text.format": (self.format_type != "text", "it is not supported yet"),
+        }
+        for name, (is_asked, reason) in reasons.items():
+            if is_asked:
+                raise ApiError(400, f"{name}: {reason}", param=name)
+
+    @property
+    def format_type(self) -> Any:
+        """The type of `text.format`."""
+        return ((self.text.format if self.text else None) or {"type": "text"}).get("type")
+
+
+class ResponseCall:
+    """One call, while it is answered.
+
+    Args:
+        service: answers it.
+        chat_model: reads the answer.
+        body: what is asked.
+        prompt: the conversation.
+        tools: that the answer may call.
+        params: how to decode.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        chat_model: ChatModel,
+        body: ResponseBody,
+        prompt: ChatPrompt,
+        tools: Tools | None,
+        params: SamplingParams,
+    ) -> None:
+        self.body, self.params = body, params
+        self.id, self.model = f"resp_{uuid.uuid4().hex}", service.model
+        self.created = int(time.time())
+        names = None if tools is None else tools.names
+        one_call = 1 if tools is not None and not tools.parallel else None
+        self.parser = chat_model.parser(prompt, names, one_call or body.max_tool_calls)
+        self.output = ResponseOutput()
+        self._texts = TokenTexts(chat_model.require()) if body.with_logprobs else None
+        self._num_reasoning_tokens = 0
+        self._count = 0  # of events
+        self.streams = service.start([prompt.token_ids], params)
+
+    def take(self, pieces: list[Piece]) -> list[StreamEvent]:
+        """Take pieces of the answer; the events that tell of them."""
+        told: list[StreamEvent] = []
+        for piece in pieces:
+            self._num_reasoning_tokens += self.parser.is_thinking and piece.token_id is not None
+            events = self.parser.push(piece.text)
+            if piece.finish_reason is not None:
+                events += self.parser.finish()
+            logprobs = []
+            if self._texts is not None:
+                logprobs = logprob_entries([piece], self._texts, self.body.top_logprobs or 0)
+            told += self.output.add(events, logprobs)
+        return told
+
+    def resource(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
+        """The response as it is now.
+
+        Args:
+            status: in_progress, completed, incomplete or failed.
+            error: why it failed.
+        """
+        is_over = status != "in_progress"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": error and {"code": error.kind, "message": error.message},
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
+            "output": list(self.output.items),
+            "usage": self._usage() if is_over else None,
+            **self._settings(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        known = usage(self.streams)
+        return {
+            "input_tokens": known["prompt_tokens"],
+            "input_tokens_details": known["prompt_tokens_details"],
+            "output_tokens": known["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
+            "total_tokens": known["total_tokens"],
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """What was asked, which a response repeats."""
+        body, params, given = self.body, self.params, self.body.model_extra or {}
+        tool = {"description": None, "parameters": None, "strict": None}
+        reasoning = body.reasoning or ReasoningFields()
+        return {
+            "model": self.model,
+            "instructions": body.instructions,
+            "previous_response_id": None,
+            "tools": [tool | one for one in body.tools or ()],
+            "tool_choice": body.tool_choice or "auto",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "max_tool_calls": body.max_tool_calls,
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "top_logprobs": body.top_logprobs or 0,
+            "max_output_tokens": body.max_output_tokens,
+            "truncation": "disabled",
+            "store": False,
+            "background": False,
+            "service_tier": "default",
+            "metadata": given.get("metadata") or {},
+            "user": given.get("user"),
+            "safety_identifier": given.get("safety_identifier"),
+            "prompt_cache_key": given.get("prompt_cache_key"),
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The response in one piece."""
+        reason = None
+        async for _, pieces in merged(self.streams):
+            self.take(pieces)
+            reason = pieces[-1].finish_reason
+        status = _status(reason)
+        self.output.finish(status == "completed")
+        return self.resource(status)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The response as events."""
+        reason = None
+        async for _, pieces in merged(self.streams):
+            told: list[StreamEvent] = []
+            if self._count == 0:
+                told = [self._state("created"), self._state("in_progress")]
+            told += self.take(pieces)
+            reason = pieces[-1].finish_reason
+            yield self._written(told)
+        status = _status(reason)
+        told = self.output.finish(status == "completed")
+        yield self._written([*told, self._state(status, status)])
+
+    def failed(self, error: ApiError) -> bytes:
+        """An error after the first event, as an event."""
+        told = self.output.finish(False)
+        last = {"type": "response.failed", "response": self.resource("failed", error)}
+        return self._written([*told, last])
+
+    def _state(self, name: str, status: str = "in_progress") -> StreamEvent:
+        return {"type": f"response.{name}", "response": self.resource(status)}
+
+    def _written(self, told: list[StreamEvent]) -> bytes:
+        """Events as bytes, with their numbers."""
+        first, self._count = self._count, self._count + len(told)
+        numbered = enumerate(told, first)
+        return b"".join(event({**one, "sequence_number": i}, one["type"]) for i, one in numbered)
+
+
+def _status(reason: str | None) -> str:
+    """The status of a response that has ended."""
+    return "completed" if reason == "stop" else "incomplete"
+
+
+def _params(
+    service: Service, chat_model: ChatModel, body: ResponseBody, tools: Tools | None
+) -> SamplingParams:
+    if body.top_logprobs is not None and not body.with_logprobs:
+        raise ApiError(400, f"top_logprobs needs include=[{WITH_LOGPROBS!r}]", param="top_logprobs")
+    defaults = service.info.default_params
+    given: dict[str, Any] = chat_model.sampling(tools is not None)
+    most = body.max_output_tokens
+    given["max_tokens"] = defaults.max_tokens if most is None else most
+    if body.with_logprobs:
+        given["logprobs"] = body.top_logprobs or 0
+    return body.params(defaults, **given)
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of this API."""
+    routes = APIRouter()
+    chat_model = ChatModel(service)
+
+    @routes.post("/v1/responses")
+    async def responses(body: ResponseBody, request: Request) -> Response:
+        """Answer a conversation."""
+        body.require_supported()
+        service.require_model(body.model)
+        service.admit()
+        tools = read_tools(
+            chat_tools(body.tools), chat_choice(body.tool_choice), body.parallel_tool_calls
+        )
+        if tools is not None:
+            chat_model.require_tools()
+            if tools.choice == "required":
+                raise ApiError(400, "tool_choice is not supported yet", param="tool_choice")
+        params = _params(service, chat_model, body, tools)
+        effort = body.reasoning.effort if body.reasoning is not None else None
+        prompt = await chat_model.prompt(
+            read_input(body.input, body.instructions),
+            None if tools is None else tools.tools,
+            chat_model.variables(body.chat_template_kwargs, effort),
+        )
+        call = ResponseCall(service, chat_model, body, prompt, tools, params)
+        if body.stream:
+            return await event_stream(call.chunks(), call.failed)
+        return JSONResponse(await unless_left(request, call.whole()))
+
+    return routes
