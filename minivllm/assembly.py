@@ -28,8 +28,8 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.errors import BadInput
 from minivllm.extras.capture import keep_graphs
 from minivllm.extras.extensions import RequestExtras
-from minivllm.extras.preemption import make_preemption
-from minivllm.extras.scheduling import make_scheduler
+from minivllm.extras.scheduling.preemption import make_preemption
+from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.attach import speculate
 from minivllm.extras.speculative.fit import require_drafts_fit
 from minivllm.extras.speculative.proposer import NoProposer

@@ -28,10 +28,10 @@ from minivllm.bench.records.provenance import provenance
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.extras.speculative.ngram import NgramProposer
 from minivllm.extras.speculative.options import NgramOptions, SuffixOptions
 from minivllm.extras.speculative.proposer import Proposer
-from minivllm.extras.speculative.suffix import SuffixProposer
+from minivllm.extras.speculative.proposers.ngram import NgramProposer
+from minivllm.extras.speculative.proposers.suffix import SuffixProposer
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform import files
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.identity import code_hash
-from minivllm.bench.targets.simulated import SimulatedEngine
+from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams

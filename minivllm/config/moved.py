@@ -6,28 +6,53 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# The module, or the class, of the first release -> where it lies today; of those that a `_target_`
-# names.
-MOVED = {
-    "minivllm.bench.arrivals": "minivllm.bench.workloads.arrivals",
-    "minivllm.bench.engines": "minivllm.bench.targets.minivllm",
-    "minivllm.bench.files": "minivllm.bench.workloads.file",
-    "minivllm.bench.multi_turn": "minivllm.bench.workloads.multi_turn",
-    "minivllm.bench.shared_prefix": "minivllm.bench.workloads.shared_prefix",
-    "minivllm.bench.simulated": "minivllm.bench.targets.simulated",
-    "minivllm.bench.traces": "minivllm.bench.workloads.trace",
-    "minivllm.bench.workloads": "minivllm.bench.workloads.synthetic",
-    "minivllm.engine.batching.Dynamic": "minivllm.extras.batching.Dynamic",
-    "minivllm.engine.batching.Sequential": "minivllm.extras.batching.Sequential",
-    "minivllm.engine.batching.Static": "minivllm.extras.batching.Static",
-    "minivllm.engine.params": "minivllm.engine.options",
-    "minivllm.models.loading": "minivllm.models.load.loading",
-    "minivllm.peers.openai": "minivllm.bench.targets.openai",
-    "minivllm.peers.transformers": "minivllm.bench.targets.transformers",
-    "minivllm.peers.transformers_continuous": "minivllm.bench.targets.transformers_continuous",
-    "minivllm.peers.vllm": "minivllm.bench.targets.vllm",
-}
-_FIRST = {today: first for first, today in MOVED.items()}
+# The names of a module or a class, from that of the first release to today's; of those that a
+# `_target_` names.
+CHAINS: tuple[tuple[str, ...], ...] = (
+    ("minivllm.bench.arrivals", "minivllm.bench.workloads.arrivals"),
+    ("minivllm.bench.engines", "minivllm.bench.targets.minivllm"),
+    (
+        "minivllm.bench.files",
+        "minivllm.bench.workloads.file",
+        "minivllm.bench.workloads.from_file.file",
+    ),
+    ("minivllm.bench.multi_turn", "minivllm.bench.workloads.multi_turn"),
+    ("minivllm.bench.shared_prefix", "minivllm.bench.workloads.shared_prefix"),
+    (
+        "minivllm.bench.simulated",
+        "minivllm.bench.targets.simulated",
+        "minivllm.bench.targets.simulation.simulated",
+    ),
+    (
+        "minivllm.bench.traces",
+        "minivllm.bench.workloads.trace",
+        "minivllm.bench.workloads.from_file.trace",
+    ),
+    ("minivllm.bench.workloads", "minivllm.bench.workloads.synthetic"),
+    *(
+        (
+            f"minivllm.engine.batching.{policy}",
+            f"minivllm.extras.batching.{policy}",
+            f"minivllm.extras.scheduling.batching.{policy}",
+        )
+        for policy in ("Dynamic", "Sequential", "Static")
+    ),
+    ("minivllm.engine.params", "minivllm.engine.options"),
+    *(
+        (f"minivllm.extras.speculative.{name}", f"minivllm.extras.speculative.proposers.{name}")
+        for name in ("draft", "early_exit", "ngram", "suffix")
+    ),
+    ("minivllm.models.loading", "minivllm.models.load.loading"),
+    ("minivllm.peers.openai", "minivllm.bench.targets.openai"),
+    ("minivllm.peers.transformers", "minivllm.bench.targets.transformers"),
+    (
+        "minivllm.peers.transformers_continuous",
+        "minivllm.bench.targets.transformers_continuous",
+    ),
+    ("minivllm.peers.vllm", "minivllm.bench.targets.vllm"),
+)
+MOVED = {name: chain[-1] for chain in CHAINS for name in chain[:-1]}
+_FIRST = {name: chain[0] for chain in CHAINS for name in chain[1:]}
 
 
 def present(target: str) -> str:

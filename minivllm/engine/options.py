@@ -72,7 +72,7 @@ class ContinuousOptions(BatchingOptions):
     fair_prefill: bool = False
 
 
-@option("minivllm.extras.batching.Sequential")
+@option("minivllm.extras.scheduling.batching.Sequential")
 @dataclass(frozen=True)
 class SequentialOptions(Options):
     """batching=sequential; its knobs are those of the same names in `BatchingOptions`."""
@@ -84,7 +84,7 @@ class SequentialOptions(Options):
     shed: bool = False
 
 
-@option("minivllm.extras.batching.Static")
+@option("minivllm.extras.scheduling.batching.Static")
 @dataclass(frozen=True)
 class StaticOptions(BatchingOptions):
     """batching=static.
@@ -98,7 +98,7 @@ class StaticOptions(BatchingOptions):
     group_by_length: bool = False
 
 
-@option("minivllm.extras.batching.Dynamic")
+@option("minivllm.extras.scheduling.batching.Dynamic")
 @dataclass(frozen=True)
 class DynamicOptions(StaticOptions):
     """batching=dynamic.

@@ -15,8 +15,8 @@ from minivllm.engine.executor import ModelRunner
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.extras.graphs import Capture, GraphExecutor, why_failed
-from minivllm.extras.speculative.model_drafts import ModelDrafts
 from minivllm.extras.speculative.proposer import Proposer
+from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts
 from minivllm.kernels.modules import GraphLimited
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.loading import LoadedModel

@@ -22,7 +22,7 @@ from minivllm.bench.driver import drive
 from minivllm.bench.metrics.metrics import TTFT, request_rows
 from minivllm.bench.records.record import Record
 from minivllm.bench.records.storage import prepare, write_record
-from minivllm.bench.targets.simulated import SimulatedEngine
+from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.bench.workloads.arrivals import Constant, Poisson
 from minivllm.bench.workloads.synthetic import Smoke
 from minivllm.config.compose import build, compose

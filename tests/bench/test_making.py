@@ -67,6 +67,6 @@ def test_a_template_is_used_for_a_file_of_messages(tmp_path: Path, tokenizer: To
         text=lambda ids: tokenizer.decode(ids),
     )
     work = WorkloadMaker().make(
-        engine, {"_target_": "minivllm.bench.workloads.file.File", "path": str(path)}, 0
+        engine, {"_target_": "minivllm.bench.workloads.from_file.file.File", "path": str(path)}, 0
     )
     assert [request.text for request in work.requests] == [f"<user>hi{DATE}<a>"] and not work.notes

@@ -13,10 +13,10 @@ from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
-from minivllm.extras.batching import Sequential
 from minivllm.extras.beam import BeamSearch, Hypothesis
-from minivllm.extras.preemption import make_preemption
-from minivllm.extras.scheduling import make_scheduler
+from minivllm.extras.scheduling.batching import Sequential
+from minivllm.extras.scheduling.preemption import make_preemption
+from minivllm.extras.scheduling.scheduler import make_scheduler
 
 
 def continuations(beam: Request) -> list[tuple[float, int]]:

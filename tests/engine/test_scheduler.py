@@ -13,7 +13,7 @@ from minivllm.engine.batching import BatchingPolicy, Continuous
 from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
-from minivllm.extras.batching import Dynamic, Sequential, Static
+from minivllm.extras.scheduling.batching import Dynamic, Sequential, Static
 from tests.engine.imaginary import hypotheses, make
 
 

@@ -16,7 +16,7 @@ from minivllm.cache.spec import CacheLayout
 from minivllm.config.compose import compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.events import StepTimed
-from minivllm.extras.batching import Static
+from minivllm.extras.scheduling.batching import Static
 from minivllm.llm import RequestOutput
 from tests.engine.imaginary import Machine, hypotheses
 from tests.reference import VARIANTS, make_checkpoint

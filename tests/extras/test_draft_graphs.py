@@ -34,7 +34,7 @@ from minivllm.errors import BadInput
 from minivllm.extras import capture, graphs
 from minivllm.extras.capture import record_all, record_drafts, unrecordable
 from minivllm.extras.graphs import GraphExecutor, GraphKey, padding, put_step
-from minivllm.extras.speculative.model_drafts import ModelDrafts
+from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts
 from minivllm.extras.speculative.step_cost import measure
 from minivllm.kernels.context import BuildContext
 from tests.attention.test_backends import CPU, SPECS, cpu

@@ -8,7 +8,7 @@ from minivllm.engine.batching import Continuous
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.preemption import Recompute
 from minivllm.engine.request import Request
-from minivllm.extras.scheduling import make_scheduler
+from minivllm.extras.scheduling.scheduler import make_scheduler
 
 
 def test_a_request_that_has_grown_computes_all_its_tokens_again_once() -> None:

@@ -12,7 +12,7 @@ from minivllm.config.typed import Config
 
 SIMULATED = (
     # the `_target_` of what predicts instead of measuring
-    "minivllm.bench.targets.simulated.SimulatedEngine"
+    "minivllm.bench.targets.simulation.simulated.SimulatedEngine"
 )
 DEFAULT_ARM = "default"  # the name of an arm for which nothing was set
 

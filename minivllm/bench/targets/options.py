@@ -248,7 +248,7 @@ class OpenAIOptions(EngineOptions):
         )
 
 
-@option("minivllm.bench.targets.simulated.SimulatedEngine")
+@option("minivllm.bench.targets.simulation.simulated.SimulatedEngine")
 @dataclass(frozen=True)
 class SimulatedOptions(EngineOptions):
     """engine=simulated.

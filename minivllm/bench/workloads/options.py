@@ -149,7 +149,7 @@ class FromFileOptions(Options):
     too_long: Literal["error", "skip"] = "error"
 
 
-@option("minivllm.bench.workloads.file.File")
+@option("minivllm.bench.workloads.from_file.file.File")
 @dataclass(frozen=True)
 class FileOptions(FromFileOptions):
     """workload=file.
@@ -173,7 +173,7 @@ class ServedOptions(Options):
     group = "workload"
 
 
-@option("minivllm.bench.workloads.trace.Trace")
+@option("minivllm.bench.workloads.from_file.trace.Trace")
 @dataclass(frozen=True)
 class TraceOptions(FromFileOptions):
     """workload=trace.

@@ -57,7 +57,7 @@ class NoSpeculationOptions(Options):
     group = "speculative"
 
 
-@option("minivllm.extras.speculative.early_exit.EarlyExitProposer")
+@option("minivllm.extras.speculative.proposers.early_exit.EarlyExitProposer")
 @dataclass(frozen=True)
 class EarlyExitOptions(SpeculativeOptions):
     """speculative=early_exit.
@@ -81,7 +81,7 @@ def require_layers(exit_layer: int, num_layers: int) -> None:
         )
 
 
-@option("minivllm.extras.speculative.draft.DraftProposer")
+@option("minivllm.extras.speculative.proposers.draft.DraftProposer")
 @dataclass(frozen=True)
 class DraftOptions(SpeculativeOptions):
     """speculative=draft.
@@ -108,7 +108,7 @@ class DraftOptions(SpeculativeOptions):
             )
 
 
-@option("minivllm.extras.speculative.ngram.NgramProposer")
+@option("minivllm.extras.speculative.proposers.ngram.NgramProposer")
 @dataclass(frozen=True)
 class NgramOptions(SpeculativeOptions):
     """speculative=ngram.
@@ -129,7 +129,7 @@ class NgramOptions(SpeculativeOptions):
             )
 
 
-@option("minivllm.extras.speculative.suffix.SuffixProposer")
+@option("minivllm.extras.speculative.proposers.suffix.SuffixProposer")
 @dataclass(frozen=True)
 class SuffixOptions(SpeculativeOptions):
     """speculative=suffix.

@@ -59,7 +59,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return config
 
 
-TRACE = "minivllm.bench.workloads.trace.Trace"
+TRACE = "minivllm.bench.workloads.from_file.trace.Trace"
 
 
 def test_a_null_that_means_what_older_records_say_is_no_other_cell() -> None:

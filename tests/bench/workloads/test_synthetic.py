@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 
 from minivllm.bench.driver import drive
 from minivllm.bench.workloads.arrivals import Concurrency
-from minivllm.bench.workloads.file import File
-from minivllm.bench.workloads.generator import Reader
-from minivllm.bench.workloads.lengths import NAMES, Lengths
-from minivllm.bench.workloads.multi_turn import MultiTurn
-from minivllm.bench.workloads.prompt_file import (
+from minivllm.bench.workloads.from_file.file import File
+from minivllm.bench.workloads.from_file.prompt_file import (
     PromptLine,
     parse_conversation,
     parse_line,
     read_prompt_file,
 )
+from minivllm.bench.workloads.from_file.trace import Trace
+from minivllm.bench.workloads.generator import Reader
+from minivllm.bench.workloads.lengths import NAMES, Lengths
+from minivllm.bench.workloads.multi_turn import MultiTurn
 from minivllm.bench.workloads.served import Served
 from minivllm.bench.workloads.shared_prefix import SharedPrefix
 from minivllm.bench.workloads.synthetic import Chat, Code, LongDocument, Smoke, Summarize, Synthetic
-from minivllm.bench.workloads.trace import Trace
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import OPTIONS as DATACLASSES
 from minivllm.config.compose import build, compose

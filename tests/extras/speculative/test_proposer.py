@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.extras.speculative.ngram import NgramProposer
 from minivllm.extras.speculative.options import NgramOptions, SuffixOptions
 from minivllm.extras.speculative.proposer import Proposer
-from minivllm.extras.speculative.suffix import SuffixProposer
+from minivllm.extras.speculative.proposers.ngram import NgramProposer
+from minivllm.extras.speculative.proposers.suffix import SuffixProposer
 from tests.extras.speculative.growing import request
 
 

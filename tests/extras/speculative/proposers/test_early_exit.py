@@ -9,7 +9,7 @@ import torch
 
 from minivllm import LLM
 from minivllm.errors import BadInput
-from minivllm.extras.speculative.early_exit import EarlyExit
+from minivllm.extras.speculative.proposers.early_exit import EarlyExit
 from minivllm.kernels.cpu.linear import PanelLinear
 from tests.extras.speculative.drafting import load
 from tests.reference import CausalAttention, make_batch, make_checkpoint

@@ -8,7 +8,7 @@ from collections import deque
 from minivllm.engine.request import Request
 from minivllm.extras.speculative.options import SuffixOptions
 from minivllm.extras.speculative.proposer import Proposer
-from minivllm.extras.speculative.suffix_index import SuffixIndex
+from minivllm.extras.speculative.proposers.suffix_index import SuffixIndex
 
 
 class FinishedOutputs:

@@ -9,7 +9,7 @@ from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.targets.options import SimulatedOptions
-from minivllm.bench.targets.step_times import (
+from minivllm.bench.targets.simulation.step_times import (
     RooflineTimes,
     StepTimes,
     drafting_records,

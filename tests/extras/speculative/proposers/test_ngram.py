@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.extras.speculative.ngram import NgramProposer
 from minivllm.extras.speculative.options import NgramOptions
+from minivllm.extras.speculative.proposers.ngram import NgramProposer
 from tests.extras.speculative.growing import request, tokens
 
 lengths = st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.bench.targets.simulated_request import SimulatedTokens
+from minivllm.bench.targets.simulation.simulated_request import SimulatedTokens
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, answer_positions
 
 

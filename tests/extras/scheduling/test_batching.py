@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minivllm.engine.request import Request
-from minivllm.extras.batching import Dynamic, Sequential, Static
+from minivllm.extras.scheduling.batching import Dynamic, Sequential, Static
 from tests.engine.imaginary import make
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.bench.workloads import trace, trace_file
-from minivllm.bench.workloads.trace import Trace
-from minivllm.bench.workloads.trace_file import read_trace
+from minivllm.bench.workloads.from_file import trace, trace_file
+from minivllm.bench.workloads.from_file.trace import Trace
+from minivllm.bench.workloads.from_file.trace_file import read_trace
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 
 from minivllm.bench.workloads.checks import check_amount, check_fits
+from minivllm.bench.workloads.from_file.trace_file import BLOCK_TOKENS, TraceRow, read_trace
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.workloads.options import TraceOptions
 from minivllm.bench.workloads.tally import Tally
-from minivllm.bench.workloads.trace_file import BLOCK_TOKENS, TraceRow, read_trace
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable

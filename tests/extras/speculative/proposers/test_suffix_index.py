@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.extras.speculative.suffix_index import END, MOST_VOTES, SuffixIndex
+from minivllm.extras.speculative.proposers.suffix_index import END, MOST_VOTES, SuffixIndex
 from tests.extras.speculative.growing import tokens
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from minivllm.bench.driver import drive
 from minivllm.bench.workloads.arrivals import Offline, Replay, check_times
+from minivllm.bench.workloads.from_file.trace import Trace
+from minivllm.bench.workloads.from_file.trace_file import read_trace
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.workloads.synthetic import Smoke
-from minivllm.bench.workloads.trace import Trace
-from minivllm.bench.workloads.trace_file import read_trace
 from minivllm.bench.workloads.workload import Workload
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput

@@ -18,9 +18,9 @@ from minivllm.attention.batch import StepBatch
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
 from minivllm.errors import BadInput
-from minivllm.extras.speculative.model_drafts import ModelDrafts, widen
 from minivllm.extras.speculative.options import EarlyExitOptions, require_layers
 from minivllm.extras.speculative.proposer import MakeAttention
+from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts, widen
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.families.llama import Decoder, LlamaForCausalLM
 

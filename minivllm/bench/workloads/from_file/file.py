@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from minivllm.bench.workloads.checks import check_amount, check_fits
+from minivllm.bench.workloads.from_file.prompt_file import PromptLine, read_prompt_file
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.options import FileOptions
-from minivllm.bench.workloads.prompt_file import PromptLine, read_prompt_file
 from minivllm.bench.workloads.prompts import Encode
 from minivllm.bench.workloads.tally import Tally
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest

@@ -11,7 +11,7 @@ from minivllm.engine.events import EventBus
 from minivllm.engine.preemption import Preemption
 from minivllm.engine.scheduler import Scheduler, SchedulingRule
 from minivllm.extras.long_rope import RestartRotated
-from minivllm.extras.shedding import Shedding
+from minivllm.extras.scheduling.shedding import Shedding
 
 
 def make_scheduler(

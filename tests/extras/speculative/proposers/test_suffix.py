@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from minivllm.engine.request import Request
 from minivllm.extras.speculative.options import SuffixOptions
-from minivllm.extras.speculative.suffix import SuffixProposer
-from minivllm.extras.speculative.suffix_index import END, MOST_VOTES
+from minivllm.extras.speculative.proposers.suffix import SuffixProposer
+from minivllm.extras.speculative.proposers.suffix_index import END, MOST_VOTES
 from tests.extras.speculative.growing import request, tokens
 
 

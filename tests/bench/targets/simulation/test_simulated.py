@@ -22,8 +22,8 @@ from minivllm.bench.driver import drive
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.targets.simulated import SimulatedEngine
-from minivllm.bench.targets.step_times import (
+from minivllm.bench.targets.simulation.simulated import SimulatedEngine
+from minivllm.bench.targets.simulation.step_times import (
     FEATURES,
     RooflineTimes,
     fit,
@@ -41,7 +41,7 @@ from minivllm.platform.files import write_parquet
 from tests.bench.scripted import workload
 from tests.scripts.load import load_script
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ROOFLINE = (
     "engine=simulated",
     "engine.bandwidth_gb_s=20",

@@ -19,9 +19,13 @@ from minivllm.bench.targets.liveness import (
     since,
 )
 from minivllm.bench.targets.options import SimulatedOptions
-from minivllm.bench.targets.simulated_request import TOKEN, SimulatedRequest, SimulatedTokens
-from minivllm.bench.targets.simulated_speculation import simulated_speculation
-from minivllm.bench.targets.step_times import RooflineTimes, StepTimes, fit_records
+from minivllm.bench.targets.simulation.simulated_request import (
+    TOKEN,
+    SimulatedRequest,
+    SimulatedTokens,
+)
+from minivllm.bench.targets.simulation.simulated_speculation import simulated_speculation
+from minivllm.bench.targets.simulation.step_times import RooflineTimes, StepTimes, fit_records
 from minivllm.cache.eviction.policies import Eviction
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand
@@ -31,8 +35,8 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
-from minivllm.extras.preemption import make_preemption
-from minivllm.extras.scheduling import make_scheduler
+from minivllm.extras.scheduling.preemption import make_preemption
+from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from minivllm import LLM
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
-from minivllm.extras.speculative.model_drafts import ModelDrafts
+from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts
 from tests.engine.traffic import DRAWN, GREEDY, Asked, serve
 from tests.extras.speculative.drafting import LONGEST, load, same, speculator
 from tests.reference import make_checkpoint

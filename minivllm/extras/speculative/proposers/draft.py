@@ -18,9 +18,9 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.executor import CausalLM, ModelRunner
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.fit import of_draft, require_context
-from minivllm.extras.speculative.model_drafts import ModelDrafts, widen
 from minivllm.extras.speculative.options import DraftOptions
 from minivllm.extras.speculative.proposer import LoadModel, MakeAttention
+from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts, widen
 from minivllm.models.load.loading import LoadedModel
 
 

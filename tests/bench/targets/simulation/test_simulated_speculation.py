@@ -11,8 +11,8 @@ from minivllm.assembly import build_engine
 from minivllm.bench.driver import drive
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.speculation import speculation
-from minivllm.bench.targets.simulated import SimulatedEngine
-from minivllm.bench.targets.step_times import RooflineTimes, fit_drafts
+from minivllm.bench.targets.simulation.simulated import SimulatedEngine
+from minivllm.bench.targets.simulation.step_times import RooflineTimes, fit_drafts
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
@@ -20,7 +20,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.lengths import EXPLORING
 from tests.bench.scripted import workload
-from tests.bench.targets.test_simulated import ROOFLINE, engine, write_run
+from tests.bench.targets.simulation.test_simulated import ROOFLINE, engine, write_run
 
 FIXED = "speculative.adaptive=false"
 NGRAM = ("speculative=ngram", FIXED)

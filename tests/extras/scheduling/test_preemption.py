@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm.engine.batching import Continuous
-from minivllm.extras.batching import Static
+from minivllm.extras.scheduling.batching import Static
 from tests.engine.imaginary import make
 
 

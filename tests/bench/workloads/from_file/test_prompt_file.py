@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.bench.workloads.file import File
-from minivllm.bench.workloads.prompt_file import parse_conversation, parse_line, read_prompt_file
+from minivllm.bench.workloads.from_file.file import File
+from minivllm.bench.workloads.from_file.prompt_file import (
+    parse_conversation,
+    parse_line,
+    read_prompt_file,
+)
 from minivllm.bench.workloads.tally import Tally
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
@@ -299,7 +303,7 @@ def test_a_file_that_stays_as_it_is_is_checked_once(
         read += 1
         return read_prompt_file(*arguments)
 
-    monkeypatch.setattr("minivllm.bench.workloads.file.read_prompt_file", counted)
+    monkeypatch.setattr("minivllm.bench.workloads.from_file.file.read_prompt_file", counted)
     for _ in range(3):
         File(str(path)).check_lengths(200)
     assert read == 1

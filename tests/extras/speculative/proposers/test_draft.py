@@ -11,8 +11,8 @@ import torch
 
 from minivllm import LLM
 from minivllm.errors import BadInput
-from minivllm.extras.speculative.draft import DraftProposer
-from minivllm.extras.speculative.model_drafts import widen
+from minivllm.extras.speculative.proposers.draft import DraftProposer
+from minivllm.extras.speculative.proposers.model_drafts import widen
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.traffic import GREEDY, Asked
 from tests.extras.speculative.drafting import LONGEST, load, same, speculator

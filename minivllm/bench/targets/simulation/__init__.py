@@ -1,0 +1,1 @@
+"""engine=simulated: the real scheduler over predicted step times."""

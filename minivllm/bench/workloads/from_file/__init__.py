@@ -1,0 +1,1 @@
+"""Workloads that are read: prompts of one's own and traces."""
