@@ -11,11 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from minivllm import __version__
+from minivllm.serving import control, tokens
+from minivllm.serving.anthropic import forms as anthropic_forms
+from minivllm.serving.anthropic import messages
 from minivllm.serving.calls import Calls
 from minivllm.serving.errors import ApiError
 from minivllm.serving.limits import ApiKeys, Limits
 from minivllm.serving.openai import chat, completions, models, responses
-from minivllm.serving.openai.forms import error_body
+from minivllm.serving.openai import forms as openai_forms
+from minivllm.serving.refusals import not_found
 from minivllm.serving.service import Service
 
 if TYPE_CHECKING:
@@ -25,7 +29,15 @@ if TYPE_CHECKING:
 def build_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
     app = FastAPI(title="minivllm", version=__version__)
-    for module in (models, completions, chat, responses):
+    for module in (
+        models,
+        completions,
+        chat,
+        responses,
+        messages,
+        tokens,
+        control,
+    ):
         app.include_router(module.router(service))
 
     @app.exception_handler(ApiError)
@@ -41,11 +53,10 @@ def build_app(service: Service) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        message = {404: f"there is no {request.url.path:.200}"}.get(error.status_code)
-        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-        return error_response(
-            request, ApiError(error.status_code, message or str(error.detail), kind)
-        )
+        absent = error.status_code == 404
+        message = not_found(request.url.path) if absent else str(error.detail)
+        kind = "not_found_error" if absent else "invalid_request_error"
+        return error_response(request, ApiError(error.status_code, message, kind))
 
     _add_middleware(app, service)
     return app
@@ -87,4 +98,5 @@ def _validation(errors: Any) -> ApiError:
 def error_response(request: Request, error: ApiError) -> JSONResponse:
     """An error in the form of the API that was called."""
     headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
-    return JSONResponse(error_body(error), error.status, headers)
+    forms = anthropic_forms if anthropic_forms.is_path(request.url.path) else openai_forms
+    return JSONResponse(forms.error_body(error), error.status, headers)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minivllm.engine.options import SamplingParams
@@ -205,7 +205,9 @@ async def unless_left(request: Request, answer: Awaitable[T]) -> T:
         task.cancel()
 
 
-async def merged(streams: Sequence[TokenStream]) -> AsyncIterator[tuple[int, list[Piece]]]:
+async def merged(
+    streams: Sequence[TokenStream],
+) -> AsyncGenerator[tuple[int, list[Piece]], None]:
     """The pieces of several requests as they come, each with the number of its request.
 
     Raises:

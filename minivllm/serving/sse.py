@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any, TypeVar
 
 from starlette.responses import StreamingResponse
 
@@ -13,6 +14,7 @@ from minivllm.serving.errors import ApiError, internal
 
 logger = logging.getLogger("minivllm.serving")
 
+T = TypeVar("T")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -51,3 +53,34 @@ async def event_stream(
             await chunks.aclose()  # type: ignore[attr-defined]
 
     return StreamingResponse(body(), media_type="text/event-stream", headers=HEADERS)
+
+
+async def with_silences(
+    items: AsyncGenerator[T, None], silence_s: float
+) -> AsyncGenerator[T | None, None]:
+    """The items as they come, and None after each time of silence, for an event that keeps the
+    connection open.
+
+    Args:
+        items: closed at the end.
+        silence_s: seconds without an item.
+    """
+    task: asyncio.Future[T] | None = None
+    try:
+        while True:
+            task = task or asyncio.ensure_future(anext(items))
+            await asyncio.wait({task}, timeout=silence_s)
+            if not task.done():
+                yield None
+                continue
+            try:
+                item = task.result()
+            except StopAsyncIteration:
+                return
+            task = None
+            yield item
+    finally:
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        await items.aclose()

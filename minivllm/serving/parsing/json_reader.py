@@ -122,3 +122,28 @@ def elements(depth: int) -> Reader:
             return ""
         expect(char, ",")
         char = yield from space((yield))
+
+
+def completed(text: str) -> str:
+    """The longest object in the beginning of one, without the last member where that is not whole.
+
+    Args:
+        text: the beginning of a JSON object, in valid JSON; at least its first bracket.
+    """
+    closers, end, ending = "", 0, ""
+    in_string = escaped = False
+    for position, char in enumerate(text):
+        if in_string:
+            in_string = escaped or char != '"'
+            escaped = char == "\\" and not escaped
+        elif char == '"':
+            in_string = True
+        elif char in "{[":
+            closers = ("}" if char == "{" else "]") + closers
+            end, ending = position + 1, closers
+        elif char in "}]":
+            closers = closers[1:]
+            end, ending = position + 1, closers
+        elif char == ",":
+            end, ending = position, closers
+    return text[:end] + ending

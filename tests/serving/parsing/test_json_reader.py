@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.serving.parsing.json_reader import MOST_DEPTH, Malformed, value
+from minivllm.serving.parsing.json_reader import MOST_DEPTH, Malformed, completed, value
 
 VALUES = st.recursive(
     st.none()
@@ -63,3 +63,20 @@ def test_what_json_is_not(text: str) -> None:
 def test_brackets_inside_each_other_are_bounded() -> None:
     assert is_read("[" * MOST_DEPTH + "]" * MOST_DEPTH)
     assert not is_read("[" * (MOST_DEPTH + 2) + "]" * (MOST_DEPTH + 2))
+
+
+@given(st.dictionaries(st.text(), VALUES, min_size=1), st.data())
+def test_the_beginning_of_an_object_is_completed(one: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(one)
+    found = json.loads(completed(text[: data.draw(st.integers(1, len(text)))]))
+    assert json.loads(completed(text)) == one
+    keys = list(found)
+    assert keys == list(one)[: len(keys)]
+    assert all(found[key] == one[key] for key in keys[:-1])
+
+
+def test_a_member_that_is_not_whole_is_left_out() -> None:
+    text = '{"a": [1, {"b": "x,\\"}"}], "c": 2}'
+    assert completed('{"a": [1, {"b": "x,') == '{"a": [1, {}]}'
+    assert completed(text[:-2]) == '{"a": [1, {"b": "x,\\"}"}]}'
+    assert completed(text) == text

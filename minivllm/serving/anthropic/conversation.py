@@ -1,0 +1,168 @@
+"""Conversations in Anthropic's form, as chat templates know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minivllm.serving.anthropic.schemas import (
+    Block,
+    CountBody,
+    Message,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    block_of,
+    part_of,
+)
+from minivllm.serving.errors import ApiError
+from minivllm.serving.openai.tools import MOST_TOOLS, Choice, Tools
+
+BETWEEN = "\n"  # blocks of text that stand side by side, and turns of one role
+
+
+def conversation(body: CountBody) -> list[dict[str, Any]]:
+    """The messages of a body in OpenAI's form. Neighbours of one role become one message, as
+    Anthropic's API says.
+
+    Raises:
+        ApiError: a block is not supported, or a result answers no call.
+    """
+    writer = _Writer()
+    if body.system is not None:
+        writer.add("system", body.system, "system", (TextBlock,))
+    for number, message in enumerate(body.messages):
+        writer.add_message(message, f"messages.{number}")
+    return writer.messages
+
+
+class _Writer:
+    """Writes messages in OpenAI's form."""
+
+    _KINDS: dict[str, tuple[type[Block], ...]] = {
+        "system": (TextBlock,),
+        "user": (TextBlock, ToolResultBlock),
+        "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    }
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}  # of tools, by the ids of their calls
+
+    def add_message(self, message: Message, where: str) -> None:
+        """Add one turn."""
+        self.add(message.role, message.content, f"{where}.content", self._KINDS[message.role])
+
+    def add(
+        self,
+        role: str,
+        content: str | list[dict[str, Any]],
+        where: str,
+        kinds: tuple[type[Block], ...],
+    ) -> None:
+        """Add the content of a turn."""
+        if isinstance(content, str):
+            self._add_text(role, content)
+            return
+        for number, given in enumerate(content):
+            place = f"{where}.{number}"
+            match block_of(given, place, *kinds):
+                case TextBlock(text=text):
+                    self._add_text(role, text)
+                case ThinkingBlock(thinking=thinking):
+                    self._append(self._turn(role), "reasoning_content", thinking)
+                case ToolUseBlock() as call:
+                    self._add_call(role, call, place)
+                case ToolResultBlock() as result:
+                    self._add_result(result, place)
+
+    def _turn(self, role: str) -> dict[str, Any]:
+        """The message of a role that is being written."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]
+
+    def _append(self, message: dict[str, Any], key: str, text: str) -> None:
+        before = message.get(key)
+        message[key] = f"{before}{BETWEEN}{text}" if before else text
+
+    def _add_text(self, role: str, text: str) -> None:
+        self._append(self._turn(role), "content", text)
+
+    def _add_call(self, role: str, call: ToolUseBlock, where: str) -> None:
+        if call.id in self._names:
+            raise ApiError(400, f"{where}.id: {call.id!r:.100} is the id of another call", where)
+        self._names[call.id] = call.name
+        function = {"name": call.name, "arguments": call.input}
+        calls = self._turn(role).setdefault("tool_calls", [])
+        calls.append({"id": call.id, "type": "function", "function": function})
+
+    def _add_result(self, result: ToolResultBlock, where: str) -> None:
+        name = self._names.get(result.tool_use_id)
+        if name is None:
+            raise ApiError(
+                400,
+                f"{where}.tool_use_id: no call before it has the id {result.tool_use_id!r:.100}",
+                param=where,
+            )
+        texts = result.content or ""
+        if not isinstance(texts, str):
+            blocks = [
+                block_of(given, f"{where}.content.{number}", TextBlock)
+                for number, given in enumerate(texts)
+            ]
+            texts = BETWEEN.join(one.text for one in blocks if isinstance(one, TextBlock))
+        self.messages.append(
+            {
+                "role": "tool",
+                "tool_call_id": result.tool_use_id,
+                "name": name,
+                "content": f"Error: {texts}" if result.is_error else texts,
+            }
+        )
+
+
+def read_tools(given: list[dict[str, Any]] | None, choice: ToolChoice | None) -> Tools | None:
+    """The tools of a body; None where there are none, or none may be called.
+
+    Raises:
+        ApiError: naming the field that is wrong.
+    """
+    tools = [_tool(one, f"tools.{number}") for number, one in enumerate(given or [])]
+    names = [tool["function"]["name"] for tool in tools]
+    if len(tools) > MOST_TOOLS:
+        raise ApiError(400, f"tools: at most {MOST_TOOLS}", param="tools")
+    if len(set(names)) < len(names):
+        raise ApiError(400, "tools: each must have a name of its own", param="tools")
+    kind = "auto" if choice is None else choice.type
+    name = None if choice is None else choice.name
+    if (name is not None) != (kind == "tool") or (kind == "tool" and name not in names):
+        raise ApiError(
+            400,
+            "tool_choice.name must be the name of a tool, with type=tool alone",
+            param="tool_choice",
+        )
+    if kind in ("any", "tool") and not tools:
+        raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
+    if kind == "none" or not tools:
+        return None
+    must: Choice = "auto" if kind == "auto" else "required"
+    return Tools(tools, must, name, choice is None or not choice.disable_parallel_tool_use)
+
+
+def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """A tool in OpenAI's form."""
+    if given.get("type") not in (None, "custom"):
+        raise ApiError(
+            400,
+            f"{where}: this server has no tool of type {given['type']!r:.100}, only those that the "
+            "client runs",
+            param=where,
+        )
+    tool = part_of(Tool, given, where)
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}

@@ -1,0 +1,93 @@
+"""Parts of answers that Anthropic's APIs share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minivllm.serving.calls import CALL
+from minivllm.serving.engine_client import TokenStream
+from minivllm.serving.errors import ApiError
+from minivllm.serving.messages import Piece
+from minivllm.serving.sse import event
+
+PATH = "/v1/messages"
+# Types of errors by status; others are those of the class of their status.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_path(path: str) -> bool:
+    """Whether a path belongs to this API."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """An error in Anthropic's form."""
+    general = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _TYPES.get(error.status, general)
+    told = {"type": kind, "message": error.message}
+    call = CALL.get()
+    return {"type": "error", "error": told, "request_id": call and call.request_id}
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error after the headers of a stream, which ends it."""
+    return event(error_body(error), "error")
+
+
+def usage(stream: TokenStream, num_thinking: int) -> dict[str, Any]:
+    """How many tokens a call has taken so far. Input tokens are those that were computed; a prompt
+    has those found in the prefix cache, too.
+
+    Args:
+        stream: of the call.
+        num_thinking: tokens of thoughts among its output tokens.
+    """
+    return {
+        "input_tokens": stream.num_prompt_tokens - stream.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": stream.num_cached_tokens,
+        "output_tokens": stream.num_output_tokens,
+        "output_tokens_details": {"thinking_tokens": num_thinking},
+        "server_tool_use": None,
+    }
+
+
+def stop_reason(piece: Piece, num_calls: int, num_tokens: int, max_tokens: int) -> dict[str, Any]:
+    """Why an answer ended, in Anthropic's words, and what a message says beside it.
+
+    Args:
+        piece: the last one.
+        num_calls: tool calls of the answer.
+        num_tokens: of the answer.
+        max_tokens: that it could have.
+    """
+    sequence = piece.stop_reason if isinstance(piece.stop_reason, str) else None
+    if piece.finish_reason == "length" and num_tokens < max_tokens:
+        reason = "model_context_window_exceeded"
+    elif piece.finish_reason in ("length", "shed"):
+        reason = "max_tokens"
+    elif sequence is not None:
+        reason = "stop_sequence"
+    else:
+        reason = "tool_use" if num_calls else "end_turn"
+    return ending(reason, sequence)
+
+
+def ending(reason: str | None, sequence: str | None = None) -> dict[str, Any]:
+    """What a message says of its end; None while it goes on."""
+    return {
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "stop_details": None,
+        "container": None,
+    }

@@ -1,0 +1,202 @@
+"""/v1/messages: the next turn of a conversation, in Anthropic's form."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
+from minivllm.serving.anthropic.blocks import PING, ContentBlocks
+from minivllm.serving.anthropic.conversation import conversation, read_tools
+from minivllm.serving.anthropic.forms import (
+    PATH,
+    ending,
+    error_event,
+    stop_reason,
+    usage,
+)
+from minivllm.serving.anthropic.schemas import CountBody, MessagesBody
+from minivllm.serving.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.errors import ApiError
+from minivllm.serving.messages import Piece
+from minivllm.serving.openai.tools import Tools
+from minivllm.serving.parsing.reasoning import THINK_OPEN
+from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.sse import event, event_stream, with_silences
+
+PING_S = 15.0  # without an event, after which a stream has a ping
+# Of a message's usage, what does not change while it is written.
+_USAGE = {"cache_creation": None, "inference_geo": None, "service_tier": "standard"}
+_SAMPLING = (
+    *("max_tokens", "temperature", "top_p", "top_k"),
+    *("seed", "ignore_eos", "priority", "deadline_ms"),
+)
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates
+
+
+class MessageCall:
+    """One call, while it is answered.
+
+    Args:
+        service: answers it.
+        chat_model: reads the answer.
+        body: what is asked.
+        prompt: the conversation.
+        tools: that the answer may call.
+        params: how to decode.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        chat_model: ChatModel,
+        body: MessagesBody,
+        prompt: ChatPrompt,
+        tools: Tools | None,
+        params: SamplingParams,
+    ) -> None:
+        self.body, self.model = body, service.model
+        self.id = f"msg_{uuid.uuid4().hex}"
+        names = None if tools is None else tools.names
+        most_calls = 1 if tools is not None and not tools.parallel else None
+        self.parser = chat_model.parser(prompt, names, most_calls)
+        shown = body.thinking is None or body.thinking.display != "omitted"
+        self.blocks = ContentBlocks(shown)
+        self.num_thinking = 0  # tokens of thoughts
+        (self.stream,) = service.start([prompt.token_ids], params)
+
+    def _events(self, piece: Piece) -> list[dict[str, Any]]:
+        """The events of the stream for a piece."""
+        self.num_thinking += self.parser.is_thinking and piece.token_id is not None
+        events = list(self.blocks.add(self.parser.push(piece.text)))
+        if piece.finish_reason is not None:
+            events += [*self.blocks.add(self.parser.finish()), *self.blocks.close()]
+        return events
+
+    def _message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            **end,
+            "usage": {**self._usage(), **_USAGE},
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self.stream, self.num_thinking)
+
+    def _end(self, last: Piece) -> dict[str, Any]:
+        num_calls, most = self.parser.num_calls, self.body.max_tokens
+        return stop_reason(last, num_calls, self.stream.num_output_tokens, most)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        async for _, pieces in merged([self.stream]):
+            for piece in pieces:
+                self._events(piece)
+        return self._message(self.blocks.content, self._end(piece))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events: message_start, those of each block, message_delta, message_stop."""
+        has_begun = False
+        async for batch in with_silences(merged([self.stream]), PING_S):
+            events: list[dict[str, Any]] = []
+            if not has_begun:
+                has_begun = True
+                message = self._message([], ending(None))
+                events.append({"type": "message_start", "message": message})
+            if batch is None:
+                events.append(PING)
+            else:
+                for piece in batch[1]:
+                    events += self._events(piece)
+            if events:
+                yield _written(events)
+        end = {"type": "message_delta", "delta": self._end(piece), "usage": self._usage()}
+        yield _written([end, {"type": "message_stop"}])
+
+
+def _written(events: list[dict[str, Any]]) -> bytes:
+    """Events whose names are their types."""
+    return b"".join(event(one, one["type"]) for one in events)
+
+
+async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, Tools | None]:
+    """The conversation of a body, and the tools that its answer may call."""
+    body.require_known()
+    chat_model.service.require_model(body.model)
+    chat_model.require()
+    tools = read_tools(body.tools, body.tool_choice)
+    if tools is not None:
+        chat_model.require_tools()
+    if body.output_config is not None and body.output_config.format is not None:
+        raise ApiError(400, "output_config.format is not supported yet", param="output_config")
+    prompt = await chat_model.prompt(
+        conversation(body),
+        None if tools is None else tools.tools,
+        _thinking(chat_model, body, tools) | (body.chat_template_kwargs or {}),
+    )
+    return prompt, tools
+
+
+def _thinking(chat_model: ChatModel, body: CountBody, tools: Tools | None) -> dict[str, Any]:
+    """The variable of the chat template that lets the model think, or not."""
+    asked = body.thinking is not None and body.thinking.type != "disabled"
+    if asked and tools is not None and tools.choice == "required":
+        raise ApiError(
+            400, "thinking: an answer that must call a tool has no thoughts", param="thinking"
+        )
+    for switch in _SWITCHES:
+        if chat_model.names(switch):
+            return {switch: asked}
+    if asked and THINK_OPEN not in (chat_model.template or ""):
+        raise ApiError(400, "thinking: this model does not think", param="thinking")
+    return {}
+
+
+def _params(chat_model: ChatModel, body: MessagesBody, tools: Tools | None) -> SamplingParams:
+    given = {name: getattr(body, name) for name in _SAMPLING}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen |= chat_model.sampling(tools is not None)
+    if body.stop_sequences is not None:
+        chosen["stop"] = tuple(body.stop_sequences)
+    try:
+        return replace(chat_model.service.info.default_params, **chosen)
+    except BadInput as error:
+        text = str(error).replace("decoding.stop", "stop_sequences").replace("decoding.", "")
+        raise ApiError(400, text) from None
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of this API."""
+    routes = APIRouter()
+    chat_model = ChatModel(service)
+
+    @routes.post(PATH)
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        """Answer a conversation."""
+        service.admit()
+        prompt, tools = await _prompt(chat_model, body)
+        if tools is not None and tools.choice == "required":
+            raise ApiError(400, "tool_choice is not supported yet", param="tool_choice")
+        params = _params(chat_model, body, tools)
+        call = MessageCall(service, chat_model, body, prompt, tools, params)
+        if body.stream:
+            return await event_stream(call.chunks(), error_event)
+        return JSONResponse(await unless_left(request, call.whole()))
+
+    @routes.post(f"{PATH}/count_tokens")
+    async def count_tokens(body: CountBody) -> dict[str, int]:
+        """Count the tokens of a conversation, without an answer to it."""
+        prompt, _ = await _prompt(chat_model, body)
+        return {"input_tokens": len(prompt.token_ids)}
+
+    return routes

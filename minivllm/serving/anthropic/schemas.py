@@ -1,0 +1,168 @@
+"""Bodies of Anthropic's Messages, and the blocks of their contents."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minivllm.serving.errors import ApiError
+from minivllm.serving.openai.fields import Body
+
+LEAST_BUDGET = 1024  # tokens of thinking, as Anthropic's
+T = TypeVar("T", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """A part of a body, without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Block(Strict):
+    """A part of a message; prefixes are cached without `cache_control`."""
+
+    kind: ClassVar[str]
+    type: str
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    """Text."""
+
+    kind = "text"
+    text: str
+    citations: list[Any] | None = Field(None, max_length=0)
+
+
+class ThinkingBlock(Block):
+    """What the model thought in an earlier turn."""
+
+    kind = "thinking"
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Block):
+    """A call of a tool in an earlier turn."""
+
+    kind = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+
+
+class ToolResultBlock(Block):
+    """What a tool has answered."""
+
+    kind = "tool_result"
+    tool_use_id: str
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+
+
+class Message(Strict):
+    """One turn, or a part of one."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class Tool(Strict):
+    """A tool that the client runs."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None  # inputs are always streamed
+
+
+class ToolChoice(Strict):
+    """Whether and which tools the answer calls."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Strict):
+    """Whether the model thinks before it answers, and whether the client sees it."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=LEAST_BUDGET)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Strict):
+    """A JSON schema of the answer."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """The form of the answer."""
+
+    format: OutputFormat | None = None
+
+
+class CountBody(Body):
+    """The body of a request that asks for a number of tokens."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody):
+    """The body of a request for a message."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool = False
+    stop_sequences: list[str] | None = None
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = None
+    top_k: int | None = None
+    # As the other APIs of this server have them.
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    deadline_ms: float | None = None
+
+
+def block_of(given: Any, where: str, *kinds: type[Block]) -> Block:
+    """A part of a message as one of these kinds.
+
+    Raises:
+        ApiError: it is of another kind, or has wrong fields.
+    """
+    kind = given.get("type") if isinstance(given, dict) else None
+    for one in kinds:
+        if one.kind == kind:
+            return part_of(one, given, where)
+    names = ", ".join(one.kind for one in kinds)
+    extra = ": images are neither read nor fetched" if kind == "image" else ""
+    raise ApiError(
+        400,
+        f"{where}: a block of type {kind!r:.100} is not supported here, only {names}{extra}",
+        param=where,
+    )
+
+
+def part_of(model: type[T], given: Any, where: str) -> T:
+    """A part of a body as its model. Raises ApiError, naming the wrong field."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([where, *(str(part) for part in first["loc"])])[:200]
+        raise ApiError(400, f"{place}: {first['msg'][:500]}", param=place) from None

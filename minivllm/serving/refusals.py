@@ -1,0 +1,35 @@
+"""Parts of OpenAI's and Anthropic's APIs that this server has not, and what it says of them."""
+
+from __future__ import annotations
+
+# Paths below which nothing is served, and the name of what they do elsewhere.
+_ABSENT = {
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "reranking",
+    "/v1/score": "scoring of pairs",
+    "/v1/audio": "speech and transcription",
+    "/v1/realtime": "realtime audio",
+    "/v1/images": "images",
+    "/v1/videos": "videos",
+    "/v1/moderations": "moderation",
+    "/v1/files": "files",
+    "/v1/uploads": "files",
+    "/v1/vector_stores": "vector stores",
+    "/v1/containers": "containers",
+    "/v1/batches": "batches",
+    "/v1/messages/batches": "batches",
+    "/v1/fine_tuning": "fine-tuning",
+    "/v1/evals": "evaluations",
+    "/v1/assistants": "assistants",
+    "/v1/threads": "assistants",
+    "/v1/conversations": "stored conversations",
+    "/v1/complete": "Anthropic's text completions",
+}
+
+
+def not_found(path: str) -> str:
+    """What a client is told of a path without a route."""
+    for absent, what in _ABSENT.items():
+        if path == absent or path.startswith(f"{absent}/"):
+            return f"there is no {path:.200}: this server generates text, and has no {what}"
+    return f"there is no {path:.200}"

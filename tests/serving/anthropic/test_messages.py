@@ -1,0 +1,266 @@
+"""/v1/messages, asked by the anthropic package over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.serving.chat_checkpoint import (
+    CALL,
+    CONCLUSION,
+    GREETING,
+    SECOND_CALL,
+    THOUGHT,
+)
+from tests.serving.plain import call
+from tests.serving.running import RunningServer
+
+USER: list[Any] = [{"role": "user", "content": "naïve 値?"}]
+SCHEMA = {"type": "object", "properties": {"location": {"type": "string"}}}
+WEATHER = {"name": "get_weather", "description": "of a place", "input_schema": SCHEMA}
+TIME = {"name": "get_time", "input_schema": {"type": "object"}}
+THINKING = {"type": "enabled", "budget_tokens": 1024}
+
+
+def ask(client: anthropic.Anthropic, messages: Any = USER, /, **fields: Any) -> Any:
+    """An answer, or an iterator of its events."""
+    return client.messages.create(
+        **{"model": "talker", "max_tokens": 2048, "messages": messages, **fields}
+    )
+
+
+def streamed(client: anthropic.Anthropic, messages: Any = USER, /, **fields: Any) -> Any:
+    """The message that the anthropic package makes of a stream."""
+    known = {"model": "talker", "max_tokens": 2048, "messages": messages, **fields}
+    with client.messages.stream(**known) as stream:
+        return stream.get_final_message()
+
+
+def content(message: Any) -> list[dict[str, Any]]:
+    """The blocks of a message, without ids and signatures."""
+    blocks = [block.to_dict() for block in message.content]
+    return [
+        {key: value for key, value in block.items() if key not in ("id", "signature")}
+        for block in blocks
+    ]
+
+
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def call_block(call: tuple[str, dict[str, str]]) -> dict[str, Any]:
+    known = {"type": "tool_use", "caller": {"type": "direct"}}
+    return {**known, "name": call[0], "input": call[1]}
+
+
+THOUGHT_BLOCK = {"type": "thinking", "thinking": THOUGHT.strip()}
+# Fields of a request, the blocks of the answer, why it ends.
+ANSWERS: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
+    ({}, [text_block(GREETING)], "end_turn"),
+    (
+        {"system": "So.", "extra_body": {"temperature": 0.0, "top_p": 0.9}},
+        [text_block(GREETING)],
+        "end_turn",
+    ),
+    ({"thinking": THINKING}, [THOUGHT_BLOCK, text_block(CONCLUSION)], "end_turn"),
+    ({"tools": [WEATHER]}, [call_block(CALL)], "tool_use"),
+    (
+        {"tools": [WEATHER, TIME]},
+        [text_block("Let me see."), call_block(CALL), call_block(SECOND_CALL)],
+        "tool_use",
+    ),
+    (
+        {
+            "tools": [WEATHER, TIME],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        },
+        [text_block("Let me see."), call_block(CALL)],
+        "tool_use",
+    ),
+    (
+        {"tools": [WEATHER], "thinking": THINKING},
+        [{"type": "thinking", "thinking": "I need the weather."}, call_block(CALL)],
+        "tool_use",
+    ),
+    ({"tools": [WEATHER], "tool_choice": {"type": "none"}}, [text_block(GREETING)], "end_turn"),
+    ({"max_tokens": 2}, [text_block("Hello there")], "max_tokens"),
+    ({"stop_sequences": ["caf", "naïve"]}, [text_block("Hello there: a ")], "stop_sequence"),
+]
+
+
+@pytest.mark.parametrize(("fields", "blocks", "reason"), ANSWERS)
+def test_an_answer_is_the_same_streamed_or_not(
+    client: anthropic.Anthropic, fields: dict[str, Any], blocks: list[Any], reason: str
+) -> None:
+    for answer in (ask(client, **fields), streamed(client, **fields)):
+        assert content(answer) == blocks and answer.stop_reason == reason
+        assert answer.stop_sequence == ("caf" if reason == "stop_sequence" else None)
+        assert answer.model == "talker" and answer.role == "assistant"
+        assert answer.id.startswith("msg_") and answer.usage.output_tokens > 0
+    used = answer.usage.output_tokens_details
+    assert used is not None and bool(used.thinking_tokens) == ("thinking" in fields)
+
+
+def test_the_events_of_a_stream_are_in_anthropics_order(chat_server: RunningServer) -> None:
+    body = {"model": "talker", "max_tokens": 2048, "messages": USER, "stream": True}
+    body |= {"tools": [WEATHER], "thinking": THINKING}
+    status, text = call(f"{chat_server.url}/v1/messages", body)
+    pairs = [frame.split("\n") for frame in text.split("\n\n") if frame]
+    assert status == 200
+    events = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [f"event: {one['type']}" for one in events]
+    kinds = [(one["type"], one.get("index"), one.get("delta", {}).get("type")) for one in events]
+    assert list(dict.fromkeys(kinds)) == [
+        ("message_start", None, None),
+        ("content_block_start", 0, None),
+        ("ping", None, None),
+        ("content_block_delta", 0, "thinking_delta"),
+        ("content_block_delta", 0, "signature_delta"),
+        ("content_block_stop", 0, None),
+        ("content_block_start", 1, None),
+        ("content_block_delta", 1, "input_json_delta"),
+        ("content_block_stop", 1, None),
+        ("message_delta", None, None),
+        ("message_stop", None, None),
+    ]
+    assert kinds.count(("content_block_delta", 1, "input_json_delta")) > 1
+
+
+def test_thoughts_may_be_left_out(client: anthropic.Anthropic) -> None:
+    fields = {"thinking": {**THINKING, "display": "omitted"}}
+    for answer in (ask(client, **fields), streamed(client, **fields)):
+        first, second = answer.content
+        assert first.thinking == "" and first.signature and second.text == CONCLUSION
+
+
+def test_a_conversation_with_tools_goes_on(client: anthropic.Anthropic) -> None:
+    """The answer's own blocks are sent back as they came."""
+    fields = {"tools": [WEATHER, TIME], "thinking": THINKING}
+    turn = streamed(client, **fields)
+    calls = [block for block in turn.content if block.type == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": f"{number} °C"}
+        for number, call in enumerate(calls)
+    ]
+    messages = [*USER, {"role": "assistant", "content": turn.content}]
+    messages.append({"role": "user", "content": [*results, {"type": "text", "text": "So?"}]})
+    counted = client.messages.count_tokens(model="talker", messages=messages, tools=[WEATHER])
+    answer = ask(client, messages, tools=[WEATHER])
+    assert counted.input_tokens == answer.usage.input_tokens + (
+        answer.usage.cache_read_input_tokens or 0
+    )
+    assert counted.input_tokens > turn.usage.input_tokens
+
+
+def test_tokens_found_in_the_prefix_cache_are_no_input_tokens(client: anthropic.Anthropic) -> None:
+    messages = [{"role": "user", "content": "a long text " * 40}]
+    first, second = (ask(client, messages).usage for _ in range(2))
+    assert first.cache_read_input_tokens == 0 < second.cache_read_input_tokens
+    assert second.input_tokens + second.cache_read_input_tokens == first.input_tokens
+
+
+def test_many_clients_at_once(chat_server: RunningServer) -> None:
+    async def run() -> list[Any]:
+        async with anthropic.AsyncAnthropic(base_url=chat_server.url, api_key="none") as client:
+
+            async def one(number: int) -> Any:
+                fields: dict[str, Any] = {"tools": [WEATHER]} if number % 2 else {}
+                stream = client.messages.stream(
+                    model="talker", max_tokens=99, messages=USER, **fields
+                )
+                async with stream as events:
+                    return await events.get_final_message()
+
+            return await asyncio.gather(*(one(number) for number in range(12)))
+
+    for number, answer in enumerate(asyncio.run(run())):
+        assert content(answer) == ([call_block(CALL)] if number % 2 else [text_block(GREETING)])
+
+
+def test_a_client_that_leaves_ends_its_request(
+    client: anthropic.Anthropic, chat_server: RunningServer
+) -> None:
+    """The prefix cache can be emptied only while nothing runs."""
+    fields: dict[str, Any] = {"max_tokens": 14_000, "extra_body": {"ignore_eos": True}}
+    with client.messages.stream(model="talker", messages=USER, **fields) as stream:
+        next(iter(stream))
+        assert call(f"{chat_server.url}/reset_prefix_cache", method="POST")[0] == 409
+    for _ in range(100):
+        status, _ = call(f"{chat_server.url}/reset_prefix_cache", method="POST")
+        if status == 200:
+            return
+    raise AssertionError("it runs on")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"temprature": 1}, "unknown field 'temprature'"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"temperature": 2}, "temperature"),
+    ({"top_p": 7}, "top_p"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+    ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name"),
+    ({"tools": [{"name": "ab"}]}, "tools.0.input_schema"),
+    ({"tools": [WEATHER, WEATHER]}, "each must have a name of its own"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
+    ({"tools": [{**WEATHER, "strict": True}]}, "tools.0.strict"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name"),
+    ({"chat_template_kwargs": {"nothing": 1}}, "'nothing'"),
+    ({"system": [{"type": "image"}]}, "system.0"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+def test_a_wrong_field_is_a_clear_400(
+    client: anthropic.Anthropic, wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as error:
+        ask(client, extra_body=wrong)
+    body = error.value.body
+    assert isinstance(body, dict) and body["error"]["type"] == "invalid_request_error"
+    assert words in body["error"]["message"]
+
+
+BLOCKS: list[tuple[str, dict[str, Any], str]] = [
+    ("user", {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/"}}, "images"),
+    ("user", {"type": "document", "source": {}}, "'document'"),
+    ("user", {"type": "tool_use", "id": "a", "name": "f", "input": {}}, "'tool_use'"),
+    ("user", {"type": "tool_result", "tool_use_id": "a"}, "no call before it has the id 'a'"),
+    ("user", {"type": "text"}, "messages.0.content.0.text"),
+    ("user", {"type": "text", "text": "a", "citations": [{}]}, "citations"),
+    ("user", {"text": "a"}, "None"),
+    ("assistant", {"type": "redacted_thinking", "data": "x"}, "'redacted_thinking'"),
+    ("assistant", {"type": "tool_use", "id": "a", "name": "f", "input": []}, "0.input"),
+]
+
+
+@pytest.mark.parametrize(("role", "block", "words"), BLOCKS)
+def test_a_block_that_is_not_supported_is_a_clear_400(
+    client: anthropic.Anthropic, role: str, block: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as error:
+        ask(client, [{"role": role, "content": [block]}])
+    assert words in str(error.value)
+
+
+def test_another_model_is_not_found(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as error:
+        ask(client, model="claude-opus-4")
+    body = error.value.body
+    assert isinstance(body, dict) and body["error"]["type"] == "not_found_error"
+    assert body["request_id"] == error.value.response.headers["x-request-id"]
+
+
+def test_a_base_model_refuses_messages_in_one_line(server: RunningServer) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    with pytest.raises(anthropic.BadRequestError, match="no chat template"):
+        ask(client, model="tiny")

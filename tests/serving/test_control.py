@@ -1,0 +1,63 @@
+"""Health, readiness, version, and the prefix cache."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import openai
+import pytest
+
+from minivllm import __version__
+from minivllm.serving.control import router
+from minivllm.serving.errors import ApiError
+from tests.serving.plain import call, call_json
+from tests.serving.running import RunningServer
+
+
+def test_a_server_that_serves(server: RunningServer) -> None:
+    assert call_json(f"{server.url}/health") == (200, {"status": "ok"})
+    assert call_json(f"{server.url}/ready") == (200, {"status": "ready"})
+    assert call_json(f"{server.url}/version") == (200, {"version": __version__})
+
+
+@pytest.mark.parametrize(
+    ("alive", "draining", "health", "ready"),
+    [(True, False, 200, 200), (True, True, 200, 503), (False, False, 503, 503)],
+)
+def test_what_a_load_balancer_is_told(alive: bool, draining: bool, health: int, ready: int) -> None:
+    service = SimpleNamespace(client=SimpleNamespace(is_alive=alive), is_draining=draining)
+    paths = {route.path: route.endpoint for route in cast(Any, router(cast(Any, service))).routes}
+    for path, expected in (("/health", health), ("/ready", ready)):
+        try:
+            asyncio.run(paths[path]())
+            status = 200
+        except ApiError as error:
+            status = error.status
+        assert status == expected
+
+
+def test_the_prefix_cache_is_emptied_while_nothing_runs(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+    def cached() -> int:
+        usage = client.completions.create(
+            model="tiny", prompt="import sys\n" * 60, max_tokens=1
+        ).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    url = f"{server.url}/reset_prefix_cache"
+    cached()
+    assert cached() > 0
+    assert call_json(url, method="POST") == (200, {"reset": True})
+    assert cached() == 0
+    chunks = client.completions.create(
+        model="tiny", prompt="x", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(chunks)
+    status, body = call_json(url, method="POST")
+    chunks.close()
+    assert status == 409 and "requests are running" in body["error"]["message"]
+    assert call(url)[0] == 405
