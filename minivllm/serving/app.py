@@ -56,7 +56,7 @@ def build_app(service: Service) -> FastAPI:
         absent = error.status_code == 404
         message = not_found(request.url.path) if absent else str(error.detail)
         kind = "not_found_error" if absent else "invalid_request_error"
-        return error_response(request, ApiError(error.status_code, message, kind))
+        return error_response(request, ApiError(error.status_code, message, kind=kind))
 
     _add_middleware(app, service)
     return app

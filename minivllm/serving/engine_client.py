@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
@@ -118,7 +118,7 @@ class TokenStream:
             for listener in listeners:
                 listener(self)
 
-    async def batches(self) -> AsyncIterator[list[Piece]]:
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
         """The pieces as they come, all that wait at once; a completion ends with a finish reason.
 
         Leaving the iterator early ends the request.

@@ -20,6 +20,7 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
+        *,
         kind: str = "invalid_request_error",
         param: str | None = None,
         retry_after_s: int | None = None,
@@ -36,19 +37,19 @@ class ApiError(Exception):
 
 def overloaded(message: str, retry_after_s: int) -> ApiError:
     """Too many requests wait already."""
-    return ApiError(429, message, "rate_limit_error", retry_after_s=retry_after_s)
+    return ApiError(429, message, kind="rate_limit_error", retry_after_s=retry_after_s)
 
 
 def unavailable(message: str) -> ApiError:
     """The engine is not there, or the server is about to end."""
-    return ApiError(503, message, "server_error", retry_after_s=1)
+    return ApiError(503, message, kind="server_error", retry_after_s=1)
 
 
 def internal(message: str) -> ApiError:
     """The engine could not finish a request."""
-    return ApiError(500, message, "server_error")
+    return ApiError(500, message, kind="server_error")
 
 
 def too_late(message: str) -> ApiError:
     """A request did not end before its deadline."""
-    return ApiError(408, message, "timeout_error")
+    return ApiError(408, message, kind="timeout_error")

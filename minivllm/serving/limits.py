@@ -187,7 +187,9 @@ class Limits:
         except TimeoutError:
             self._count("slow_senders")
             raise ApiError(
-                408, "the body did not arrive in time: see task.client_timeout_s", "timeout_error"
+                408,
+                "the body did not arrive in time: see task.client_timeout_s",
+                kind="timeout_error",
             ) from None
         finally:
             self._held -= size
@@ -234,5 +236,7 @@ class Limits:
 def unauthorized() -> ApiError:
     """A client without a key that fits."""
     return ApiError(
-        401, "an API key is missing or wrong: Authorization: Bearer KEY", "authentication_error"
+        401,
+        "an API key is missing or wrong: Authorization: Bearer KEY",
+        kind="authentication_error",
     )

@@ -129,7 +129,7 @@ class Service:
             raise ApiError(
                 404,
                 f"the model {name!r:.200} does not exist: this server has {self.model!r}",
-                "not_found_error",
+                kind="not_found_error",
                 param="model",
             )
 
@@ -146,6 +146,17 @@ class Service:
         self.admit(len(prompts), sum(map(len, prompts)))
         return [self._start(ids, params) for ids in prompts]
 
+    def go_on(self, stream: TokenStream, prompt: list[int], params: SamplingParams) -> TokenStream:
+        """End a request, and send one in its place, which was admitted with it and whose time is
+        that of the first.
+
+        Raises:
+            ApiError: the prompt is too long.
+        """
+        self._check(prompt, params)
+        stream.close()
+        return self._start(prompt, params, stream.arrived_s)
+
     def _check(self, ids: list[int], params: SamplingParams) -> None:
         limit = self.info.max_model_len
         if not ids:
@@ -160,7 +171,9 @@ class Service:
         if not 0 <= min(ids) <= max(ids) < self.info.vocab_size:
             raise ApiError(400, f"token ids must be in [0, {self.info.vocab_size})", param="prompt")
 
-    def _start(self, ids: list[int], params: SamplingParams) -> TokenStream:
+    def _start(
+        self, ids: list[int], params: SamplingParams, arrived_s: float | None = None
+    ) -> TokenStream:
         call = CALL.get()
         if call is not None and call.has_left:
             raise ApiError(CLIENT_LEFT, "the client has left")
@@ -176,7 +189,8 @@ class Service:
             if not stream.is_over:
                 stream.end(too_late(f"the request did not end within {patience:g} s"))
 
-        stream.timer = asyncio.get_running_loop().call_later(patience, give_up)
+        gone = 0.0 if arrived_s is None else time.perf_counter() - arrived_s
+        stream.timer = asyncio.get_running_loop().call_later(max(0.0, patience - gone), give_up)
         return stream
 
 

@@ -93,7 +93,9 @@ class _Writer:
 
     def _add_call(self, role: str, call: ToolUseBlock, where: str) -> None:
         if call.id in self._names:
-            raise ApiError(400, f"{where}.id: {call.id!r:.100} is the id of another call", where)
+            raise ApiError(
+                400, f"{where}.id: {call.id!r:.100} is the id of another call", param=where
+            )
         self._names[call.id] = call.name
         function = {"name": call.name, "arguments": call.input}
         calls = self._turn(role).setdefault("tool_calls", [])

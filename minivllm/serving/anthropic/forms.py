@@ -44,19 +44,20 @@ def error_event(error: ApiError) -> bytes:
     return event(error_body(error), "error")
 
 
-def usage(stream: TokenStream, num_thinking: int) -> dict[str, Any]:
+def usage(stream: TokenStream, num_output: int, num_thinking: int) -> dict[str, Any]:
     """How many tokens a call has taken so far. Input tokens are those that were computed; a prompt
     has those found in the prefix cache, too.
 
     Args:
-        stream: of the call.
-        num_thinking: tokens of thoughts among its output tokens.
+        stream: of the call, the first one.
+        num_output: tokens of the answer.
+        num_thinking: tokens of thoughts among them.
     """
     return {
         "input_tokens": stream.num_prompt_tokens - stream.num_cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": stream.num_cached_tokens,
-        "output_tokens": stream.num_output_tokens,
+        "output_tokens": num_output,
         "output_tokens_details": {"thinking_tokens": num_thinking},
         "server_tool_use": None,
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +22,17 @@ from minivllm.serving.anthropic.forms import (
     stop_reason,
     usage,
 )
-from minivllm.serving.anthropic.schemas import CountBody, MessagesBody
+from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
 from minivllm.serving.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.tools import Tools
-from minivllm.serving.parsing.reasoning import THINK_OPEN
-from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.parsing.reasoning import THINK_CLOSE, THINK_OPEN
+from minivllm.serving.service import Service, unless_left
 from minivllm.serving.sse import event, event_stream, with_silences
 
+END_OF_THOUGHTS = f"\n{THINK_CLOSE}\n\n"  # where their budget is spent
 PING_S = 15.0  # without an event, after which a stream has a ping
 # Of a message's usage, what does not change while it is written.
 _USAGE = {"cache_creation": None, "inference_geo": None, "service_tier": "standard"}
@@ -61,66 +64,104 @@ class MessageCall:
         tools: Tools | None,
         params: SamplingParams,
     ) -> None:
-        self.body, self.model = body, service.model
+        self.service, self.body, self.params = service, body, params
         self.id = f"msg_{uuid.uuid4().hex}"
         names = None if tools is None else tools.names
         most_calls = 1 if tools is not None and not tools.parallel else None
         self.parser = chat_model.parser(prompt, names, most_calls)
-        shown = body.thinking is None or body.thinking.display != "omitted"
-        self.blocks = ContentBlocks(shown)
+        thinking = body.thinking
+        self.blocks = ContentBlocks(thinking is None or thinking.display != "omitted")
+        self.budget = None if thinking is None else thinking.budget_tokens
+        self.prompt, self.token_ids = prompt.token_ids, list[int]()  # of the answer
         self.num_thinking = 0  # tokens of thoughts
+        self.last: Piece | None = None
         (self.stream,) = service.start([prompt.token_ids], params)
+
+    async def _batches(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The events of the stream as they come. Thoughts beyond their budget are ended, and the
+        model goes on behind them."""
+        stream: TokenStream | None = self.stream
+        while stream is not None:
+            following = None
+            async with aclosing(stream.batches()) as batches:
+                async for pieces in batches:
+                    events: list[dict[str, Any]] = []
+                    for piece in pieces:
+                        events += self._events(piece)
+                        if self._thinks_too_long(piece):
+                            following = self._end_thoughts(stream)
+                            events += self.blocks.add(self.parser.push(END_OF_THOUGHTS))
+                            break
+                    yield events
+                    if following is not None:
+                        break
+            stream = following
 
     def _events(self, piece: Piece) -> list[dict[str, Any]]:
         """The events of the stream for a piece."""
-        self.num_thinking += self.parser.is_thinking and piece.token_id is not None
+        self.last = piece
+        if piece.token_id is not None:
+            self.num_thinking += self.parser.is_thinking
+            self.token_ids.append(piece.token_id)
         events = list(self.blocks.add(self.parser.push(piece.text)))
         if piece.finish_reason is not None:
             events += [*self.blocks.add(self.parser.finish()), *self.blocks.close()]
         return events
+
+    def _thinks_too_long(self, piece: Piece) -> bool:
+        return (
+            self.budget is not None
+            and self.num_thinking >= self.budget
+            and self.parser.is_thinking
+            and piece.finish_reason is None
+        )
+
+    def _end_thoughts(self, stream: TokenStream) -> TokenStream:
+        """Go on with a request as if the model had ended its thoughts (Qwen3 technical report,
+        section 4.3)."""
+        self.token_ids += self.service.require_tokenizer().encode(END_OF_THOUGHTS, False)
+        left = max(1, self.body.max_tokens - len(self.token_ids))
+        params = replace(self.params, max_tokens=left)
+        return self.service.go_on(stream, [*self.prompt, *self.token_ids], params)
 
     def _message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.model,
+            "model": self.service.model,
             "content": content,
             **end,
             "usage": {**self._usage(), **_USAGE},
         }
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self.stream, self.num_thinking)
+        return usage(self.stream, len(self.token_ids), self.num_thinking)
 
-    def _end(self, last: Piece) -> dict[str, Any]:
-        num_calls, most = self.parser.num_calls, self.body.max_tokens
-        return stop_reason(last, num_calls, self.stream.num_output_tokens, most)
+    def _end(self) -> dict[str, Any]:
+        assert self.last is not None
+        return stop_reason(
+            self.last, self.parser.num_calls, len(self.token_ids), self.body.max_tokens
+        )
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        async for _, pieces in merged([self.stream]):
-            for piece in pieces:
-                self._events(piece)
-        return self._message(self.blocks.content, self._end(piece))
+        async for _ in self._batches():
+            pass
+        return self._message(self.blocks.content, self._end())
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The answer as events: message_start, those of each block, message_delta, message_stop."""
         has_begun = False
-        async for batch in with_silences(merged([self.stream]), PING_S):
-            events: list[dict[str, Any]] = []
+        async for batch in with_silences(self._batches(), PING_S):
+            events = [PING] if batch is None else batch
             if not has_begun:
                 has_begun = True
                 message = self._message([], ending(None))
-                events.append({"type": "message_start", "message": message})
-            if batch is None:
-                events.append(PING)
-            else:
-                for piece in batch[1]:
-                    events += self._events(piece)
+                events = [{"type": "message_start", "message": message}, *events]
             if events:
                 yield _written(events)
-        end = {"type": "message_delta", "delta": self._end(piece), "usage": self._usage()}
+        end = {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
         yield _written([end, {"type": "message_stop"}])
 
 
@@ -154,12 +195,24 @@ def _thinking(chat_model: ChatModel, body: CountBody, tools: Tools | None) -> di
         raise ApiError(
             400, "thinking: an answer that must call a tool has no thoughts", param="thinking"
         )
+    if body.thinking is not None:
+        _check_budget(body.thinking, getattr(body, "max_tokens", None))
     for switch in _SWITCHES:
         if chat_model.names(switch):
             return {switch: asked}
     if asked and THINK_OPEN not in (chat_model.template or ""):
         raise ApiError(400, "thinking: this model does not think", param="thinking")
     return {}
+
+
+def _check_budget(thinking: Thinking, max_tokens: int | None) -> None:
+    budget = thinking.budget_tokens
+    if (budget is not None) != (thinking.type == "enabled"):
+        raise ApiError(
+            400, "thinking.budget_tokens: type=enabled needs it, no other has it", param="thinking"
+        )
+    if budget is not None and max_tokens is not None and budget >= max_tokens:
+        raise ApiError(400, "thinking.budget_tokens must be less than max_tokens", param="thinking")
 
 
 def _params(chat_model: ChatModel, body: MessagesBody, tools: Tools | None) -> SamplingParams:

@@ -160,7 +160,9 @@ async def _prompts(service: Service, given: Any) -> list[list[int]]:
 
 def _params(service: Service, body: CompletionBody) -> SamplingParams:
     if body.suffix:
-        raise ApiError(400, "suffix is not supported: this is no model that fills in", "suffix")
+        raise ApiError(
+            400, "suffix is not supported: this is no model that fills in", param="suffix"
+        )
     if body.best_of not in (None, 1, body.n):
         raise ApiError(400, "best_of is not supported: use n", param="best_of")
     if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:

@@ -104,7 +104,7 @@ def test_a_wrong_field_is_a_clear_400(
         client.completions.create(
             model=body.pop("model"), prompt=body.pop("prompt"), extra_body=body
         )
-    assert words in error.value.message
+    assert words in error.value.message and error.value.type == "invalid_request_error"
 
 
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
