@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from minivllm import __version__
-from minivllm.serving import control, tokens
+from minivllm.serving import control, metrics, tokens
 from minivllm.serving.anthropic import forms as anthropic_forms
 from minivllm.serving.anthropic import messages
 from minivllm.serving.calls import Calls
@@ -37,6 +37,7 @@ def build_app(service: Service) -> FastAPI:
         messages,
         tokens,
         control,
+        metrics,
     ):
         app.include_router(module.router(service))
 
@@ -84,7 +85,13 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Calls, respond=respond, count=service.count, log_prompts=options.log_prompts)
+    app.add_middleware(
+        Calls,
+        respond=respond,
+        count=service.count,
+        statuses=service.statuses,
+        log_prompts=options.log_prompts,
+    )
 
 
 def _validation(errors: Any) -> ApiError:

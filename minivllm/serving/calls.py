@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -109,14 +110,20 @@ class Calls:
         app: serves the calls.
         respond: an answer with an error, in the form of the API that was called.
         count: counts what clients did, by name.
+        statuses: counts answers.
         log_prompts: write bodies and answers, too.
     """
 
     def __init__(
-        self, app: ASGIApp, respond: Respond, count: Callable[[str], None], log_prompts: bool
+        self,
+        app: ASGIApp,
+        respond: Respond,
+        count: Callable[[str], None],
+        statuses: Counter[int],
+        log_prompts: bool,
     ) -> None:
         self.app, self._respond, self._count = app, respond, count
-        self._log_prompts = log_prompts
+        self._statuses, self._log_prompts = statuses, log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call."""
@@ -171,6 +178,7 @@ class Calls:
             if call.has_left:
                 status = CLIENT_LEFT
                 self._count("clients_left")
+            self._statuses[status] += 1
             if scope["path"] not in QUIET:
                 words = {"method": scope["method"], "path": hide(scope["path"][:200])}
                 log_call(call, {**words, "status": status, **call.summary(), **texts})

@@ -32,6 +32,7 @@ from minivllm.serving.messages import (
 )
 
 STOP_S = 5.0  # for the engine's process to end by itself
+OVERFLOW_S = 0.1  # that too many pieces may wait
 DIED = "the engine has stopped"
 
 
@@ -69,6 +70,7 @@ class TokenStream:
         self.on_over: list[Callable[[TokenStream], None]] = []  # called once, at its end
         self.cut_off: Callable[[], None] = lambda: None  # closes its client's connection
         self._most_waiting, self._abort = most_waiting, abort
+        self._overflow: asyncio.TimerHandle | None = None  # set while too many pieces wait
         self._pieces: deque[Piece] = deque()
         self._changed = asyncio.Event()
 
@@ -93,10 +95,18 @@ class TokenStream:
             self.unfinished -= 1
             self.finish_reason = piece.finish_reason
         self._pieces.append(piece)
+        if len(self._pieces) > self._most_waiting and self._overflow is None:
+            # Not at once: this process may have been late itself, and then many come together.
+            loop = asyncio.get_running_loop()
+            self._overflow = loop.call_later(OVERFLOW_S, self._check_reader)
+        self._settle()
+
+    def _check_reader(self) -> None:
+        """End the request of a client that has let too much wait, and its connection."""
+        self._overflow = None
         if len(self._pieces) > self._most_waiting and not self.is_over:
             self.end(internal("the client does not read its answer: the request was ended"))
             self.cut_off()
-        self._settle()
 
     def fail(self, error: ApiError) -> None:
         """Note that the engine has ended it with an error; the pieces that have come stay."""

@@ -49,6 +49,7 @@ class Service:
         self.created = int(time.time())
         self.is_draining = False
         self.counts: Counter[str] = Counter()  # what clients did, by name
+        self.statuses: Counter[int] = Counter()  # of answers over HTTP
         self._begun_at: list[float] = []  # when the last requests got their first token
         client.listeners.append(self._note_begun)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.platform.children import module_path
+from tests.serving.raw import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "a-key-of-tests-1"  # of the server with limits
@@ -72,3 +73,15 @@ def line_of(server: RunningServer, request_id: str) -> dict[str, Any]:
                 return found
         time.sleep(0.1)
     raise AssertionError(f"{request_id} has not ended")
+
+
+def until_idle(server: RunningServer, key: str = "none") -> None:
+    """Wait until no request runs and every block is free again."""
+    headers = {"authorization": f"Bearer {key}"}
+    gauges = r"^minivllm:(?:num_requests_running|kv_cache_usage_perc)\{.*\} (\S+)$"
+    for _ in range(600):
+        text = ask(server.url, "/metrics", headers=headers, method="GET").body.decode()
+        if [float(value) for value in re.findall(gauges, text, re.MULTILINE)] == [0.0, 0.0]:
+            return
+        time.sleep(0.05)
+    raise AssertionError("requests run, or blocks are lost")
