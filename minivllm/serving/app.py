@@ -16,6 +16,7 @@ from minivllm.serving.anthropic import forms as anthropic_forms
 from minivllm.serving.anthropic import messages
 from minivllm.serving.calls import Calls
 from minivllm.serving.errors import ApiError
+from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.limits import ApiKeys, Limits
 from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms
@@ -106,4 +107,4 @@ def error_response(request: Request, error: ApiError) -> JSONResponse:
     """An error in the form of the API that was called."""
     headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
     forms = anthropic_forms if anthropic_forms.is_path(request.url.path) else openai_forms
-    return JSONResponse(forms.error_body(error), error.status, headers)
+    return JsonAnswer(forms.error_body(error), error.status, headers)

@@ -16,7 +16,7 @@ from minivllm.serving.parsing.reasoning import begins_thinking
 from minivllm.serving.parsing.tool_forms import tool_form
 from minivllm.serving.service import Service
 
-_SETTLED = ("messages", "tools")  # variables of templates that have fields of their own
+_SETTLED = ("messages", "tools", "self")  # which are no variables that a client may set
 
 
 @dataclass(frozen=True)

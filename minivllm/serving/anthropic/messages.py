@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -26,6 +25,7 @@ from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
 from minivllm.serving.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
+from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import THINK_CLOSE, THINK_OPEN
@@ -244,7 +244,7 @@ def router(service: Service) -> APIRouter:
         call = MessageCall(service, chat_model, body, prompt, tools, params)
         if body.stream:
             return await event_stream(call.chunks(), error_event)
-        return JSONResponse(await unless_left(request, call.whole()))
+        return JsonAnswer(await unless_left(request, call.whole()))
 
     @routes.post(f"{PATH}/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
+from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.fields import MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_event, finish_reason, usage
@@ -193,6 +193,6 @@ def router(service: Service) -> APIRouter:
         call = Completion(service, body, await _prompts(service, body.prompt), params)
         if body.stream:
             return await event_stream(call.chunks(), error_event)
-        return JSONResponse(await unless_left(request, call.whole()))
+        return JsonAnswer(await unless_left(request, call.whole()))
 
     return routes

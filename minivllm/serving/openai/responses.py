@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.errors import ApiError
+from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import logprob_entries, usage
@@ -297,6 +297,6 @@ def router(service: Service) -> APIRouter:
         call = ResponseCall(service, chat_model, body, prompt, tools, params)
         if body.stream:
             return await event_stream(call.chunks(), call.failed)
-        return JSONResponse(await unless_left(request, call.whole()))
+        return JsonAnswer(await unless_left(request, call.whole()))
 
     return routes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from itertools import groupby
 from typing import Any
 
@@ -210,6 +211,14 @@ def test_a_wrong_field_is_a_clear_400(
     with pytest.raises(openai.BadRequestError) as error:
         ask(talker, body.pop("input"), extra_body=body)
     assert words in error.value.message and error.value.param == param
+
+
+def test_what_a_client_sent_is_repeated_whatever_it_is(talker: openai.OpenAI) -> None:
+    body = '{"model": "talker", "input": "x", "metadata": {"a": "\\ud800", "b": NaN}}'
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(f"{talker.base_url}responses", body.encode(), headers)
+    with urllib.request.urlopen(asked) as answer:
+        assert b'"a":"\\ud800","b":NaN' in answer.read()
 
 
 def test_a_body_without_a_model(talker: openai.OpenAI) -> None:
