@@ -43,6 +43,8 @@ def router(service: Service) -> APIRouter:
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.prompt is not None:
             return await service.encode(body.prompt, body.add_special_tokens)
+        if body.tools:
+            chat_model.require_tools()
         variables = dict(body.chat_template_kwargs or {})
         if not body.add_generation_prompt:
             variables["add_generation_prompt"] = False

@@ -33,6 +33,9 @@ def test_a_conversation_becomes_the_ids_that_chat_computes(chat_server: RunningS
     asked = {"messages": messages, "add_generation_prompt": False}
     _, shorter = call_json(f"{chat_server.url}/tokenize", asked)
     assert shorter["tokens"] == body["tokens"][:-1]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    _, longer = call_json(f"{chat_server.url}/tokenize", {"messages": messages, "tools": [tool]})
+    assert longer["count"] > body["count"]
 
 
 @pytest.mark.parametrize(

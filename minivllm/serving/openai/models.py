@@ -1,7 +1,8 @@
-"""/v1/models: what is served."""
+"""/v1/models: what is served, for clients of OpenAI's and of Anthropic's API."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,12 +21,16 @@ def router(service: Service) -> APIRouter:
             "created": service.created,
             "owned_by": "minivllm",
             "max_model_len": service.info.max_model_len,
+            "type": "model",
+            "display_name": service.model,
+            "created_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
         }
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
         """List the model that is served."""
-        return {"object": "list", "data": [card()]}
+        ends = {"first_id": service.model, "last_id": service.model}
+        return {"object": "list", "data": [card()], "has_more": False, **ends}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
