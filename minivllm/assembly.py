@@ -239,7 +239,9 @@ def _engine(
 ) -> Engine:
     """The engine of these parts, before the passes that need it."""
     alike = config.runtime.determinism == "batch"
-    extras = RequestExtras(loaded.config.vocab_size, alike)
+    model = loaded.config
+    extras = RequestExtras(model.vocab_size, alike, loaded.tokenizer, model.eos_token_ids)
+    scheduler.rules = (*scheduler.rules, extras.grammars)
     return Engine(
         loaded,
         loaded.tokenizer,

@@ -32,6 +32,7 @@ DECISIVE = {
     "cache.offload_gb": ("cache.blocks_restored",),
     "cache.prefix_caching": ("cache.prefix_tokens_reused",),
     "cache.swap_space_gb": ("cache.blocks_swapped_out",),
+    "decoding.structured_outputs": ("decoding.grammar_masks",),
     "decoding.beam_width": ("decoding.beam_rounds", "batching.forks"),
     "decoding.deadline_ms": ("batching.requests_shed", "batching.requests_overtaken"),
     "decoding.n": ("batching.forks",),

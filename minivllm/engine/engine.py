@@ -113,11 +113,11 @@ class Engine:
             request_id: unique among unfinished requests.
             prompt_token_ids: the prompt.
             params: how to decode.
-            detokenize: also make text (always so when there are stop strings).
+            detokenize: also make text (always so when there are stop strings or a grammar).
 
         Raises:
             BadInput: the prompt is empty, too long or holds unknown ids; the request can never fit;
-                stop strings without a tokenizer.
+                stop strings or structured outputs without a tokenizer; a grammar is wrong.
         """
         if request_id in self._requests:
             raise BadInput(f"request {request_id} is already being served; choose another id")
@@ -134,15 +134,16 @@ class Engine:
             return request
         for one in (request, *request.unstarted):
             self._requests[one.request_id] = one
-            if self.tokenizer is not None and (detokenize or params.stop):
-                self._detokenizers[one.request_id] = self._detokenizer(prompt_token_ids, params)
+            if self.tokenizer is not None and (detokenize or params.reads_text):
+                self._detokenizers[one.request_id] = self._detokenizer(one)
         return request
 
-    def _detokenizer(self, prompt: list[int], params: SamplingParams) -> Detokenizer:
+    def _detokenizer(self, request: Request) -> Detokenizer:
         assert self.tokenizer is not None
-        if not params.stop:
-            return Detokenizer(self.tokenizer, prompt, params.skip_special_tokens)
-        return self.launcher.extensions.stop_strings(self.tokenizer, prompt, params)
+        if request.params.reads_text:
+            return self.launcher.extensions.detokenizer(self.tokenizer, request)
+        skips = request.params.skip_special_tokens
+        return Detokenizer(self.tokenizer, request.token_ids, skips)
 
     def abort(self, request_id: str) -> None:
         """End a request early, and samples of it that have not started; unknown and finished ones
@@ -281,9 +282,9 @@ class Engine:
             return self._fail(request)
         params, reason, text = request.params, request.append(token_id), ""
         end_token_id = token_id if reason == "stop" else None
-        stop_reason: int | str | None = None
-        if end_token_id in params.stop_token_ids:
-            stop_reason = end_token_id
+        stop_reason: int | str | None = end_token_id
+        if end_token_id not in params.stop_token_ids:
+            stop_reason = None
         detokenizer = self._detokenizers.get(request.request_id)
         if detokenizer is not None:
             if reason != "stop" or params.include_stop_str_in_output:
@@ -292,7 +293,7 @@ class Engine:
             if reason is not None:
                 text += detokenizer.finish(end_token_id)
             if detokenizer.stop_reason is not None:
-                reason, stop_reason = "stop", detokenizer.stop_reason
+                reason, stop_reason = "stop", detokenizer.stop_reason or None
         if reason is not None:
             self._finish(request, reason)
         return TokenOutput(request, token_id, text, reason, logprobs, stop_reason)

@@ -102,16 +102,12 @@ class Extensions(Protocol):
         """Which rows of the logits choose tokens, where requests have drafts or groups, or ask for
         logits of their prompts."""
 
-    def token_ids_of_words(
-        self, params: SamplingParams, tokenizer: Tokenizer | None
-    ) -> SamplingParams:
-        """Parameters with token ids for stop strings that are special tokens, and for bad words.
-        Raises BadInput without a tokenizer."""
+    def prepare_params(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+        """Parameters with token ids for stop strings that are special tokens, and for bad words;
+        their grammar is compiled. Raises BadInput without a tokenizer, and for a wrong grammar."""
 
-    def stop_strings(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams
-    ) -> Detokenizer:
-        """The text of an output that stop strings may end."""
+    def detokenizer(self, tokenizer: Tokenizer, request: Request) -> Detokenizer:
+        """The text of an output that stop strings or a grammar may end."""
 
     def adjust_logits(
         self, requests: Sequence[Request], positions: Sequence[int]

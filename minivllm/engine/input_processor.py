@@ -31,7 +31,7 @@ class InputProcessor:
         tokenizer: None where prompts are token ids only.
         seed: seeds of requests that bring none are derived from it.
         now: the scheduler's clock, seconds.
-        extensions: make joint groups, and token ids of words.
+        extensions: make joint groups, and prepare parameters.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class InputProcessor:
         them.
 
         Raises:
-            BadInput: the prompt is empty, too long or holds unknown ids; stop strings without a
-                tokenizer.
+            BadInput: the prompt is empty, too long or holds unknown ids; stop strings or structured
+                outputs without a tokenizer; a grammar is wrong.
         """
         self._check(request_id, prompt, params)
-        if params.stop or params.bad_words:
-            params = self.extensions.token_ids_of_words(params, self.tokenizer)
+        if params.reads_text or params.bad_words:
+            params = self.extensions.prepare_params(params, self.tokenizer)
         request = self._make(request_id, prompt, params)
         members = [request]
         for index in range(1, max(params.n, params.beam_width)):

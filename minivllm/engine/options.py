@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
+from json import dumps, loads
 from typing import Any, Literal
 
 from minivllm.errors import BadInput
@@ -143,6 +144,78 @@ _RANGES: dict[str, Range] = {
 _FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 
 
+@known_fields_only
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """What the text of an output has to be: exactly one of these, named as vLLM names them.
+
+    Args:
+        json: JSON that satisfies this schema, a dictionary or its text; kept as text.
+        json_object: any JSON object.
+        regex: what this regular expression matches as a whole, in the syntax of Rust's crate regex
+            (no look-around).
+        choice: one of these texts.
+        grammar: a sentence of this context-free grammar, in llguidance's variant of Lark; its first
+            rule is `start`.
+
+    Raises:
+        BadInput: none or several are given, or one has another form.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        what = "decoding.structured_outputs"
+        names = [item.name for item in fields(self)]
+        given = [name for name in names if getattr(self, name) not in (None, False)]
+        if self.json is False:
+            raise BadInput(f"{what}.json=false allows no output")
+        if len(given) != 1:
+            raise BadInput(
+                f"{what} must hold exactly one of {', '.join(names)}, and has "
+                f"{' and '.join(given) or 'none'}"
+            )
+        value = getattr(self, given[0])
+        if given[0] == "json":
+            object.__setattr__(self, "json", _schema_text(f"{what}.json", value))
+        elif given[0] == "json_object" and value is not True:
+            raise BadInput(f"{what}.json_object={value!r} must be true or false")
+        elif given[0] == "choice":
+            if isinstance(value, str) or not value:
+                raise BadInput(f"{what}.choice={value!r} must be a list of texts")
+            object.__setattr__(self, "choice", texts(f"{what}.choice", value))
+        elif given[0] != "json_object" and len(texts(f"{what}.{given[0]}", value)) != 1:
+            raise BadInput(f"{what}.{given[0]}={value!r} must be one text")
+
+    @classmethod
+    def of(cls, value: Any) -> StructuredOutputs | None:
+        """One of a dictionary, as a configuration or a body has it; None stays None."""
+        if value is None or isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise BadInput(
+                f"decoding.structured_outputs={value!r} must be a dictionary such as "
+                '{"regex": "[0-9]+"}, or null'
+            )
+        return cls(**value)
+
+
+def _schema_text(what: str, schema: Any) -> str:
+    """The text of a JSON schema. Raises BadInput for what is none."""
+    try:
+        value = loads(schema) if isinstance(schema, str) else schema
+        text = schema if isinstance(schema, str) else dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"{what} is no JSON ({error})") from None
+    if not isinstance(value, Mapping) and value is not True:
+        raise BadInput(f"{what} must be a JSON schema, a dictionary")
+    return text
+
+
 @option("minivllm.engine.options.SamplingParams")
 @known_fields_only
 @dataclass(frozen=True)
@@ -167,6 +240,8 @@ class SamplingParams:
             no exception.
         token_mask: the same, asked anew for each token: a function given from Python, see
             TokenMask.
+        structured_outputs: what the text has to be, such as JSON of a schema; the output ends with
+            it. A dictionary with a field of StructuredOutputs, or one of these; null: any text.
         seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
             None (or -1) lets the engine derive a seed for each request.
         n: completions per prompt. The first has the noise of `seed`, the others that of seeds
@@ -209,6 +284,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     token_mask: TokenMask | None = None
+    structured_outputs: StructuredOutputs | None = knob(None, unasked=True)
     seed: int | None = None
     n: int = 1
     beam_width: int = 1
@@ -240,6 +316,7 @@ class SamplingParams:
         settled["allowed_token_ids"] = token_ids(
             "decoding.allowed_token_ids", self.allowed_token_ids
         )
+        settled["structured_outputs"] = StructuredOutputs.of(self.structured_outputs)
         settled["logit_bias"] = biases("decoding.logit_bias", self.logit_bias)
         for name, value in settled.items():
             object.__setattr__(self, name, value)
@@ -281,6 +358,11 @@ class SamplingParams:
             ("temperature", self.greedy, "0: it keeps the likeliest beams, and draws none"),
             ("stop", not self.stop, "empty: a beam ends at token ids; use stop_token_ids"),
             ("logprobs", self.logprobs is None, "null: each output has its cumulative_logprob"),
+            (
+                "structured_outputs",
+                self.structured_outputs is None,
+                "null: a grammar follows one output, and beams change theirs",
+            ),
         )
         for name, holds, expected in rules:
             if not holds:
@@ -308,4 +390,10 @@ class SamplingParams:
     @cached_property
     def masks(self) -> bool:
         """Whether only some tokens are allowed."""
-        return self.allowed_token_ids is not None or self.token_mask is not None
+        masks = (self.allowed_token_ids, self.token_mask, self.structured_outputs)
+        return any(mask is not None for mask in masks)
+
+    @cached_property
+    def reads_text(self) -> bool:
+        """Whether the text of an output decides where it ends."""
+        return bool(self.stop) or self.structured_outputs is not None

@@ -54,7 +54,8 @@ class Detokenizer:
         # Where decoding starts, and the end of the text returned so far.
         self._prefix, self._read = 0, size - begin
         self._whole = whole - begin  # end of the last whole character of that text
-        self.stop_reason: str | None = None  # the stop string that has ended the text
+        # The stop string that has ended the text; "": its grammar has.
+        self.stop_reason: str | None = None
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
         """Take a token; the new text that is certain.

@@ -12,9 +12,10 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import SampledRows, StepPlan
 from minivllm.extras.adjust_logits import Adjustments, adjust_logits
-from minivllm.extras.bad_words import token_ids_of_words
 from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.logprobs import top_logprobs
+from minivllm.extras.masks.bad_words import token_ids_of_words
+from minivllm.extras.masks.structured import Grammars, StructuredText
 from minivllm.extras.prompt_logprobs import take_prompt_logprobs
 from minivllm.extras.sampled_rows import sampled_rows
 from minivllm.extras.step_timing import StepTiming
@@ -28,10 +29,19 @@ class RequestExtras:
     Args:
         vocab_size: of the model.
         one_by_one: choose for each beam by itself, so that no shape depends on the others.
+        tokenizer: of the model, for grammars.
+        eos_token_ids: of the model.
     """
 
-    def __init__(self, vocab_size: int, one_by_one: bool = False) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        one_by_one: bool = False,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
         self.vocab_size = vocab_size
+        self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
         self.joint: JointDecoding = BeamDecoding(one_by_one)
 
     def step_timer(self, engine: Engine) -> StepTiming:
@@ -42,21 +52,21 @@ class RequestExtras:
         """See Extensions."""
         return sampled_rows(plan)
 
-    def token_ids_of_words(
-        self, params: SamplingParams, tokenizer: Tokenizer | None
-    ) -> SamplingParams:
+    def prepare_params(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """See Extensions."""
+        if params.structured_outputs is not None:
+            self.grammars.compile(params.structured_outputs)
         return token_ids_of_words(params, tokenizer, self.vocab_size)
 
-    def stop_strings(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams
-    ) -> StopStrings:
+    def detokenizer(self, tokenizer: Tokenizer, request: Request) -> StopStrings:
         """See Extensions."""
-        return StopStrings(tokenizer, prompt, params)
+        if request.params.structured_outputs is not None:
+            return StructuredText(tokenizer, request, self.grammars)
+        return StopStrings(tokenizer, request.token_ids, request.params)
 
     def adjust_logits(self, requests: Sequence[Request], positions: Sequence[int]) -> Adjustments:
         """See Extensions."""
-        return adjust_logits(requests, positions, self.vocab_size)
+        return adjust_logits(requests, positions, self.vocab_size, self.grammars)
 
     def logprobs(
         self, logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]

@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -104,8 +104,8 @@ def convert(value: Any, hint: Any) -> Any:
         items = value if isinstance(value, list | tuple) else [value]
         with contextlib.suppress(TypeError):
             return origin(convert(item, args[0]) for item in items)
-    elif origin is dict or hint is dict:
-        if isinstance(value, dict):
+    elif origin is dict or hint is dict or is_dataclass(hint):
+        if isinstance(value, dict) or (value is not None and type(value) is hint):
             return value
     elif hint is float:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

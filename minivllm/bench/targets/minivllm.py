@@ -32,6 +32,7 @@ from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
+from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.graphs import GraphExecutor
 from minivllm.extras.scoring import sequence_logits
 from minivllm.extras.speculative.speculation import Speculator
@@ -190,8 +191,10 @@ class MinivllmEngine(Adapter):
 
     def _counters(self) -> Counters:
         counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
-        counts, joint = vars(self.engine.launcher.counters), self.engine.launcher.extensions.joint
-        counts = {**counts, **joint.counters}
+        extensions = self.engine.launcher.extensions
+        counts = {**vars(self.engine.launcher.counters), **extensions.joint.counters}
+        if isinstance(extensions, RequestExtras):
+            counts["grammar_masks"] = extensions.grammars.num_masks
         decoding = {name: float(count) for name, count in counts.items()}
         backend = self.engine.runner.attention
         launches = backend.counters if isinstance(backend, CountingBackend) else {}

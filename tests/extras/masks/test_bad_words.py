@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm import LLM, SamplingParams
-from minivllm.extras.bad_words import BadWords
+from minivllm.extras.masks.bad_words import BadWords
 
 
 def test_a_bad_word_is_never_generated() -> None:

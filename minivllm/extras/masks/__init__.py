@@ -1,0 +1,1 @@
+"""Which tokens of the vocabulary may come next: bitmasks, bad words and grammars."""

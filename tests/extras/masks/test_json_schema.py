@@ -1,0 +1,75 @@
+"""JSON schemas before they become grammars."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from minivllm.errors import BadInput, NotInstalled
+from minivllm.extras.masks.json_schema import MOST_DEPTH, OPTIONS, guided_schema
+
+INTEGER, STRING = {"type": "integer"}, {"type": "string"}
+
+
+def guided(schema: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(guided_schema(json.dumps(schema)))
+    assert found.pop("x-guidance") == OPTIONS
+    return found
+
+
+def test_a_pattern_of_named_properties_alone_becomes_theirs() -> None:
+    schema = {
+        "properties": {"score": {"multipleOf": 5}, "tags": STRING},
+        "patternProperties": {"^score$": INTEGER, "^x": STRING},
+    }
+    assert guided(schema) == {
+        "properties": {"score": {"allOf": [{"multipleOf": 5}, INTEGER]}, "tags": STRING},
+        "patternProperties": {"^x": STRING},
+    }
+    assert guided({"anyOf": [schema]})["anyOf"][0] == guided(schema)
+    needed = guided({"required": ["a", "b"], "patternProperties": {"^[ab]$": INTEGER}})
+    assert needed["properties"] == {name: {"allOf": [INTEGER]} for name in "ab"}
+    assert needed["patternProperties"] == {}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": STRING}, "patternProperties": {"^a": STRING}},
+        {"patternProperties": {"(": STRING}, "properties": {"a": STRING}},
+        {"const": {"properties": {"a": 1}, "patternProperties": {"^a$": 1}, "minProperties": 9}},
+        {"minProperties": 2, "required": ["a"]},
+        {"minProperties": 5, "additionalProperties": False, "properties": {"a": STRING}},
+    ],
+)
+def test_other_schemas_stay_as_they_are(schema: dict[str, Any]) -> None:
+    found = guided(schema)
+    assert {key: found[key] for key in schema} == schema
+
+
+def test_true_allows_any_json_and_options_of_a_schema_do_not_count() -> None:
+    assert guided(True) == {}
+    assert guided({"x-guidance": {"lenient": True}}) == {}
+
+
+def test_names_that_may_come_twice_are_not_counted() -> None:
+    for schema in ({"minProperties": 2}, {"anyOf": [{"minProperties": 3, "required": ["a"]}]}):
+        with pytest.raises(BadInput, match="at most one more can be guaranteed"):
+            guided(schema)
+
+
+def test_nesting_is_bounded() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(MOST_DEPTH + 1):
+        schema = {"not": schema}
+    with pytest.raises(BadInput, match="levels"):
+        guided(schema)
+
+
+def test_without_llguidance_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(NotInstalled, match=r"pip install 'minivllm\[structured\]'"):
+        guided({"properties": {"a": STRING}, "patternProperties": {"^a$": STRING}})
