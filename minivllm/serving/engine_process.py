@@ -15,10 +15,12 @@ from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.events import StateChanged
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput, first_line
+from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
 from minivllm.platform.children import die_with
 from minivllm.serving.channel import Channel
+from minivllm.serving.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.messages import (
     Abort,
     EngineState,
@@ -55,6 +57,9 @@ class EngineLoop:
         self._begun: list[tuple[str, float]] = []  # what the next message tells
         self._counters_due_s = 0.0
         engine.events.subscribe(self._note_begun, StateChanged)
+        extensions = engine.launcher.extensions
+        assert isinstance(extensions, RequestExtras)
+        self._compiler = GrammarCompiler(extensions.grammars)
 
     def _note_begun(self, event: StateChanged) -> None:
         if event.state is RequestState.PREFILL and event.request_id in self._unbegun:
@@ -69,8 +74,11 @@ class EngineLoop:
         """
         engine = self.engine
         while not self.channel.closed:
-            for message in self.channel.receive(0.0 if engine.has_unfinished else None):
+            idle = POLL_S if self._compiler.is_busy else None
+            for message in self.channel.receive(0.0 if engine.has_unfinished else idle):
                 self._handle(message)
+            if self._compiler.is_busy:
+                self._take_compiled()
             if engine.has_unfinished:
                 self._step()
         engine.abort_all()
@@ -78,9 +86,11 @@ class EngineLoop:
     def _handle(self, message: Any) -> None:
         match message:
             case Submit():
-                self._submit(message)
+                if not self._compiler.takes(message):
+                    self._submit(message)
             case Abort(request_id):
                 self._unbegun.discard(request_id)
+                self._compiler.drop(request_id)
                 for member in self._members.pop(request_id, ()):
                     self._places.pop(member.request_id, None)
                     self.engine.abort(member.request_id)
@@ -90,12 +100,23 @@ class EngineLoop:
                     self.engine.cache.reset_prefix_cache()
                 self.channel.send(Reset(not self.engine.has_unfinished))
 
+    def _take_compiled(self) -> None:
+        for message, error in self._compiler.finished():
+            if error is None:
+                self._submit(message)
+            else:
+                self._reject(message, error)
+
+    def _reject(self, message: Submit, error: BaseException) -> None:
+        text = str(error) if isinstance(error, BadInput) else first_line(error)
+        self.channel.send(Rejected(message.request_id, text.replace("decoding.", "")))
+
     def _submit(self, message: Submit) -> None:
         request_id = message.request_id
         try:
             first = self.engine.add_request(request_id, message.prompt_token_ids, message.params)
         except BadInput as error:
-            self.channel.send(Rejected(request_id, str(error)))
+            self._reject(message, error)
             return
         self._unbegun.add(request_id)
         members = self._members[request_id] = [first, *first.unstarted]

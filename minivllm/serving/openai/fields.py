@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.serving.errors import ApiError
+from minivllm.serving.structured import structured_outputs
 
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI's
 # Fields that say who asks or how a service bills and stores, which changes no answer here.
@@ -68,6 +69,8 @@ class SamplingFields(Body):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
     bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -90,6 +93,9 @@ class SamplingFields(Body):
             raise ApiError(400, "stream_options needs stream=true", param="stream_options")
         names = {name for name in SamplingFields.model_fields if hasattr(defaults, name)}
         given = {name: getattr(self, name) for name in names}
+        given["structured_outputs"] = structured_outputs(
+            self.response_format, self.structured_outputs
+        )
         chosen = {name: value for name, value in given.items() if value is not None} | further
         if isinstance(chosen.get("stop"), str):
             chosen["stop"] = (chosen["stop"],)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+import jsonschema
 import openai
 import pytest
 
@@ -93,6 +95,9 @@ def test_prefixes_that_were_computed_are_counted_as_cached(client: openai.OpenAI
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
         ({"suffix": "}"}, "suffix"),
+        ({"response_format": {"type": "xml"}}, "response_format.type must be"),
+        ({"structured_outputs": {"json": {"type": "strin"}}}, "json: Invalid type: strin"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "must hold exactly one of"),
         ({"echo": False, "max_tokens": 0}, "max_tokens=0 needs echo=true"),
     ],
 )
@@ -110,3 +115,40 @@ def test_a_wrong_field_is_a_clear_400(
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-4", prompt="x")
+
+
+def test_answers_have_the_form_that_was_asked_for(client: openai.OpenAI) -> None:
+    def ask(**body: object) -> list[str]:
+        sampled = {"max_tokens": 400, "temperature": 1.0, "seed": 1, "n": 3}
+        answer = client.completions.create(model="tiny", prompt="x = ", **sampled, extra_body=body)
+        return [choice.text for choice in answer.choices if choice.finish_reason == "stop"]
+
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"enum": [1, 20]}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    for body in (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        {"structured_outputs": {"json": schema}},
+    ):
+        texts = ask(**body)
+        assert texts
+        for text in texts:
+            jsonschema.validate(json.loads(text), schema)
+    for text in ask(response_format={"type": "json_object"}):
+        assert isinstance(json.loads(text), dict)
+    assert set(ask(structured_outputs={"choice": ["yes", "no"]})) <= {"yes", "no"}
+    assert all(len(text) == 3 for text in ask(structured_outputs={"regex": "[a-c]{3}"}))
+
+
+def test_requests_go_on_while_a_grammar_is_compiled(client: openai.OpenAI) -> None:
+    """And one that cannot be compiled is a 400 of its own request."""
+    stream = client.completions.create(model="tiny", prompt="x", max_tokens=200, stream=True)
+    next(stream)
+    with pytest.raises(openai.BadRequestError, match="unclosed group"):
+        client.completions.create(
+            model="tiny", prompt="x", extra_body={"structured_outputs": {"regex": "(a"}}
+        )
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"

@@ -1,0 +1,132 @@
+"""What clients ask of the form of an answer, as structured outputs of the engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from minivllm.engine.options import StructuredOutputs
+from minivllm.errors import BadInput
+from minivllm.extras.masks.json_schema import guided_schema, is_tag
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.errors import ApiError
+
+# Of a tool without parameters.
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class CallForm(Protocol):
+    """How a model writes a call that it has to make: `before`, a JSON object with `name` and
+    `arguments_key`, and `after`."""
+
+    @property
+    def before(self) -> str: ...
+    @property
+    def after(self) -> str: ...
+    @property
+    def arguments_key(self) -> str: ...
+
+
+def structured_outputs(response_format: Any = None, given: Any = None) -> StructuredOutputs | None:
+    """What `response_format` or `structured_outputs` of completions and chat ask for; None: any
+    text.
+
+    Raises:
+        ApiError: one of them has another form, or both are given.
+    """
+    asked = _of_format(response_format, "response_format")
+    if given is None:
+        return asked
+    if asked is not None:
+        raise ApiError(
+            400, "give either response_format or structured_outputs", param="structured_outputs"
+        )
+    return _checked(given, "structured_outputs")
+
+
+def of_text_format(text_format: Any) -> StructuredOutputs | None:
+    """What `text.format` of Responses asks for, where a schema lies beside its name; None: any
+    text. Raises ApiError for another form."""
+    return _of_format(text_format, "text.format")
+
+
+def _of_format(asked: Any, param: str) -> StructuredOutputs | None:
+    """The same of OpenAI's formats: {"type": "text"}, "json_object" or "json_schema"; the latter
+    with the schema in `json_schema`, or beside the type."""
+    if asked is None:
+        return None
+    kind = asked.get("type") if isinstance(asked, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputs(json_object=True)
+    if kind != "json_schema":
+        raise ApiError(
+            400, f"{param}.type must be text, json_object or json_schema", param=f"{param}.type"
+        )
+    where = f"{param}.json_schema" if "json_schema" in asked else param
+    holder = asked.get("json_schema", asked)
+    if not isinstance(holder, Mapping) or not isinstance(holder.get("schema"), Mapping):
+        raise ApiError(400, f"{where}.schema must be a JSON schema", param=f"{where}.schema")
+    if not isinstance(holder.get("strict"), bool | None):
+        raise ApiError(400, f"{where}.strict must be true or false", param=f"{where}.strict")
+    return _checked({"json": dict(holder["schema"])}, f"{where}.schema")
+
+
+def _checked(given: Any, param: str) -> StructuredOutputs | None:
+    try:
+        return StructuredOutputs.of(given)
+    except BadInput as error:
+        message = str(error).replace("decoding.structured_outputs", param)
+        raise ApiError(400, message, param=param) from None
+
+
+def forced_call(
+    tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer
+) -> StructuredOutputs:
+    """One call of one of these tools, in the model's own form, with arguments that satisfy the
+    tool's schema.
+
+    Args:
+        tools: names, with the JSON schemas of their parameters; None: a tool takes none.
+        form: of the model's calls.
+        tokenizer: of the model, whose special tokens may be part of the form.
+
+    Raises:
+        ApiError: a schema is none, or llguidance is missing.
+    """
+    rules = [
+        f"start: {_sentence(form.before, tokenizer)} call {_sentence(form.after, tokenizer)}",
+        f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}",
+    ]
+    for number, (name, parameters) in enumerate(tools.items()):
+        begin = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.arguments_key}": '
+        param = f"tools[{number}].parameters"
+        try:
+            schema = guided_schema(json.dumps(NO_PARAMETERS if parameters is None else parameters))
+        except (BadInput, TypeError, ValueError, RecursionError) as error:
+            raise ApiError(400, f"the schema of tool {name!r:.100}: {error}", param=param) from None
+        rules.append(f'call_{number}: {_quoted(begin)} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {schema}")
+    return StructuredOutputs(grammar="\n".join(rules))
+
+
+def _sentence(text: str, tokenizer: Tokenizer) -> str:
+    """A text in a Lark rule, where special tokens are those tokens and not their characters."""
+    added = tokenizer.fast.get_added_tokens_decoder()
+    special = {
+        token.content: number
+        for number, token in added.items()
+        if token.special or is_tag(token.content)
+    }
+    if not special:
+        return _quoted(text)
+    pattern = "|".join(re.escape(one) for one in sorted(special, key=len, reverse=True))
+    parts = re.split(f"({pattern})", text)
+    return " ".join(f"<[{special[p]}]>" if p in special else _quoted(p) for p in parts if p)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,60 @@
+"""Requests wait for their grammar, and others do not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from minivllm.engine.options import SamplingParams, StructuredOutputs
+from minivllm.errors import BadInput
+from minivllm.serving.grammar_compiler import GrammarCompiler
+from minivllm.serving.messages import Submit
+
+
+class Grammars:
+    """Grammars whose compilation a test releases; one that begins with ( is wrong."""
+
+    def __init__(self) -> None:
+        self.released = threading.Semaphore(0)
+        self.known = {StructuredOutputs(regex="known")}
+
+    def compiled(self, outputs: StructuredOutputs) -> bool:
+        return outputs in self.known
+
+    def compile(self, outputs: StructuredOutputs) -> None:
+        assert self.released.acquire(timeout=60)
+        if outputs.regex == "(":
+            raise BadInput("wrong")
+        self.known.add(outputs)
+
+
+def submit(request_id: str, regex: str | None) -> Submit:
+    outputs = None if regex is None else StructuredOutputs(regex=regex)
+    return Submit(request_id, [1], SamplingParams(structured_outputs=outputs))
+
+
+def finished(compiler: GrammarCompiler) -> list[tuple[str, str | None]]:
+    """What has finished, once something has."""
+    found: list[Any] = []
+    while not found:
+        found = compiler.finished()
+    return [(message.request_id, error and str(error)) for message, error in found]
+
+
+def test_only_new_grammars_wait() -> None:
+    grammars = Grammars()
+    compiler = GrammarCompiler(grammars)  # type: ignore[arg-type]
+    assert not compiler.takes(submit("a", None)) and not compiler.takes(submit("b", "known"))
+    assert not compiler.is_busy
+    for request_id, regex in (("c", "new"), ("left", "newer"), ("d", "(")):
+        assert compiler.takes(submit(request_id, regex))
+    assert compiler.is_busy and compiler.finished() == []
+    assert not compiler.takes(submit("e", "known"))
+    compiler.drop("left")
+    compiler.drop("unknown")
+    grammars.released.release()
+    assert finished(compiler) == [("c", None)]
+    assert not compiler.takes(submit("f", "new"))
+    grammars.released.release()
+    assert finished(compiler) == [("d", "wrong")]
+    assert not compiler.is_busy
