@@ -80,7 +80,8 @@ def server(model: str) -> Iterator[str]:
     words = [sys.executable, "run.py", "preset=serve", "task.port=0", *model_knobs(model), *ENGINE]
     words += [f"runtime.cores={ENGINE_CORE}", f"task.cores={CLIENT_CORE}"]
     words += ["cache.prefix_caching=false", "decoding.max_tokens=null"]  # as in process
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # it logs every request
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
