@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose, conf_dir, given_knobs, quoted
+from minivllm.config.decoding import check_streamable, params_of
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.options import SamplingParams
@@ -28,24 +29,6 @@ if TYPE_CHECKING:
 
 # By request id: the output of a prompt, and the completion of it that the request makes.
 Completions = dict[str, tuple[RequestOutput, CompletionOutput]]
-
-
-def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
-    """The decoding parameters of a configuration's group `decoding`."""
-    return SamplingParams(**{name: value for name, value in knobs.items() if name != "_target_"})
-
-
-def check_streamable(params: SamplingParams) -> None:
-    """Raise BadInput for parameters whose output one stream of tokens cannot carry."""
-    if params.n != 1 or params.prompt_logprobs is not None:
-        raise BadInput(
-            "a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null"
-        )
-    if params.beam_width != 1:
-        raise BadInput(
-            "a beam search knows its tokens only at its end and cannot be streamed: "
-            "decoding.beam_width must be 1, or use generate"
-        )
 
 
 class LLM:

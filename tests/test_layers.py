@@ -31,7 +31,17 @@ ROOMS = (
     ),
     *("bench", "analysis", "report", "tracking", "experiments"),
     # the faces
-    *("outputs", "prompts", "llm", "serving", "tasks", "evaluation", "cli", "__main__"),
+    *(
+        "outputs",
+        "prompts",
+        "llm",
+        "serving",
+        "interactive",
+        "tasks",
+        "evaluation",
+        "cli",
+        "__main__",
+    ),
 )
 INFERENCE = ROOMS[: ROOMS.index("config")]
 # What the inference engine does not know, and what costs seconds: libraries that a room must not
@@ -68,6 +78,7 @@ FORBIDDEN = {
     ),
     **dict.fromkeys(("bench.targets.supported_knobs", "bench.targets.installed"), HEAVY),
     **dict.fromkeys(("bench.targets.vllm", "bench.targets.openai"), HEAVY),
+    **dict.fromkeys(("interactive.chat", "interactive.remote", "tasks.chat"), HEAVY),
     **dict.fromkeys(("serving.server", "serving.app", "serving.openai"), HEAVY),
 }
 # Imported in one fresh process that must not end up with torch.
@@ -87,6 +98,8 @@ TORCH_FREE = (
     "minivllm.models.config",
     "minivllm.tasks.bench",
     "minivllm.tasks.capacity",
+    "minivllm.tasks.chat",
+    "minivllm.interactive.remote",
     "minivllm.tasks.compare",
     "minivllm.tasks.convert",
     "minivllm.tasks.kernels",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +41,7 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if not self.pid:
             try:
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
                 os.chdir(folder)
                 os.execve(
                     sys.executable, [sys.executable, str(ROOT / "run.py"), *argv], environment
@@ -126,11 +130,17 @@ def test_ctrl_c_ends_a_measurement_and_leaves_no_half_record(
 
 
 def test_a_chat_is_typed_and_left(terminal: Callable[..., Terminal]) -> None:
-    chat = terminal("preset=chat", "runtime.device=cpu", "decoding.max_tokens=8")
+    chat = terminal("preset=chat", "runtime.device=cpu", "decoding.max_tokens=40")
     chat.until(">")
-    chat.type("import os\r")
-    chat.until("output tokens")
+    chat.until("tiny · bf16")  # below the prompt
+    chat.type("def f(\\\ra,\x1b\rb):\r")  # on three lines
+    chat.until("KV cache")  # while it streams
+    chat.until(" · 40 output tokens")
     chat.until(">")  # asks again
+    chat.type("/compare quant=int8\r")
+    chat.until("quant=int8")
+    chat.until("the texts ")
+    chat.until(">")
     chat.type("\x04")
     assert chat.end() == 0
     assert "Traceback" not in chat.text

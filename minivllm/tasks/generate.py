@@ -34,8 +34,8 @@ def run(config: dict[str, Any]) -> int:
             "the prompt is empty: give task.prompt='...', or pipe text into standard input"
         )
 
-    from minivllm.llm import LLM  # imports torch, so only now
-    from minivllm.tasks.answer import stream_answer
+    from minivllm.interactive.local import stream_answer  # imports torch, so only now
+    from minivllm.llm import LLM
 
     shown = printable if sys.stdout.isatty() else str  # a file or a pipe gets the raw text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,11 +29,29 @@ class GenerateOptions(Options):
 @option("minivllm.tasks.chat.run")
 @dataclass(frozen=True)
 class ChatOptions(Options):
-    """task=chat."""
+    """task=chat.
+
+    Args:
+        system: the system prompt; None is none.
+        thinking: whether thinking blocks are shown.
+        url: of a server that speaks OpenAI's API, which answers instead of an engine here.
+        served_model_name: the model's name on the server; None is the first that it lists.
+        api_key_env: environment variable with the server's key; none is sent where it is not set.
+    """
 
     group = "task"
     system: str | None = None
     thinking: Literal["show", "strip"] = "show"
+    url: str | None = None
+    served_model_name: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.url is not None and not re.match(r"https?://[^/]", self.url):
+            raise self.bad("url", "must begin with http:// or https://")
+        if self.url is None and self.served_model_name is not None:
+            raise self.bad("served_model_name", "names a model of a server: give task.url, too")
 
 
 @option("minivllm.tasks.capacity.run")

@@ -9,7 +9,9 @@ reason is given for the end), path (of a file that every request body is appende
 that may be POSTed to), step_s, extra_prompt (tokens that it counts besides the prompt's), redirect
 (where every request is sent instead), models (the bytes that answer /models; "endless" for ones
 without an end), events (instead of tokens: strings as they are, other values as JSON events; "..."
-repeats the one before for ever, "silence" waits), with the probes answered as always.
+repeats the one before for ever, "silence" waits), with the probes answered as always; chat (deltas
+that answer every request to the chat API, without which there is none; "silence" waits for a second
+at most).
 """
 
 from __future__ import annotations
@@ -86,6 +88,8 @@ class Handler(BaseHTTPRequestHandler):
                 )
         if self.path == self.settings.get("reset"):
             return self.answer(200, {})
+        if self.route == "/v1/chat/completions" and "chat" in self.settings:
+            return self.chat(self.settings["chat"])
         if self.route != "/v1/completions":
             return self.answer(404, {"error": {"message": "no such path"}})
         if self.settings.get("fault") == "refuse":
@@ -104,6 +108,21 @@ class Handler(BaseHTTPRequestHandler):
                 self.misbehave(self.settings["events"])
             else:
                 self.stream(body, ids)
+
+    def chat(self, deltas: list[Any]) -> None:
+        """Stream these deltas, a reason for the end, and the usage."""
+        self.begin()
+        with contextlib.suppress(OSError):
+            for delta in deltas:
+                if delta == "silence":
+                    time.sleep(1)
+                else:
+                    self.event(choices=[{"delta": delta, "finish_reason": None}])
+            if self.settings.get("fault") == "endless":
+                return
+            self.event(choices=[{"delta": {}, "finish_reason": "stop"}])
+            self.event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 40})
+            self.wfile.write(b"data: [DONE]\n\n")
 
     def misbehave(self, events: list[Any]) -> None:
         data = b""

@@ -34,19 +34,21 @@ class Client:
             with every request.
         key: sent as a bearer token, unless the URL has a user; None for none.
         connections: most requests under way at once.
+        knob: the knob that the URL is of, for messages.
 
     Raises:
         BadInput: the URL is none.
     """
 
-    def __init__(self, url: str, key: str | None, connections: int) -> None:
+    def __init__(
+        self, url: str, key: str | None, connections: int, knob: str = "engine.url"
+    ) -> None:
+        self._knob = knob
         try:
             parts = urlsplit(url)
             _ = parts.port  # checks it
         except ValueError as error:
-            raise BadInput(
-                f"engine.url is no address ({error}); give http://host:port/v1"
-            ) from None
+            raise BadInput(f"{knob} is no address ({error}); give http://host:port/v1") from None
         self._query = f"?{parts.query}" if parts.query else ""
         self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._path = parts.path.rstrip("/")
@@ -99,7 +101,7 @@ class Client:
             async with self._session.request(
                 method, address + self._query, timeout=timeout, allow_redirects=False
             ) as response:
-                await _require_success(response, what)
+                await self._require_success(response, what)
                 return await _body(response, MOST_ANSWER, what)
         except TimeoutError:
             raise ServerError(f"{what}: no whole answer within {ASK_S:g} s") from None
@@ -127,11 +129,26 @@ class Client:
             async with self._session.post(
                 self.address(path) + self._query, json=body, allow_redirects=False
             ) as response:
-                await _require_success(response)
+                await self._require_success(response)
                 while line := await _line(response):
                     yield line
         except aiohttp.ClientError as error:
             raise ServerError(_words(error)) from error
+
+    async def _require_success(self, response: aiohttp.ClientResponse, what: str = "") -> None:
+        """Raise ServerError unless the answer is what was asked for."""
+        prefix = f"{what}: HTTP {response.status}".removeprefix(": ")
+        if 300 <= response.status < 400:
+            target = server_words(response.headers.get("Location", "nowhere"))
+            raise ServerError(
+                f"{prefix}: it redirects to {target}, which is not followed; give the final "
+                f"address in {self._knob}",
+                response.status,
+            )
+        if not 200 <= response.status < 300:
+            text = await _body(response, MOST_ERROR, prefix, cut=True)
+            words = server_words(text.decode("utf-8", "replace"))
+            raise ServerError(f"{prefix}: {words}", response.status)
 
     def close(self) -> None:
         """Close all connections and end the thread."""
@@ -158,20 +175,6 @@ async def _line(response: aiohttp.ClientResponse) -> bytes:
         if isinstance(error, aiohttp.ClientError):
             raise
         raise ServerError(f"a line of the stream is longer than {size(MOST_EVENT)}") from error
-
-
-async def _require_success(response: aiohttp.ClientResponse, what: str = "") -> None:
-    """Raise ServerError unless the answer is what was asked for."""
-    prefix = f"{what}: HTTP {response.status}".removeprefix(": ")
-    if 300 <= response.status < 400:
-        target = server_words(response.headers.get("Location", "nowhere"))
-        raise ServerError(
-            f"{prefix}: it redirects to {target}, which is not followed; give the final address "
-            "in engine.url"
-        )
-    if not 200 <= response.status < 300:
-        text = await _body(response, MOST_ERROR, prefix, cut=True)
-        raise ServerError(f"{prefix}: {server_words(text.decode('utf-8', 'replace'))}")
 
 
 async def _body(

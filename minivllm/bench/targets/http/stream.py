@@ -217,13 +217,13 @@ async def read_stream(lines: AsyncIterator[bytes], tokens: Tokens) -> None:
     Raises:
         ServerError: an event is no JSON, or see `Tokens.take`.
     """
-    async with aclosing(_events(lines)) as events:
+    async with aclosing(read_events(lines)) as events:
         async for event in events:
             tokens.take(event)
     tokens.end()
 
 
-async def _events(lines: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
+async def read_events(lines: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
     """The JSON values of a stream. One that is whole in its line is taken at once, whether or not
     an empty line follows; one of several lines, which the standard allows, at the empty line."""
     parts: list[str] = []

@@ -20,7 +20,16 @@ MOST_WORDS = 300  # and that are kept
 
 class ServerError(ValueError):
     """What a server sent is an error, or is not what this API allows; one line that is safe to
-    show."""
+    show.
+
+    Args:
+        message: the line.
+        status: of HTTP, where that is the error.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def server_words(text: str) -> str:
@@ -42,6 +51,7 @@ class StreamEvent:
 
     holds_choice: bool  # False for one of usage alone
     text: str
+    reasoning: str  # of a thinking block, where the chat API tells it apart
     token_ids: tuple[int, ...] | None  # None: not told
     count: int | None  # tokens of this chunk, where log-probabilities tell
     total: int | None  # output tokens so far, where the server tells
@@ -51,7 +61,7 @@ class StreamEvent:
 
 
 def read_event(value: Any, vocab_size: int | None = None) -> StreamEvent:
-    """Check one event of the completions API and keep what is needed of it.
+    """Check one event of the completions or the chat API and keep what is needed of it.
 
     Args:
         value: the JSON value.
@@ -73,6 +83,7 @@ def read_event(value: Any, vocab_size: int | None = None) -> StreamEvent:
             f"an event of the stream holds {len(choices)} choices, and one was asked for"
         )
     choice = _object(choices[0], "choices[0]") if choices else {}
+    delta = _object(choice.get("delta") or {}, "delta")  # of the chat API
     usage = _object(event.get("usage") or {}, "usage")
     timings = _object(event.get("timings") or {}, "timings")  # of llama.cpp
     details = _object(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
@@ -80,7 +91,12 @@ def read_event(value: Any, vocab_size: int | None = None) -> StreamEvent:
     total = _whole(usage, "completion_tokens")
     return StreamEvent(
         holds_choice=bool(choices),
-        text=_optional(choice, "text", str, "text") or "",
+        text=_optional(choice, "text", str, "text")
+        or _optional(delta, "content", str, "text")
+        or "",
+        reasoning=_optional(delta, "reasoning_content", str, "text")
+        or _optional(delta, "reasoning", str, "text")
+        or "",
         token_ids=_token_ids(choice.get("token_ids"), vocab_size),
         count=_length(logprobs, "tokens"),
         total=_whole(timings, "predicted_n") if total is None else total,
@@ -133,9 +149,13 @@ def _token_ids(value: Any, vocab_size: int | None) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def served_models(value: Any) -> dict[str, int | None]:
+def served_models(value: Any, knob: str = "engine.url") -> dict[str, int | None]:
     """The answer to /models: names, in the server's order, with the longest context where it says
     one.
+
+    Args:
+        value: the JSON value.
+        knob: the knob that holds the server's URL, for messages.
 
     Raises:
         ServerError: it is no such list, or lists nothing.
@@ -144,7 +164,7 @@ def served_models(value: Any) -> dict[str, int | None]:
     if not isinstance(data, list) or not data:
         raise ServerError(
             f"GET /models lists no model, but answers {printable(reprlib.repr(value)):.200}: is "
-            "engine.url right?"
+            f"{knob} right?"
         )
     models: dict[str, int | None] = {}
     for entry in data:

@@ -1,4 +1,4 @@
-"""Streamed answers: thinking blocks, timing, interruption."""
+"""Streamed answers of an engine: thinking blocks, timing, interruption."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from minivllm.engine.options import SamplingParams
+from minivllm.interactive.local import stream_answer
 from minivllm.llm import StreamPiece
-from minivllm.tasks.answer import stream_answer
 
 
 class FakeLLM:

@@ -1,0 +1,136 @@
+"""An engine in this process as a TerminalModel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+from minivllm.config.decoding import check_streamable
+from minivllm.config.typed import Config
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
+from minivllm.interactive.answer import Answer, AnswerPiece, collect
+from minivllm.interactive.model import ChatDecoding, Turn
+from minivllm.llm import LLM
+from minivllm.platform.threads import thread_count
+from minivllm.prompts import Prompt
+from minivllm.serving.parsing.reasoning import begins_thinking
+
+
+class LocalModel:
+    """Answers with an LLM.
+
+    Args:
+        llm: generates the answers; closed with this object.
+
+    Raises:
+        BadInput: the checkpoint has no tokenizer.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        if llm.tokenizer is None:
+            llm.close()
+            raise BadInput("this checkpoint has no tokenizer: it cannot chat")
+        self.llm, self.tokenizer = llm, llm.tokenizer
+        choices = llm.config["choices"]
+        model = vars(Config.of(llm.config).model)  # a class of the user's own has other knobs
+        option = choices.get("model")
+        self.name = str(option if option not in (None, "hf") else model.get("path"))
+        self.form = str(choices.get("quant"))
+        self.is_base = llm.tokenizer.chat_template is None
+        self.decoding = ChatDecoding(llm.default_params)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> LocalModel:
+        """The model of a composed configuration.
+
+        Raises:
+            BadInput: the weights are random, or see LLM.
+        """
+        if vars(Config.of(config).model).get("weights") == "random":
+            raise BadInput("model.weights=random generates noise: chat needs trained weights")
+        return cls(LLM.from_config(config))
+
+    def notices(self) -> list[str]:
+        """Lines for the user about how the model was loaded."""
+        notices = [f"warning: {warning}" for warning in self.llm.engine.loaded.warnings]
+        return notices + [self.llm.defaults_note()] * bool(self.llm.checkpoint_defaults)
+
+    def check(self, decoding: ChatDecoding) -> None:
+        """See TerminalModel."""
+        check_streamable(decoding.params)
+
+    def answer(
+        self,
+        turn: Turn,
+        decoding: ChatDecoding,
+        show: Callable[[bool, str], None],
+        watch: Callable[[Answer], None],
+    ) -> Answer:
+        """See TerminalModel."""
+        torch.set_num_threads(thread_count(self.llm.config["runtime"]))  # another LLM may have set
+        if self.is_base:
+            prompt, thinking = self.tokenizer.encode(turn.text), False
+        else:
+            prompt = self.tokenizer.render_chat(turn.conversation)
+            thinking = begins_thinking(self.tokenizer, prompt)
+        echo = turn.text if self.is_base else ""
+        return stream_answer(self.llm, prompt, decoding.params, show, thinking, echo, watch)
+
+    def cache_use(self) -> str:
+        """See TerminalModel."""
+        pool = self.llm.engine.cache.pool
+        share = 100 * pool.num_used / max(1, pool.num_usable)
+        return f"KV cache {share:.1f} % ({pool.num_used:,} of {pool.num_usable:,} blocks)"
+
+    def weights(self) -> str:
+        """See TerminalModel."""
+        return f"weights {self.llm.engine.loaded.weight_bytes / 1e6:.1f} MB"
+
+    def abort(self) -> None:
+        """See TerminalModel."""
+        self.llm.engine.abort_all()
+
+    def close(self) -> None:
+        """See TerminalModel."""
+        self.llm.close()
+
+
+def stream_answer(
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams,
+    show: Callable[[bool, str], None],
+    thinking: bool | None = None,
+    echo: str = "",
+    watch: Callable[[Answer], None] = lambda answer: None,
+) -> Answer:
+    """Stream one completion; Ctrl-C ends it, and the answer holds the text so far.
+
+    Args:
+        llm: generates the answer.
+        prompt: text or token ids.
+        params: the decoding parameters.
+        show, thinking, watch: see `collect`.
+        echo: text to show before the answer, after the prompt was accepted.
+
+    Raises:
+        BadInput: the prompt cannot be served.
+    """
+    ids = llm.encode(prompt)
+    answer = Answer(num_prompt_tokens=len(ids))
+    stream = llm.stream(ids, params)
+    if echo:
+        show(False, echo)
+
+    def pieces() -> Generator[AnswerPiece]:
+        for piece in stream:
+            yield AnswerPiece(piece.text, int(piece.token_id is not None), piece.finish_reason)
+
+    try:
+        collect(answer, pieces(), show, thinking, watch)
+    finally:
+        stream.close()
+    return answer

@@ -1,0 +1,78 @@
+"""`TerminalModel`, the interface of what answers in a terminal: an engine here, or a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from minivllm.engine.options import SamplingParams
+from minivllm.interactive.answer import Answer
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is to be answered: the user's text after the conversation so far."""
+
+    text: str
+    messages: list[dict[str, str]] = field(default_factory=list)
+    system: str | None = None
+
+    @property
+    def user(self) -> dict[str, str]:
+        """The user's text as a message."""
+        return {"role": "user", "content": self.text}
+
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        """All messages, with the system prompt and the user's text."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages, self.user]
+
+
+@dataclass(frozen=True)
+class ChatDecoding:
+    """The decoding parameters, and the names of those that the user has set.
+
+    A server is sent these names alone, so that the others are as it has them.
+    """
+
+    params: SamplingParams
+    given: Collection[str] = ()
+
+
+class TerminalModel(Protocol):
+    """Answers turns. A base model, one without a chat template, completes each text by itself."""
+
+    name: str
+    form: str  # how it computes, in a word or two: the quantisation, or the server
+    is_base: bool
+    decoding: ChatDecoding  # at the start of a conversation
+
+    def check(self, decoding: ChatDecoding) -> None:
+        """Raise BadInput for decoding parameters that it cannot be given."""
+
+    def answer(
+        self,
+        turn: Turn,
+        decoding: ChatDecoding,
+        show: Callable[[bool, str], None],
+        watch: Callable[[Answer], None],
+    ) -> Answer:
+        """Stream the answer, see `collect`; a base model shows the text itself before it.
+
+        Raises:
+            BadInput: the turn cannot be answered.
+        """
+
+    def cache_use(self) -> str:
+        """How much of the KV cache is in use; empty where that is not known."""
+
+    def weights(self) -> str:
+        """The size of the weights; empty where that is not known."""
+
+    def abort(self) -> None:
+        """Stop whatever is still running."""
+
+    def close(self) -> None:
+        """Release its memory or connection."""

@@ -1,0 +1,182 @@
+"""`Screen`, which shows a conversation on a terminal or in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from minivllm.interactive.status_line import StatusLine
+from minivllm.platform.untrusted import printable
+
+NOTE, THOUGHT, HEADING, DIFFERENT = "dim", "dim italic", "bold", "yellow"
+WIDE = 100  # columns of a terminal that has room for two texts
+GAP = 3  # columns between them
+EVERY_S = 0.1  # between two drawings of columns
+
+
+class Screen:
+    """Shows text of a model and notes about the conversation.
+
+    On a terminal text is shown without escape sequences; a pipe gets it unchanged.
+
+    Args:
+        console: where to print; None is standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._in_line = False  # whether the last line has no end yet
+        self._status: StatusLine | None = None  # while text streams
+
+    def write(self, is_thought: bool, text: str) -> None:
+        """Show text of a model; thinking is dimmed."""
+        if not text:
+            return
+        if is_thought:
+            self.console.print(Text(printable(text), style=THOUGHT), end="", soft_wrap=True)
+        else:  # rich would expand tabs
+            self.console.file.write(printable(text) if self.console.is_terminal else text)
+            self.console.file.flush()
+        self._in_line = not text.endswith("\n")
+
+    def note(self, text: str) -> None:
+        """Show a line about the conversation, on a line of its own."""
+        if self._in_line:
+            self.write(False, "\n")
+        self.console.print(Text(printable(text), style=NOTE), soft_wrap=True)
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """The time in which text streams, and the terminal has a status line."""
+        with StatusLine(self.console.file) as self._status:
+            try:
+                yield
+            finally:
+                self._status = None
+
+    def status(self, text: str, now: bool = False) -> None:
+        """Show the state of what streams, if there is a line for it; see `StatusLine.show`."""
+        if self._status is not None:
+            self._status.show(text, now)
+
+    @contextmanager
+    def pair(self, headings: Sequence[str]) -> Iterator[TwoTexts]:
+        """Two texts that grow one after the other: side by side where the terminal is wide enough,
+        else one below the other."""
+        if not (self.console.is_terminal and self.console.width >= WIDE):
+            with self.streaming():
+                yield TextBlocks(self, headings)
+            return
+        columns = TextColumns(self.console, headings)
+        with Live(
+            get_renderable=columns.ends, console=self.console, auto_refresh=False, transient=True
+        ) as live:
+            columns.live = live
+            yield columns
+        self.console.print(columns.whole())
+
+
+class TwoTexts(Protocol):
+    """Two texts on the screen, see `Screen.pair`."""
+
+    def begin(self, index: int) -> None:
+        """What is written from now on belongs to this text, 0 or 1."""
+
+    def write(self, is_thought: bool, text: str) -> None:
+        """Add text of a model."""
+
+    def status(self, text: str) -> None:
+        """Show the state of the text that grows."""
+
+    def mark(self, lengths: Sequence[int]) -> None:
+        """Mark the last characters of each text, which differ from the other text's."""
+
+
+class TextBlocks:
+    """Two texts one below the other.
+
+    Args:
+        screen: where they are shown.
+        headings: of the texts.
+    """
+
+    def __init__(self, screen: Screen, headings: Sequence[str]) -> None:
+        self._screen, self._headings = screen, headings
+
+    def begin(self, index: int) -> None:
+        """See TwoTexts."""
+        self._screen.note(f"--- {self._headings[index]}")
+
+    def write(self, is_thought: bool, text: str) -> None:
+        """See TwoTexts."""
+        self._screen.write(is_thought, text)
+
+    def status(self, text: str) -> None:
+        """See TwoTexts."""
+        self._screen.status(text)
+
+    def mark(self, lengths: Sequence[int]) -> None:
+        """See TwoTexts; what has scrolled by cannot be marked."""
+
+
+class TextColumns:
+    """Two texts side by side: while they grow their last lines, then the whole of both.
+
+    Args:
+        console: where they are shown.
+        headings: of the texts.
+    """
+
+    def __init__(self, console: Console, headings: Sequence[str]) -> None:
+        self.live: Live | None = None
+        self._console, self._headings = console, headings
+        self._texts = [Text() for _ in headings]
+        self._index, self._status, self._drawn_s = 0, "", 0.0
+
+    def begin(self, index: int) -> None:
+        """See TwoTexts."""
+        self._index = index
+
+    def write(self, is_thought: bool, text: str) -> None:
+        """See TwoTexts."""
+        self._texts[self._index].append(printable(text), style=THOUGHT if is_thought else None)
+        if self.live is not None and time.monotonic() - self._drawn_s >= EVERY_S:
+            self.live.refresh()
+            self._drawn_s = time.monotonic()
+
+    def status(self, text: str) -> None:
+        """See TwoTexts; it is a line below the columns."""
+        self._status = printable(text)
+
+    def mark(self, lengths: Sequence[int]) -> None:
+        """See TwoTexts."""
+        for text, length in zip(self._texts, lengths, strict=True):
+            if length:
+                text.stylize(DIFFERENT, len(text) - length)
+
+    def ends(self) -> Group:
+        """The last lines of each text, as many as the screen has room for."""
+        width = (self._console.width - GAP) // 2
+        room = self._console.height - 3  # heading, status, cursor
+        lines = [text.wrap(self._console, width)[-room:] for text in self._texts]
+        status = Text(self._status, style=NOTE, no_wrap=True, overflow="ellipsis")
+        return Group(self._table([Text("\n").join(one) for one in lines]), status)
+
+    def whole(self) -> Table:
+        """Both texts from their beginnings."""
+        return self._table(self._texts)
+
+    def _table(self, texts: Sequence[Text]) -> Table:
+        table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False, expand=True)
+        for _ in texts:
+            table.add_column(ratio=1, overflow="fold")
+        table.add_row(*(Text(printable(one), style=HEADING) for one in self._headings))
+        table.add_row(*texts)
+        return table
