@@ -79,7 +79,7 @@ FORBIDDEN = {
     **dict.fromkeys(("bench.targets.supported_knobs", "bench.targets.installed"), HEAVY),
     **dict.fromkeys(("bench.targets.vllm", "bench.targets.openai"), HEAVY),
     **dict.fromkeys(("interactive.chat", "interactive.remote", "tasks.chat"), HEAVY),
-    **dict.fromkeys(("serving.server", "serving.app", "serving.openai"), HEAVY),
+    **dict.fromkeys(("serving.server", "serving.app", "serving.http", "serving.openai"), HEAVY),
 }
 # Imported in one fresh process that must not end up with torch.
 TORCH_FREE = (

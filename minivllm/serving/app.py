@@ -11,13 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from minivllm import __version__
-from minivllm.serving import control, metrics, tokens
+from minivllm.serving import control, tokens, websocket
 from minivllm.serving.anthropic import forms as anthropic_forms
 from minivllm.serving.anthropic import messages
-from minivllm.serving.calls import Calls
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http import metrics
+from minivllm.serving.http.calls import Calls
+from minivllm.serving.http.limits import ApiKeys, Limits
 from minivllm.serving.json_answer import JsonAnswer
-from minivllm.serving.limits import ApiKeys, Limits
 from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms
 from minivllm.serving.refusals import not_found
@@ -39,6 +40,7 @@ def build_app(service: Service) -> FastAPI:
         tokens,
         control,
         metrics,
+        websocket,
     ):
         app.include_router(module.router(service))
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.calls import CALL, CLIENT_LEFT
 from minivllm.serving.engine_client import EngineClient, TokenStream
 from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
+from minivllm.serving.http.calls import CALL, CLIENT_LEFT
 from minivllm.serving.messages import Piece, Ready, Step
 from minivllm.serving.options import ServeOptions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.serving.calls import CALL
 from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import CALL
 from minivllm.serving.messages import Piece
 from minivllm.serving.sse import event
 

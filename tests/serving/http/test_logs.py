@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from minivllm.serving import logs
-from minivllm.serving.logs import LineWriter, json_lines
+from minivllm.serving.http import logs
+from minivllm.serving.http.logs import LineWriter, json_lines
 
 
 def test_a_record_is_a_line_of_json_with_its_fields(

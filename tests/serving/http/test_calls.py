@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.serving.calls import request_id_of
+from minivllm.serving.http.calls import request_id_of
 from tests.serving.raw import ask
 from tests.serving.running import KEY, RunningServer, line_of
 

@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 import numpy as np
 from starlette.datastructures import Headers
 
-from minivllm.serving.calls import CLIENT_LEFT
 from minivllm.serving.errors import ApiError, overloaded
+from minivllm.serving.http.calls import CLIENT_LEFT
 from minivllm.serving.options import ServeOptions
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from minivllm.serving.calls import Respond
+    from minivllm.serving.http.calls import Respond
 
 OPEN = ("/health", "/ready")  # for machines that watch the server, without a key
 MOST_HEADERS_BYTES = 65_536

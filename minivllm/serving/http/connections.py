@@ -22,7 +22,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from minivllm.serving.options import ServeOptions
 
 if TYPE_CHECKING:
-    from minivllm.serving.calls import Connection
+    from minivllm.serving.http.calls import Connection
 
 MOST_HEAD_BYTES = 65_536  # of a request's line and headers
 CHECK_S = 0.5

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from minivllm.serving.metrics import token_buckets
+from minivllm.serving.http.metrics import token_buckets
 from tests.serving.raw import ask
 from tests.serving.running import ROOT, RunningServer, serving
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.serving.limits import ApiKeys, depth
+from minivllm.serving.http.limits import ApiKeys, depth
 from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import KEY, RunningServer
 

@@ -1,0 +1,1 @@
+"""What stands between a connection and the APIs: limits, ids of calls, logs, metrics."""

@@ -1,0 +1,271 @@
+"""/ws/generate: several requests at a time on one WebSocket, their tokens as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from typing import Any
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import Field, ValidationError
+
+from minivllm.engine.options import SamplingParams
+from minivllm.serving.chat_model import ChatModel
+from minivllm.serving.engine_client import TokenStream
+from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.http.calls import CALL, Call, log_call, request_id_of
+from minivllm.serving.http.limits import ApiKeys, require_depth, unauthorized
+from minivllm.serving.messages import Piece
+from minivllm.serving.openai.fields import MOST_LOGPROBS, SamplingFields
+from minivllm.serving.openai.forms import error_body, finish_reason, usage
+from minivllm.serving.service import Service, merged
+
+logger = logging.getLogger("minivllm.serving")
+
+MOST_MALFORMED = 8  # messages, after which the socket is closed
+MOST_ID = 128  # characters
+POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
+DEFAULT_MAX_TOKENS = 16
+
+
+class GenerateMessage(SamplingFields):
+    """A message that asks for tokens."""
+
+    type: str
+    id: str = Field(min_length=1, max_length=MOST_ID)
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        """How to decode. Raises ApiError for a wrong value."""
+        if self.stream is False:
+            raise ApiError(400, "stream=false: a WebSocket always streams", param="stream")
+        default = defaults.max_tokens or DEFAULT_MAX_TOKENS
+        most = default if self.max_tokens is None else self.max_tokens
+        return self.params(defaults, max_tokens=most, logprobs=self.logprobs)
+
+
+class MalformedMessage(Exception):
+    """A message that is none of this protocol."""
+
+
+class Socket:
+    """One WebSocket, while it is open.
+
+    Args:
+        service: answers its requests.
+        chat_model: writes conversations as prompts.
+        keys: of clients.
+        socket: an accepted WebSocket.
+    """
+
+    def __init__(
+        self, service: Service, chat_model: ChatModel, keys: ApiKeys, socket: WebSocket
+    ) -> None:
+        self.service, self.chat_model, self.keys, self.socket = service, chat_model, keys, socket
+        self._running: dict[str, asyncio.Task[None]] = {}  # by the client's id
+        self._cancelled: set[str] = set()
+        self._num_malformed = 0
+
+    async def serve(self) -> None:
+        """Serve messages until either side closes."""
+        try:
+            if not self.socket.scope["state"].get("has_key", True):
+                await self._authorize()
+            while (message := await self.socket.receive())["type"] == "websocket.receive":
+                try:
+                    await self._handle(parsed(message, self.service.options.max_depth))
+                except MalformedMessage as error:
+                    await self._note_malformed(str(error))
+        except ApiError as error:
+            await self._send_error(None, error)
+            await self.socket.close(POLICY_VIOLATION, error.message[:100])
+        except (WebSocketDisconnect, RuntimeError):
+            pass  # the client has left, which a write may be told before a read
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _authorize(self) -> None:
+        """Wait for the message with the key. Raises ApiError where it does not come or fit."""
+        options, message = self.service.options, None
+        with contextlib.suppress(TimeoutError, MalformedMessage):
+            async with asyncio.timeout(options.client_timeout_s):
+                message = parsed(await self.socket.receive(), options.max_depth)
+        key = message.get("api_key") if message and message.get("type") == "auth" else None
+        if not isinstance(key, str) or not self.keys.fit(key):
+            self.service.count("unauthorized")
+            raise unauthorized()
+
+    async def _note_malformed(self, words: str) -> None:
+        self.service.count("malformed_frames")
+        self._num_malformed += 1
+        await self._send_error(None, ApiError(400, words))
+        if self._num_malformed >= MOST_MALFORMED:
+            raise ApiError(400, "too many malformed messages")
+
+    async def _handle(self, message: dict[str, Any]) -> None:
+        kind, number = message.get("type"), message.get("id")
+        if kind == "auth":
+            return  # the socket has been opened with a key, or needs none
+        if not isinstance(number, str):
+            raise MalformedMessage("id must be a text")
+        if kind == "cancel":
+            if number in self._running:
+                self._cancelled.add(number)
+                self._running[number].cancel()
+        elif kind == "generate":
+            try:
+                body = GenerateMessage.model_validate(message)
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                where = ".".join(map(str, first["loc"]))[:100]
+                raise MalformedMessage(f"{where}: {first['msg']}"[:500]) from None
+            await self._begin(body)
+        else:
+            raise MalformedMessage('type must be "generate" or "cancel"')
+
+    async def _begin(self, body: GenerateMessage) -> None:
+        """Start a request, unless too many run."""
+        most = self.service.options.max_socket_reqs
+        error = None
+        if body.id in self._running:
+            error = ApiError(400, "a request with this id is running", param="id")
+        elif len(self._running) >= most:
+            error = ApiError(
+                429,
+                f"task.max_socket_reqs={most} requests run on this socket",
+                kind="rate_limit_error",
+            )
+        if error is not None:
+            await self._send_error(body.id, error)
+            return
+        self._running[body.id] = asyncio.create_task(self._run(body))
+
+    async def _run(self, body: GenerateMessage) -> None:
+        """Serve one request, with a line in the log of its own."""
+        outer = CALL.get()
+        assert outer is not None
+        call = Call(f"{outer.request_id}/{request_id_of(body.id)}", outer.client, outer.connection)
+        CALL.set(call)
+        status = 200
+        try:
+            await self._generate(body, call)
+        except ApiError as error:
+            status = error.status
+            await self._send_error(body.id, error)
+        except (WebSocketDisconnect, RuntimeError):
+            status = 499
+        except asyncio.CancelledError:
+            call.leave()
+            if body.id not in self._cancelled:
+                raise
+            await self._send_done(body.id, call.streams, "cancelled")
+        except Exception as error:
+            status = 500
+            logger.error("a request failed: %s", call.request_id, exc_info=error)
+            await self._send_error(body.id, internal("the server made a mistake; see its log"))
+        finally:
+            self._cancelled.discard(body.id)
+            self._running.pop(body.id, None)
+            words = {"method": "WEBSOCKET", "path": "/ws/generate", "status": status}
+            prompts = {"body": body.model_dump(exclude_none=True)}
+            logged = prompts if self.service.options.log_prompts else {}
+            log_call(call, {**words, **call.summary(), **logged})
+
+    async def _generate(self, body: GenerateMessage, call: Call) -> None:
+        body.require_known()
+        self.service.require_model(body.model)
+        self.service.admit()
+        params = body.sampling(self.service.info.default_params)
+        streams = self.service.start([await self._prompt(body)], params)
+        async for _, pieces in merged(streams):
+            for piece in pieces:
+                await self._send(token_message(body, piece))
+        await self._send_done(body.id, streams, "done")
+
+    async def _prompt(self, body: GenerateMessage) -> list[int]:
+        """Token ids of what a request gives. Raises ApiError where that is not one thing."""
+        names = ("prompt", "prompt_token_ids", "messages")
+        given = [name for name in names if getattr(body, name) is not None]
+        if len(given) != 1:
+            raise ApiError(400, f"give one of {', '.join(names)}", param="prompt")
+        if body.chat_template_kwargs is not None and body.messages is None:
+            raise ApiError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
+        if body.prompt is not None:
+            return await self.service.encode(body.prompt)
+        if body.prompt_token_ids is not None:
+            return body.prompt_token_ids
+        variables = self.chat_model.variables(body.chat_template_kwargs, None)
+        return (await self.chat_model.prompt(body.messages, None, variables)).token_ids
+
+    # ---- to the client
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.socket.send_text(json.dumps(message, separators=(",", ":")))
+
+    async def _send_done(self, number: str, streams: list[TokenStream], kind: str) -> None:
+        await self._send({"type": kind, "id": number, "usage": usage(streams)})
+
+    async def _send_error(self, number: str | None, error: ApiError) -> None:
+        details = {**error_body(error)["error"], "status": error.status}
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            await self._send({"type": "error", "id": number, "error": details})
+
+
+def token_message(body: GenerateMessage, piece: Piece) -> dict[str, Any]:
+    """One token of one completion, or its end without one."""
+    message = {
+        "type": "token",
+        "id": body.id,
+        "index": piece.completion,
+        "token_id": piece.token_id,
+        "text": piece.text,
+        "finish_reason": finish_reason(piece),
+    }
+    if piece.logprobs is not None:
+        message["logprobs"] = {str(token): value for token, value in piece.logprobs.items()}
+    return message
+
+
+def parsed(message: Any, most_levels: int) -> dict[str, Any]:
+    """A message of a client.
+
+    Raises:
+        MalformedMessage: it is no JSON object.
+        WebSocketDisconnect: the client has left.
+    """
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    text = message.get("text")
+    if text is None:
+        raise MalformedMessage("messages are texts of JSON")
+    try:
+        require_depth(text.encode("utf-8", "replace"), most_levels)
+        value = json.loads(text)
+    except (ApiError, ValueError) as error:
+        raise MalformedMessage(f"not JSON: {error}"[:200]) from None
+    if not isinstance(value, dict):
+        raise MalformedMessage("a message is an object of JSON")
+    return value
+
+
+def router(service: Service) -> APIRouter:
+    """The route of the WebSocket."""
+    routes = APIRouter()
+    chat_model, keys = ChatModel(service), ApiKeys(service.options.api_keys)
+
+    @routes.websocket("/ws/generate")
+    async def generate(socket: WebSocket) -> None:
+        """Serve requests that come as messages."""
+        await socket.accept()
+        await Socket(service, chat_model, keys, socket).serve()
+
+    return routes
