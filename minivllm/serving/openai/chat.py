@@ -126,10 +126,9 @@ class ChatCompletion:
         running = options is not None and options.continuous_usage_stats
         head = {**self.head, "object": "chat.completion.chunk"}
 
-        def chunk(choices: list[dict[str, Any]]) -> bytes:
-            return event(
-                {**head, "choices": choices, **({"usage": self.usage()} if running else {})}
-            )
+        def chunk(choices: list[dict[str, Any]], **further: Any) -> bytes:
+            used = {"usage": self.usage()} if running else {}
+            return event({**head, "choices": choices, **used, **further})
 
         ids = self.ids()
         async for _, pieces in merged(self.streams):
@@ -137,7 +136,7 @@ class ChatCompletion:
             for piece in pieces:
                 choice = self.choices[piece.completion]
                 if not choice.has_begun:
-                    events.append(event({**head, "choices": [choice.role()], **ids}))
+                    events.append(chunk([choice.role()], **ids))
                     ids = {}
                 if (delta := choice.delta(piece)) is not None:
                     events.append(chunk([delta]))

@@ -224,6 +224,25 @@ def test_a_stream_may_be_left(talker: openai.OpenAI) -> None:
     assert ask(talker).choices[0].message.content == GREETING
 
 
+def test_an_answer_that_takes_too_long_is_an_error_streamed_or_not(talker: openai.OpenAI) -> None:
+    endless: dict[str, Any] = {"extra_body": {"ignore_eos": True, "deadline_ms": 1500}}
+    text = ""
+    with pytest.raises(openai.APIError, match=r"the request did not end within 1\.5 s"):
+        for chunk in ask(talker, stream=True, **endless):
+            text += chunk.choices[0].delta.content or ""
+    assert text.startswith(f"{GREETING}{GREETING}")
+    with pytest.raises(openai.APIStatusError) as error:
+        ask(talker, **endless)
+    assert error.value.status_code == 408
+
+
+def test_usage_may_come_with_every_chunk(talker: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(ask(talker, stream=True, stream_options=options))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 15
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
 
 
