@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.answer_grammar import answer_grammar
 from minivllm.serving.errors import ApiError
+from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
 from minivllm.serving.parsing.tool_forms import tool_form
@@ -124,6 +127,13 @@ class ChatModel:
         known = {**(variables or {}), **({"tools": list(tools)} if tools else {})}
         ids = await self.service.render_chat(parsed, **known)
         return ChatPrompt(ids, begins_thinking(tokenizer, ids))
+
+    def grammar(
+        self, prompt: ChatPrompt, asked: StructuredOutputs | None, tools: Tools | None
+    ) -> StructuredOutputs | None:
+        """What the text of an answer has to be, see `answer_grammar`."""
+        tokenizer = self.require()
+        return answer_grammar(asked, tools, self.form, tokenizer, prompt.begins_thinking)
 
     def parser(
         self,

@@ -86,8 +86,14 @@ def _checked(given: Any, param: str) -> StructuredOutputs | None:
 def forced_call(
     tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer
 ) -> StructuredOutputs:
-    """One call of one of these tools, in the model's own form, with arguments that satisfy the
-    tool's schema.
+    """One call of one of these tools, see `call_rules`."""
+    rules = ["start: tool_call", *call_rules(tools, form, tokenizer)]
+    return StructuredOutputs(grammar="\n".join(rules))
+
+
+def call_rules(tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer) -> list[str]:
+    """Rules of a grammar with `tool_call`, one call of one of these tools, in the model's own form,
+    with arguments that satisfy the tool's schema.
 
     Args:
         tools: names, with the JSON schemas of their parameters; None: a tool takes none.
@@ -98,7 +104,7 @@ def forced_call(
         ApiError: a schema is none, or llguidance is missing.
     """
     rules = [
-        f"start: {_sentence(form.before, tokenizer)} call {_sentence(form.after, tokenizer)}",
+        f"tool_call: {_sentence(form.before, tokenizer)} call {_sentence(form.after, tokenizer)}",
         f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}",
     ]
     for number, (name, parameters) in enumerate(tools.items()):
@@ -108,9 +114,9 @@ def forced_call(
             schema = guided_schema(json.dumps(NO_PARAMETERS if parameters is None else parameters))
         except (BadInput, TypeError, ValueError, RecursionError) as error:
             raise ApiError(400, f"the schema of tool {name!r:.100}: {error}", param=param) from None
-        rules.append(f'call_{number}: {_quoted(begin)} arguments_{number} "}}"')
+        rules.append(f'call_{number}: {quoted(begin)} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {schema}")
-    return StructuredOutputs(grammar="\n".join(rules))
+    return rules
 
 
 def _sentence(text: str, tokenizer: Tokenizer) -> str:
@@ -122,11 +128,12 @@ def _sentence(text: str, tokenizer: Tokenizer) -> str:
         if token.special or is_tag(token.content)
     }
     if not special:
-        return _quoted(text)
+        return quoted(text)
     pattern = "|".join(re.escape(one) for one in sorted(special, key=len, reverse=True))
     parts = re.split(f"({pattern})", text)
-    return " ".join(f"<[{special[p]}]>" if p in special else _quoted(p) for p in parts if p)
+    return " ".join(f"<[{special[p]}]>" if p in special else quoted(p) for p in parts if p)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as a Lark rule has it."""
     return json.dumps(text, ensure_ascii=False)

@@ -97,7 +97,7 @@ HIDDEN = 512  # one dimension a token, and one for what each token weighs by its
 UNIT = (HIDDEN / 2) ** 0.5  # of a hidden state of two ones, after the norm
 SUCCESSOR, NEXT_ONE = 40.0, 0.5  # logit of the likeliest successor, and what the next ones lack
 # What ends a JSON text soonest comes first; what could go on for ever comes last.
-SOONEST = ["}", "]", '"', ",", ":", "{", "[", *"0123456789", *"tfnrueals"]
+SOONEST = ['"', "}", "]", ",", ":", "{", "[", *"0123456789", *"tfnrueals"]
 LAST = [*"\\-. \n\r\t"]
 
 
@@ -155,6 +155,9 @@ def _head(fast: FastTokenizer) -> torch.Tensor:
     for rank, letter in enumerate(LAST):
         head[token(_spelled(letter)), -1] = 1.5 - rank / 8
     head[token(END), -1] = 8.0
+    head[token("<tool_call>"), -1] = 1.0  # rather than a thought
+    for opening, closing in ("{}", "[]"):
+        head[token(closing), token(opening)] = 2.0
     ends = [([first], words) for first, words in ANSWERS.items()]
     ends.append(([END], ANSWERS["<|answer|>"]))  # where the end is ignored
     for before, words in ends:

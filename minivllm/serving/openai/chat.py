@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -36,8 +37,6 @@ class ChatBody(SamplingFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     reasoning: ReasoningFields | None = None
@@ -176,11 +175,6 @@ def _require_supported(body: ChatBody) -> None:
         raise ApiError(
             400, 'modalities must be ["text"]: the model writes text', param="modalities"
         )
-    kind = (body.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise ApiError(400, "response_format is not supported yet", param="response_format")
-    if body.structured_outputs is not None:
-        raise ApiError(400, "structured_outputs is not supported yet", param="structured_outputs")
 
 
 def router(service: Service) -> APIRouter:
@@ -198,14 +192,14 @@ def router(service: Service) -> APIRouter:
         tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         if tools is not None:
             chat_model.require_tools()
-            if tools.choice == "required":
-                raise ApiError(400, "tool_choice is not supported yet", param="tool_choice")
         params = _params(service, chat_model, body, tools)
         prompt = await chat_model.prompt(
             body.messages,
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, body.effort()),
         )
+        grammar = chat_model.grammar(prompt, params.structured_outputs, tools)
+        params = replace(params, structured_outputs=grammar)
         call = ChatCompletion(service, chat_model, body, prompt, tools, params)
         if body.stream:
             return await event_stream(call.chunks(), error_event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -22,6 +23,7 @@ from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
 from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.service import Service, merged, unless_left
 from minivllm.serving.sse import event, event_stream
+from minivllm.serving.structured import of_text_format
 from minivllm.serving.token_texts import TokenTexts
 
 WITH_LOGPROBS = "message.output_text.logprobs"
@@ -87,16 +89,11 @@ class ResponseBody(SamplingFields):
                 any(name != WITH_LOGPROBS for name in self.include or ()),
                 f"only {WITH_LOGPROBS} is known",
             ),
-            "text.format": (self.format_type != "text", "it is not supported yet"),
+            "response_format": (self.response_format is not None, "its place is text.format"),
         }
         for name, (is_asked, reason) in reasons.items():
             if is_asked:
                 raise ApiError(400, f"{name}: {reason}", param=name)
-
-    @property
-    def format_type(self) -> Any:
-        """The type of `text.format`."""
-        return ((self.text.format if self.text else None) or {"type": "text"}).get("type")
 
 
 class ResponseCall:
@@ -264,6 +261,8 @@ def _params(
     given: dict[str, Any] = chat_model.sampling(tools is not None)
     most = body.max_output_tokens
     given["max_tokens"] = defaults.max_tokens if most is None else most
+    if (asked := of_text_format(body.text.format if body.text else None)) is not None:
+        given["structured_outputs"] = asked
     if body.with_logprobs:
         given["logprobs"] = body.top_logprobs or 0
     return body.params(defaults, **given)
@@ -285,8 +284,6 @@ def router(service: Service) -> APIRouter:
         )
         if tools is not None:
             chat_model.require_tools()
-            if tools.choice == "required":
-                raise ApiError(400, "tool_choice is not supported yet", param="tool_choice")
         params = _params(service, chat_model, body, tools)
         effort = body.reasoning.effort if body.reasoning is not None else None
         prompt = await chat_model.prompt(
@@ -294,6 +291,8 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, effort),
         )
+        grammar = chat_model.grammar(prompt, params.structured_outputs, tools)
+        params = replace(params, structured_outputs=grammar)
         call = ResponseCall(service, chat_model, body, prompt, tools, params)
         if body.stream:
             return await event_stream(call.chunks(), call.failed)

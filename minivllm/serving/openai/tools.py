@@ -24,12 +24,14 @@ class Tools:
         choice: whether the answer may call one, or must.
         name: of the one that it must call; None: any.
         parallel: whether it may call several.
+        strict: arguments have to satisfy the schemas.
     """
 
     tools: Sequence[Mapping[str, Any]]
     choice: Choice
     name: str | None = None
     parallel: bool = True
+    strict: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -56,7 +58,13 @@ def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
         raise ApiError(400, f"tools must be a list of at most {MOST_TOOLS} tools", param="tools")
     for number, tool in enumerate(given):
         _check(tool, f"tools[{number}]")
-    tools = Tools(given, *_choice(choice), parallel is not False)
+    is_strict = any(tool["function"].get("strict") for tool in given)
+    tools = Tools(
+        [_without_strict(tool) for tool in given],
+        *_choice(choice),
+        parallel is not False,
+        is_strict,
+    )
     if len(set(tools.names)) < len(tools.names):
         raise ApiError(400, "tools must have names of their own", param="tools")
     if tools.name is not None and tools.name not in tools.names:
@@ -64,6 +72,12 @@ def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
             400, f"tool_choice names {tools.name!r:.100}, which is no tool", param="tool_choice"
         )
     return None if tools.choice == "none" else tools
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool without what only this server reads."""
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {**tool, "function": function}
 
 
 def _check(tool: Any, where: str) -> None:
@@ -80,6 +94,8 @@ def _check(tool: Any, where: str) -> None:
             f"{where}: the name must be made of letters, digits, _, . and -",
             param="tools",
         )
+    if not isinstance(function.get("strict"), bool | None):
+        raise ApiError(400, f"{where}: strict must be true or false", param="tools")
     if not isinstance(function.get("parameters") or {}, dict):
         raise ApiError(400, f"{where}: parameters must be a JSON schema", param="tools")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, ConfigDict, Field
 
 from minivllm import LLM, SamplingParams
 from tests.serving.chat_checkpoint import (
@@ -126,6 +127,71 @@ def test_calls_are_limited_to_one_or_none(talker: openai.OpenAI) -> None:
     assert [call.function.name for call in message.tool_calls] == ["get_weather"]
     message = ask(talker, tools=tools, tool_choice="none").choices[0].message
     assert message.content == GREETING and message.tool_calls is None
+
+
+class Place(BaseModel):
+    """What an answer is asked to be."""
+
+    model_config = ConfigDict(extra="forbid")
+    city: Literal["Paris", "Graz"]
+    numbers: list[bool] = Field(min_length=2, max_length=3)
+    name: str = Field(pattern="^[b-d]{2}$")
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": True}, {"thinking": True}])
+def test_an_answer_has_the_form_that_is_asked_also_behind_thoughts(
+    talker: openai.OpenAI, kwargs: dict[str, bool]
+) -> None:
+    further: dict[str, Any] = {"chat_template_kwargs": kwargs}
+    for stream in (False, True):
+        if stream:
+            choice = streamed(talker, response_format=Place, extra_body=further).choices[0]
+        else:
+            choice = talker.chat.completions.parse(
+                model="talker", messages=USER, response_format=Place, extra_body=further
+            ).choices[0]  # type: ignore[arg-type]
+        assert choice.message.parsed == Place(city="Graz", numbers=[True, True], name="bb")
+        assert choice.finish_reason == "stop"
+    thoughts = getattr(ask(talker, extra_body=further).choices[0].message, "reasoning", None)
+    assert thoughts == (THOUGHT.strip() if kwargs else None)
+
+
+@pytest.mark.parametrize("answer", [ask, streamed])
+def test_tools_are_called_where_they_must_be(talker: openai.OpenAI, answer: Any) -> None:
+    say = {"name": "say", "parameters": {"properties": {"w": {"enum": ["no"]}}, "required": ["w"]}}
+    tools = [WEATHER, {"type": "function", "function": say}]
+    named = {"type": "function", "function": {"name": "say"}}
+    for choice, kwargs in (("required", {}), (named, {}), (named, {"enable_thinking": True})):
+        fields = {
+            "tools": tools,
+            "tool_choice": choice,
+            "extra_body": {"chat_template_kwargs": kwargs},
+        }
+        answered = answer(talker, **fields).choices[0]
+        (call,) = answered.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("say", '{"w":"no"}')
+        assert answered.finish_reason == "tool_calls" and not answered.message.content
+
+
+def test_strict_tools_are_called_as_their_schemas_say(talker: openai.OpenAI) -> None:
+    weather = {"name": "get_weather", "strict": True, "parameters": Place.model_json_schema()}
+    for further in ({}, {"response_format": {"type": "json_object"}}):
+        choice = ask(talker, tools=[{"type": "function", "function": weather}], **further).choices[
+            0
+        ]
+        arguments = choice.message.tool_calls[0].function.arguments
+        assert Place.model_validate_json(arguments).city == "Graz"
+
+
+def test_other_forms_of_answers(talker: openai.OpenAI) -> None:
+    for asked, text in (
+        ({"regex": "[b-d]{3}/e"}, "bbb/e"),
+        ({"choice": ["yes", "Hello again"]}, "Hello again"),
+        ({"grammar": 'start: "a" /b{2}/ "."'}, "abb."),
+        ({"json": {"const": None}}, "null"),
+    ):
+        message = ask(talker, extra_body={"structured_outputs": asked}).choices[0].message
+        assert message.content == text
 
 
 def test_history_reaches_the_template(talking: LLM, talker: openai.OpenAI) -> None:
@@ -274,6 +340,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice",
             "names 'f', which is no tool",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object"),
+        (
+            {"structured_outputs": {"grammar": "start: x"}, "tools": [WEATHER]},
+            "structured_outputs",
+            "without tools",
         ),
         ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice", "must be none, auto"),
         ({"chat_template_kwargs": {"budget": 1}}, "chat_template_kwargs", "no variable 'budget'"),

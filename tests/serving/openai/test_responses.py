@@ -6,10 +6,11 @@ import asyncio
 import json
 import urllib.request
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from minivllm import LLM, SamplingParams
 from tests.serving.chat_checkpoint import CALL, CONCLUSION, GREETING, SECOND_CALL, THOUGHT
@@ -120,6 +121,33 @@ def test_tools_are_called_and_their_results_answered(talker: openai.OpenAI) -> N
         assert kinds == ["message", "function_call"]
 
 
+class Sum(BaseModel):
+    """What an answer is asked to be."""
+
+    total: Literal[555]
+
+
+def test_an_answer_has_the_form_that_is_asked(talker: openai.OpenAI) -> None:
+    for fields in ({}, THINK):
+        parsed = talker.responses.parse(model="talker", input="x", text_format=Sum, **fields)
+        assert parsed.output_parsed == Sum(total=555)
+        assert [item.type for item in parsed.output] == ["reasoning", "message"][not fields :]
+        with talker.responses.stream(model="talker", input="x", text_format=Sum, **fields) as one:
+            assert one.get_final_response().output_parsed == Sum(total=555)
+
+
+def test_a_tool_is_called_where_it_must_be(talker: openai.OpenAI) -> None:
+    for choice, name in (
+        ("required", "get_time"),
+        ({"type": "function", "name": "get_time"}, "get_time"),
+    ):
+        tools = TOOLS[1:] if choice == "required" else TOOLS
+        response = ask(talker, tools=tools, tool_choice=choice)
+        (call,) = response.output
+        assert (call.name, json.loads(call.arguments)) == (name, {})
+        assert response.tool_choice == choice or response.tool_choice.name == name
+
+
 def test_an_answer_that_is_cut_off_is_incomplete(talker: openai.OpenAI) -> None:
     whole = ask(talker, max_output_tokens=2)
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -201,6 +229,8 @@ def test_many_at_once_and_some_left(chat_server: RunningServer) -> None:
         ({"input": [{"type": "web_search_call"}]}, "input", "input[0].type must be message"),
         ({"tools": [{"type": "web_search"}]}, "tools", 'tools[0].type must be "function"'),
         ({"top_logprobs": 2}, "top_logprobs", "needs include="),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "must be text, json_object"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "its place is text"),
         ({"return_token_ids": True}, "return_token_ids", "no place"),
     ],
 )

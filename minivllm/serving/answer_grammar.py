@@ -1,0 +1,135 @@
+"""The grammar of a whole answer: thoughts, and behind them the form that is asked for, or calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minivllm.engine.options import StructuredOutputs
+from minivllm.errors import BadInput
+from minivllm.extras.masks.json_schema import guided_schema
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.errors import ApiError
+from minivllm.serving.openai.tools import Tools
+from minivllm.serving.parsing.reasoning import THINK_CLOSE, THINK_OPEN
+from minivllm.serving.parsing.tool_forms import ToolForm
+from minivllm.serving.structured import call_rules, quoted
+
+_ANY = "(?s:.)"
+_SPACE = r"SPACE: /[ \n\r\t]{1,8}/"  # behind thoughts and calls
+
+
+def answer_grammar(
+    asked: StructuredOutputs | None,
+    tools: Tools | None,
+    form: ToolForm | None,
+    tokenizer: Tokenizer,
+    begins_thinking: bool,
+) -> StructuredOutputs | None:
+    """What the text of an answer has to be; None: anything.
+
+    A model that thinks may do so before what is asked of its answer. With tools that it may call, a
+    call stands in place of the form that is asked.
+
+    Args:
+        asked: the form of the answer.
+        tools: that it may or must call.
+        form: of the model's calls, where there are tools.
+        tokenizer: of the model.
+        begins_thinking: the prompt ends inside a thinking block.
+
+    Raises:
+        ApiError: this cannot be asked of this model.
+    """
+    if asked is not None and asked.grammar is not None:
+        _require_alone(tools, begins_thinking)
+        return asked
+    rules: list[str] = []
+    if tools is not None and form is not None:
+        answer = _calls(tools, form, asked is not None, rules)
+        if answer:
+            rules += call_rules(_schemas(tools), form, tokenizer)
+    else:
+        answer = "" if asked is None else "form"
+    if not answer:
+        return None
+    thoughts = _thoughts(tokenizer, begins_thinking)
+    if answer == "form" and not thoughts:
+        return asked
+    if asked is not None and "form" in answer.split():
+        rules.append(f"form: {_form(asked)}")
+    between = "thoughts" if begins_thinking else "thoughts?"
+    start = f"start: {between} answer" if thoughts else "start: answer"
+    rules = [start, *thoughts, f"answer: {answer}", *rules, _SPACE]
+    return StructuredOutputs(grammar="\n".join(rules))
+
+
+def _require_alone(tools: Tools | None, begins_thinking: bool) -> None:
+    """Raise ApiError where a client's own grammar is not all that is asked."""
+    if tools is not None or begins_thinking:
+        what = "tools" if tools is not None else "thoughts, which the chat template begins"
+        raise ApiError(
+            400,
+            f"structured_outputs.grammar is of a whole answer, without {what}",
+            param="structured_outputs",
+        )
+
+
+def _calls(tools: Tools, form: ToolForm, is_asked: bool, rules: list[str]) -> str:
+    """The rule of an answer with tools, further rules added; empty where it may be any text."""
+    if tools.choice == "required":
+        return "tool_call"
+    if is_asked:
+        return "form | tool_call"
+    if not tools.strict:
+        return ""
+    if form.is_bare:
+        raise ApiError(
+            400,
+            "strict=true needs tool_choice=required: this model's calls have no marker",
+            param="tools",
+        )
+    # A call that is spelled otherwise than by this grammar would not be strict.
+    marker = _pattern(re.escape(form.begin))
+    rules.append(f"TEXT: /{_ANY}+/ & ~/{_ANY}*{marker}{_ANY}*/")
+    several = "*" if tools.parallel and form.end else "?"
+    return f"TEXT? (tool_call SPACE?){several}"
+
+
+def _schemas(tools: Tools) -> Mapping[str, Any]:
+    """The names of tools that may be called, with the schemas of their parameters."""
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools.tools}
+    names: Sequence[str] = list(functions) if tools.name is None else [tools.name]
+    given = {name: functions[name].get("parameters") for name in names}
+    return {name: {"type": "object", **one} if one else None for name, one in given.items()}
+
+
+def _thoughts(tokenizer: Tokenizer, begins_thinking: bool) -> list[str]:
+    """The rules of a thinking block; none where the model has no tokens for it."""
+    begin, end = (tokenizer.fast.token_to_id(tag) for tag in (THINK_OPEN, THINK_CLOSE))
+    if begin is None or end is None:
+        if begins_thinking:
+            raise ApiError(400, "the form of an answer cannot be asked of this chat template")
+        return []
+    opened = "" if begins_thinking else f"<[{begin}]> "
+    return [f"thoughts: {opened}THOUGHTS? <[{end}]> SPACE?", f"THOUGHTS: /{_ANY}+/"]
+
+
+def _form(asked: StructuredOutputs) -> str:
+    """The rule of a form."""
+    if asked.choice is not None:
+        return " | ".join(map(quoted, asked.choice))
+    if asked.regex is not None:
+        return f"/{_pattern(asked.regex)}/"
+    schema = '{"type": "object"}' if asked.json is None else str(asked.json)
+    try:
+        return f"%json {guided_schema(schema)}"
+    except BadInput as error:
+        raise ApiError.of(error, "response_format") from None
+
+
+def _pattern(regex: str) -> str:
+    """A regular expression between slashes."""
+    parts = re.findall(r"\\.|[^\\]", regex, re.DOTALL)
+    return "".join({"/": r"\/", "\n": r"\n"}.get(part, part) for part in parts)
