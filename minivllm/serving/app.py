@@ -79,6 +79,7 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
         keys=ApiKeys(options.api_keys),
         respond=respond,
         count=service.count,
+        admit=service.admit,
     )
     if options.cors_origins:
         app.add_middleware(

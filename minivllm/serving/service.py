@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minivllm.engine.options import SamplingParams
@@ -14,7 +15,7 @@ from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.engine_client import EngineClient, TokenStream
 from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
-from minivllm.serving.http.calls import CALL, CLIENT_LEFT
+from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
 from minivllm.serving.messages import Piece, Ready, Step
 from minivllm.serving.options import ServeOptions
 
@@ -181,7 +182,7 @@ class Service:
         stream = self.client.submit(ids, params)
         if call is not None:
             call.streams.append(stream)
-            stream.cut_off = call.cut_off
+            stream.cut_off = partial(self._cut_off, call)
         patience = self.options.request_timeout_s
         if params.deadline_ms is not None:
             patience = min(patience, 1e-3 * params.deadline_ms)
@@ -193,6 +194,10 @@ class Service:
         gone = 0.0 if arrived_s is None else time.perf_counter() - arrived_s
         stream.timer = asyncio.get_running_loop().call_later(max(0.0, patience - gone), give_up)
         return stream
+
+    def _cut_off(self, call: Call) -> None:
+        self.count("slow_readers")
+        call.cut_off()
 
 
 async def unless_left(request: Request, answer: Awaitable[T]) -> T:

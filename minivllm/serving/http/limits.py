@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from minivllm.serving.http.calls import Respond
 
 OPEN = ("/health", "/ready")  # for machines that watch the server, without a key
+# Requests for the engine, refused before their bodies are read where its queue is full: refusing is
+# what an overloaded server does most.
+FOR_THE_ENGINE = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 MOST_HEADERS_BYTES = 65_536
 MOST_BODIES = 16  # bodies of the largest size that may be on their way at a time
 LINGER_S = 2.0  # for a client to read an answer that came before its body had been sent
@@ -91,6 +94,7 @@ class Limits:
         keys: of clients.
         respond: an answer with an error, in the form of the API that was called.
         count: counts what clients did, by name.
+        admit: raises ApiError where no further request may wait for the engine.
     """
 
     def __init__(
@@ -100,9 +104,10 @@ class Limits:
         keys: ApiKeys,
         respond: Respond,
         count: Callable[[str], None],
+        admit: Callable[[], None],
     ) -> None:
         self.app, self._options, self._keys = app, options, keys
-        self._respond, self._count = respond, count
+        self._respond, self._count, self._admit = respond, count, admit
         self._most = int(options.max_body_mb * BYTES_PER_MB)
         self._held = 0  # bytes of bodies on their way
 
@@ -112,6 +117,8 @@ class Limits:
         try:
             self._check_head(scope)
             if is_http:
+                if scope["path"] in FOR_THE_ENGINE and scope["method"] == "POST":
+                    self._admit()
                 body = await self._body(scope, receive)
         except ApiError as error:
             await self._refuse(error, scope, receive, send)
