@@ -32,8 +32,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE_CORE, CLIENT_CORE = 0, 1
 STREAMS = 32
-# Output tokens of each request of each load, by model.
-OUTPUT_LEN = {"tiny": 128, "qwen3": 32}
+# Output tokens of each request, and requests of each stream. Streams that begin together reach the
+# server one after the other, so that a first step has few of them: short loads would show that.
+OUTPUT_LEN = {"tiny": 128, "qwen3": 64}
+ROUNDS = {"tiny": 8, "qwen3": 1}
 ENGINE = ("runtime.device=cpu", "runtime.threads=1", "decoding=greedy", "measure.roofline=false")
 
 
@@ -44,7 +46,7 @@ def model_knobs(model: str) -> list[str]:
 
 def load_knobs(model: str, streams: int) -> list[str]:
     """Overrides of the load: so many requests at a time."""
-    count = 3 * streams if streams > 1 else 20
+    count = ROUNDS[model] * streams if streams > 1 else 20
     return [
         "arrival=concurrency",
         f"arrival.concurrency={streams}",

@@ -31,6 +31,7 @@ def test_it_measures_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     script = load_script("serving_overhead")
     monkeypatch.setattr(script, "STREAMS", 2)
     monkeypatch.setattr(script, "OUTPUT_LEN", {"tiny": 8})
+    monkeypatch.setattr(script, "ROUNDS", {"tiny": 1})
     words = ["serving_overhead.py", "--blocks", "1", "--models", "tiny"]
     monkeypatch.setattr(sys, "argv", [*words, "--output", str(tmp_path / "made.json")])
     script.main()
