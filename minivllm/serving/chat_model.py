@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,12 +129,15 @@ class ChatModel:
         ids = await self.service.render_chat(parsed, **known)
         return ChatPrompt(ids, begins_thinking(tokenizer, ids))
 
-    def grammar(
+    async def grammar(
         self, prompt: ChatPrompt, asked: StructuredOutputs | None, tools: Tools | None
     ) -> StructuredOutputs | None:
-        """What the text of an answer has to be, see `answer_grammar`."""
-        tokenizer = self.require()
-        return answer_grammar(asked, tools, self.form, tokenizer, prompt.begins_thinking)
+        """What the text of an answer has to be, see `answer_grammar`; found in a thread, as
+        schemas may be large."""
+        if asked is None and tools is None:
+            return None
+        given = asked, tools, self.form, self.require(), prompt.begins_thinking
+        return await asyncio.to_thread(answer_grammar, *given)
 
     def parser(
         self,

@@ -18,6 +18,7 @@ from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
 from minivllm.serving.messages import Piece, Ready, Step
 from minivllm.serving.options import ServeOptions
+from minivllm.serving.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -48,6 +49,7 @@ class Service:
         self.options, self.client, self.info = options, client, info
         self.tokenizer, self.model = tokenizer, model
         self.created = int(time.time())
+        self._token_texts: TokenTexts | None = None
         self.is_draining = False
         self.counts: Counter[str] = Counter()  # what clients did, by name
         self.statuses: Counter[int] = Counter()  # of answers over HTTP
@@ -101,6 +103,12 @@ class Service:
         if self.tokenizer is None:
             raise ApiError(400, "this checkpoint has no tokenizer: give token ids instead of text")
         return self.tokenizer
+
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens. Raises ApiError where the model has no tokenizer."""
+        if self._token_texts is None:
+            self._token_texts = TokenTexts(self.require_tokenizer())
+        return self._token_texts
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; a long one is encoded in a thread."""

@@ -22,7 +22,6 @@ from minivllm.serving.openai.forms import error_event, usage
 from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.service import Service, merged, unless_left
 from minivllm.serving.sse import event, event_stream
-from minivllm.serving.token_texts import TokenTexts
 
 
 class ChatBody(SamplingFields):
@@ -83,7 +82,7 @@ class ChatCompletion:
         }
         names = None if tools is None else tools.names
         most_calls = 1 if tools is not None and not tools.parallel else None
-        texts = TokenTexts(chat_model.require()) if body.logprobs else None
+        texts = service.token_texts() if body.logprobs else None
         self.choices = [
             ChatChoice(
                 index,
@@ -198,7 +197,7 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, body.effort()),
         )
-        grammar = chat_model.grammar(prompt, params.structured_outputs, tools)
+        grammar = await chat_model.grammar(prompt, params.structured_outputs, tools)
         params = replace(params, structured_outputs=grammar)
         call = ChatCompletion(service, chat_model, body, prompt, tools, params)
         if body.stream:

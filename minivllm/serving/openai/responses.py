@@ -24,7 +24,6 @@ from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.service import Service, merged, unless_left
 from minivllm.serving.sse import event, event_stream
 from minivllm.serving.structured import of_text_format
-from minivllm.serving.token_texts import TokenTexts
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 
@@ -124,7 +123,7 @@ class ResponseCall:
         one_call = 1 if tools is not None and not tools.parallel else None
         self.parser = chat_model.parser(prompt, names, one_call or body.max_tool_calls)
         self.output = ResponseOutput()
-        self._texts = TokenTexts(chat_model.require()) if body.with_logprobs else None
+        self._texts = service.token_texts() if body.with_logprobs else None
         self._num_reasoning_tokens = 0
         self._count = 0  # of events
         self.streams = service.start([prompt.token_ids], params)
@@ -291,7 +290,7 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, effort),
         )
-        grammar = chat_model.grammar(prompt, params.structured_outputs, tools)
+        grammar = await chat_model.grammar(prompt, params.structured_outputs, tools)
         params = replace(params, structured_outputs=grammar)
         call = ResponseCall(service, chat_model, body, prompt, tools, params)
         if body.stream:
