@@ -44,6 +44,19 @@ class TokenTexts:
         """The text of a token; bytes that form no character become U+FFFD."""
         return self.data(token_id).decode(errors="replace")
 
+    def label(self, token_id: int) -> str:
+        """The text of a token; of bytes that form no character, their names as OpenAI writes them,
+        so that no two tokens read the same: `bytes:\\xc3`."""
+        data = self.data(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def num_characters(self, token_id: int) -> int:
+        """How many characters begin in a token."""
+        return sum(byte & 0xC0 != 0x80 for byte in self.data(token_id))
+
     def _look_up(self, token_id: int) -> bytes:
         token = self._fast.id_to_token(token_id)
         if token is None or token_id in self._special:

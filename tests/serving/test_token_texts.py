@@ -45,6 +45,9 @@ def test_bytes_of_byte_level_tokens_make_up_the_text() -> None:
     ids = tokenizer.encode(TEXT)
     assert b"".join(map(texts.data, ids)).decode() == TEXT
     assert "\ufffd" in "".join(map(texts.text, ids))  # a character that is split
+    labels = {texts.label(token_id) for token_id in range(6144)}
+    assert len(labels) == 6144 and "bytes:\\xc3" in labels
+    assert sum(map(texts.num_characters, ids)) == len(TEXT)
     assert texts.text(0) == "<|endoftext|>" and texts.data(10**6) == b""
 
 

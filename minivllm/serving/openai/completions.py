@@ -61,6 +61,7 @@ class Completion:
         self.streams: list[TokenStream] = service.start(prompts, params)
         # Characters of each choice so far, for `text_offset`.
         self._offsets = [0] * (len(prompts) * params.n)
+        self._has_begun = [False] * len(self._offsets)
 
     def choice(self, number: int, pieces: list[Piece]) -> dict[str, Any]:
         """The pieces of one completion as a choice of the answer.
@@ -71,7 +72,7 @@ class Completion:
         """
         body, last = self.body, pieces[-1]
         index = number * self.params.n + last.completion
-        is_first = self._offsets[index] == 0
+        is_first, self._has_begun[index] = not self._has_begun[index], True
         shown = [] if body.max_tokens == 0 else pieces
         text = "".join(piece.text for piece in shown)
         ids = [piece.token_id for piece in shown if piece.token_id is not None]
@@ -102,7 +103,7 @@ class Completion:
     ) -> dict[str, list[Any]]:
         """Tokens with their log-probabilities, in the form of this API; with `of_prompt` those of
         the prompt come first."""
-        decode = self.service.require_tokenizer().decode
+        texts = self.service.token_texts()
         found: list[tuple[int, dict[int, float] | None]] = []
         if self.body.echo and of_prompt is not None:
             first, *others = self.prompts[number]
@@ -113,14 +114,13 @@ class Completion:
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
         for token_id, logprobs in found:
-            text = decode([token_id], False)
-            result["tokens"].append(text)
+            result["tokens"].append(texts.label(token_id))
             result["token_logprobs"].append(None if logprobs is None else logprobs[token_id])
             best = sorted((logprobs or {}).items(), key=lambda item: -item[1])
-            top = {decode([i], False): p for i, p in best[: self.body.logprobs]}
+            top = {texts.label(i): p for i, p in best[: self.body.logprobs]}
             result["top_logprobs"].append(None if logprobs is None else top)
             result["text_offset"].append(offset)
-            offset += len(text)
+            offset += texts.num_characters(token_id)
         return result
 
     async def whole(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import jsonschema
 import openai
@@ -69,6 +70,28 @@ def test_echo_with_logprobs_scores_the_prompt(llm: LLM, client: openai.OpenAI) -
     assert choice.logprobs.token_logprobs[0] is None
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=0.1)
     assert choice.logprobs.text_offset == [0, *map(len, _prefixes(choice.logprobs.tokens or []))]
+
+
+def test_tokens_of_split_characters_have_names_and_places(client: openai.OpenAI) -> None:
+    prompt = "值 = 'é😀' # ok"
+    fields: dict[str, Any] = {"model": "tiny", "prompt": prompt, "echo": True, "logprobs": 5}
+    choice = client.completions.create(max_tokens=3, **fields).choices[0]
+    found = choice.logprobs
+    assert found is not None and found.tokens is not None and found.text_offset is not None
+    assert any(token.startswith("bytes:\\x") for token in found.tokens)
+    place = found.text_offset[found.tokens.index(" #")]
+    assert choice.text[place : place + 2] == " #"
+    chunks = list(
+        client.completions.create(
+            max_tokens=3, stream=True, extra_body={"return_token_ids": True}, **fields
+        )
+    )
+    streamed = [chunk.choices[0] for chunk in chunks]
+    assert [t for c in streamed if c.logprobs for t in c.logprobs.tokens or []] == found.tokens
+    assert [o for c in streamed if c.logprobs for o in c.logprobs.text_offset or []] == (
+        found.text_offset
+    )
+    assert [hasattr(c, "prompt_token_ids") for c in streamed] == [True, False, False]
 
 
 def _prefixes(tokens: list[str]) -> list[str]:
