@@ -99,10 +99,9 @@ def _calls(tools: Tools, form: ToolForm, is_asked: bool, rules: list[str]) -> st
 
 def _schemas(tools: Tools) -> Mapping[str, Any]:
     """The names of tools that may be called, with the schemas of their parameters."""
-    functions = {tool["function"]["name"]: tool["function"] for tool in tools.tools}
-    names: Sequence[str] = list(functions) if tools.name is None else [tools.name]
-    given = {name: functions[name].get("parameters") for name in names}
-    return {name: {"type": "object", **one} if one else None for name, one in given.items()}
+    names: Sequence[str] = tools.names if tools.name is None else [tools.name]
+    given = tools.schemas
+    return {name: {"type": "object", **given[name]} if given[name] else None for name in names}
 
 
 def _thoughts(tokenizer: Tokenizer, begins_thinking: bool) -> list[str]:

@@ -142,19 +142,21 @@ class ChatModel:
     def parser(
         self,
         prompt: ChatPrompt,
-        tool_names: Sequence[str] | None = None,
+        tools: Tools | None = None,
         most_calls: int | None = None,
     ) -> AnswerParser:
         """A parser of one answer.
 
         Args:
             prompt: that is answered.
-            tool_names: of the tools that the model may call; None finds no calls.
-            most_calls: see AnswerParser.
+            tools: that the model may call; None finds no calls.
+            most_calls: see AnswerParser; tools that are not parallel are called once.
         """
-        form = None if tool_names is None else self.form
+        if tools is None:
+            return AnswerParser(prompt.begins_thinking, trims=True)
+        most = most_calls if tools.parallel else 1
         return AnswerParser(
-            prompt.begins_thinking, form, tool_names or (), trims=True, most_calls=most_calls
+            prompt.begins_thinking, self.form, tools.schemas, trims=True, most_calls=most
         )
 
     def sampling(self, with_tools: bool) -> dict[str, Any]:

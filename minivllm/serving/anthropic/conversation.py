@@ -151,7 +151,8 @@ def read_tools(given: list[dict[str, Any]] | None, choice: ToolChoice | None) ->
     if kind == "none" or not tools:
         return None
     must: Choice = "auto" if kind == "auto" else "required"
-    return Tools(tools, must, name, choice is None or not choice.disable_parallel_tool_use)
+    is_parallel = choice is None or not choice.disable_parallel_tool_use
+    return Tools(tools, must, name, is_parallel, any(one.get("strict") for one in given or []))
 
 
 def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:

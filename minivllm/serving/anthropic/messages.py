@@ -28,11 +28,10 @@ from minivllm.serving.errors import ApiError
 from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.tools import Tools
-from minivllm.serving.parsing.reasoning import THINK_CLOSE, THINK_OPEN
+from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS, THINK_OPEN
 from minivllm.serving.service import Service, unless_left
 from minivllm.serving.sse import event, event_stream, with_silences
 
-END_OF_THOUGHTS = f"\n{THINK_CLOSE}\n\n"  # where their budget is spent
 PING_S = 15.0  # without an event, after which a stream has a ping
 # Of a message's usage, what does not change while it is written.
 _USAGE = {"cache_creation": None, "inference_geo": None, "service_tier": "standard"}
@@ -40,6 +39,12 @@ _SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k"),
     *("seed", "ignore_eos", "priority", "deadline_ms"),
 )
+# How a field is named here that a parameter's error names.
+_FIELDS = {
+    "decoding.": "",
+    "structured_outputs.json": "output_config.format.schema",
+    "stop=": "stop_sequences=",
+}
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
@@ -64,18 +69,28 @@ class MessageCall:
         tools: Tools | None,
         params: SamplingParams,
     ) -> None:
-        self.service, self.body, self.params = service, body, params
+        self.service, self.chat_model, self.body = service, chat_model, body
+        self.tools, self.params = tools, params
         self.id = f"msg_{uuid.uuid4().hex}"
-        names = None if tools is None else tools.names
-        most_calls = 1 if tools is not None and not tools.parallel else None
-        self.parser = chat_model.parser(prompt, names, most_calls)
+        self.parser = chat_model.parser(prompt, tools)
         thinking = body.thinking
         self.blocks = ContentBlocks(thinking is None or thinking.display != "omitted")
         self.budget = None if thinking is None else thinking.budget_tokens
-        self.prompt, self.token_ids = prompt.token_ids, list[int]()  # of the answer
+        self.prompt, self.token_ids = prompt, list[int]()  # of the answer
         self.num_thinking = 0  # tokens of thoughts
         self.last: Piece | None = None
-        (self.stream,) = service.start([prompt.token_ids], params)
+
+    async def start(self) -> MessageCall:
+        """Send it to the engine."""
+        params = await self._params(self.prompt)
+        (self.stream,) = self.service.start([self.prompt.token_ids], params)
+        return self
+
+    async def _params(self, prompt: ChatPrompt) -> SamplingParams:
+        """How to decode what follows a prompt."""
+        grammar = await self.chat_model.grammar(prompt, self.params.structured_outputs, self.tools)
+        left = max(1, self.body.max_tokens - len(self.token_ids))
+        return replace(self.params, structured_outputs=grammar, max_tokens=left)
 
     async def _batches(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The events of the stream as they come. Thoughts beyond their budget are ended, and the
@@ -89,7 +104,7 @@ class MessageCall:
                     for piece in pieces:
                         events += self._events(piece)
                         if self._thinks_too_long(piece):
-                            following = self._end_thoughts(stream)
+                            following = await self._end_thoughts(stream)
                             events += self.blocks.add(self.parser.push(END_OF_THOUGHTS))
                             break
                     yield events
@@ -116,13 +131,12 @@ class MessageCall:
             and piece.finish_reason is None
         )
 
-    def _end_thoughts(self, stream: TokenStream) -> TokenStream:
+    async def _end_thoughts(self, stream: TokenStream) -> TokenStream:
         """Go on with a request as if the model had ended its thoughts (Qwen3 technical report,
         section 4.3)."""
         self.token_ids += self.service.require_tokenizer().encode(END_OF_THOUGHTS, False)
-        left = max(1, self.body.max_tokens - len(self.token_ids))
-        params = replace(self.params, max_tokens=left)
-        return self.service.go_on(stream, [*self.prompt, *self.token_ids], params)
+        prompt = ChatPrompt([*self.prompt.token_ids, *self.token_ids], begins_thinking=False)
+        return self.service.go_on(stream, prompt.token_ids, await self._params(prompt))
 
     def _message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -153,14 +167,15 @@ class MessageCall:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The answer as events: message_start, those of each block, message_delta, message_stop."""
         has_begun = False
-        async for batch in with_silences(self._batches(), PING_S):
-            events = [PING] if batch is None else batch
-            if not has_begun:
-                has_begun = True
-                message = self._message([], ending(None))
-                events = [{"type": "message_start", "message": message}, *events]
-            if events:
-                yield _written(events)
+        async with aclosing(with_silences(self._batches(), PING_S)) as batches:
+            async for batch in batches:
+                events = [PING] if batch is None else batch
+                if not has_begun:
+                    has_begun = True
+                    message = self._message([], ending(None))
+                    events = [{"type": "message_start", "message": message}, *events]
+                if events:
+                    yield _written(events)
         end = {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
         yield _written([end, {"type": "message_stop"}])
 
@@ -178,23 +193,17 @@ async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, T
     tools = read_tools(body.tools, body.tool_choice)
     if tools is not None:
         chat_model.require_tools()
-    if body.output_config is not None and body.output_config.format is not None:
-        raise ApiError(400, "output_config.format is not supported yet", param="output_config")
     prompt = await chat_model.prompt(
         conversation(body),
         None if tools is None else tools.tools,
-        _thinking(chat_model, body, tools) | (body.chat_template_kwargs or {}),
+        _thinking(chat_model, body) | (body.chat_template_kwargs or {}),
     )
     return prompt, tools
 
 
-def _thinking(chat_model: ChatModel, body: CountBody, tools: Tools | None) -> dict[str, Any]:
+def _thinking(chat_model: ChatModel, body: CountBody) -> dict[str, Any]:
     """The variable of the chat template that lets the model think, or not."""
     asked = body.thinking is not None and body.thinking.type != "disabled"
-    if asked and tools is not None and tools.choice == "required":
-        raise ApiError(
-            400, "thinking: an answer that must call a tool has no thoughts", param="thinking"
-        )
     if body.thinking is not None:
         _check_budget(body.thinking, getattr(body, "max_tokens", None))
     for switch in _SWITCHES:
@@ -219,13 +228,14 @@ def _params(chat_model: ChatModel, body: MessagesBody, tools: Tools | None) -> S
     given = {name: getattr(body, name) for name in _SAMPLING}
     chosen = {name: value for name, value in given.items() if value is not None}
     chosen |= chat_model.sampling(tools is not None)
+    if body.output_config is not None and body.output_config.format is not None:
+        chosen["structured_outputs"] = {"json": body.output_config.format.json_schema}
     if body.stop_sequences is not None:
         chosen["stop"] = tuple(body.stop_sequences)
     try:
         return replace(chat_model.service.info.default_params, **chosen)
     except BadInput as error:
-        text = str(error).replace("decoding.stop", "stop_sequences").replace("decoding.", "")
-        raise ApiError(400, text) from None
+        raise ApiError(400, str(error)) from None
 
 
 def router(service: Service) -> APIRouter:
@@ -238,13 +248,17 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.admit()
         prompt, tools = await _prompt(chat_model, body)
-        if tools is not None and tools.choice == "required":
-            raise ApiError(400, "tool_choice is not supported yet", param="tool_choice")
-        params = _params(chat_model, body, tools)
-        call = MessageCall(service, chat_model, body, prompt, tools, params)
-        if body.stream:
-            return await event_stream(call.chunks(), error_event)
-        return JsonAnswer(await unless_left(request, call.whole()))
+        try:
+            params = _params(chat_model, body, tools)
+            call = await MessageCall(service, chat_model, body, prompt, tools, params).start()
+            if body.stream:
+                return await event_stream(call.chunks(), error_event)
+            return JsonAnswer(await unless_left(request, call.whole()))
+        except ApiError as error:
+            if error.status == 400:
+                for name, field in _FIELDS.items():
+                    error.message = error.message.replace(name, field)
+            raise
 
     @routes.post(f"{PATH}/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:

@@ -77,6 +77,7 @@ class Tool(Strict):
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     cache_control: dict[str, Any] | None = None
+    strict: bool | None = None
     eager_input_streaming: bool | None = None  # inputs are always streamed
 
 

@@ -80,13 +80,11 @@ class ChatCompletion:
             "created": int(time.time()),
             "model": service.model,
         }
-        names = None if tools is None else tools.names
-        most_calls = 1 if tools is not None and not tools.parallel else None
         texts = service.token_texts() if body.logprobs else None
         self.choices = [
             ChatChoice(
                 index,
-                chat_model.parser(prompt, names, most_calls),
+                chat_model.parser(prompt, tools),
                 texts,
                 body.top_logprobs or 0,
                 body.return_token_ids,

@@ -119,9 +119,7 @@ class ResponseCall:
         self.body, self.params = body, params
         self.id, self.model = f"resp_{uuid.uuid4().hex}", service.model
         self.created = int(time.time())
-        names = None if tools is None else tools.names
-        one_call = 1 if tools is not None and not tools.parallel else None
-        self.parser = chat_model.parser(prompt, names, one_call or body.max_tool_calls)
+        self.parser = chat_model.parser(prompt, tools, body.max_tool_calls)
         self.output = ResponseOutput()
         self._texts = service.token_texts() if body.with_logprobs else None
         self._num_reasoning_tokens = 0

@@ -36,7 +36,13 @@ class Tools:
     @property
     def names(self) -> list[str]:
         """The names of the tools."""
-        return [tool["function"]["name"] for tool in self.tools]
+        return list(self.schemas)
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """The names of the tools, with the JSON schemas of their parameters; None: it has none."""
+        functions = [tool["function"] for tool in self.tools]
+        return {one["name"]: one.get("parameters") for one in functions}
 
 
 def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
@@ -65,7 +71,7 @@ def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
         parallel is not False,
         is_strict,
     )
-    if len(set(tools.names)) < len(tools.names):
+    if len(tools.names) < len(given):
         raise ApiError(400, "tools must have names of their own", param="tools")
     if tools.name is not None and tools.name not in tools.names:
         raise ApiError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from minivllm.serving.parsing.reasoning import ThinkingSplitter
 from minivllm.serving.parsing.tool_calls import (
@@ -32,7 +33,7 @@ class AnswerParser:
     Args:
         thinking: whether the prompt has opened a thinking block, see `begins_thinking`.
         form: of tool calls; None takes none out of the text.
-        names: of the tools.
+        tools: names, with the JSON schemas of their parameters.
         trims: leave out space at both ends of the thoughts, and behind them.
         most_calls: a further tool call and what comes behind it are left out; None: no limit.
     """
@@ -41,13 +42,13 @@ class AnswerParser:
         self,
         thinking: bool,
         form: ToolForm | None = None,
-        names: Collection[str] = (),
+        tools: Mapping[str, Any] | None = None,
         trims: bool = False,
         most_calls: int | None = None,
     ) -> None:
         self._splitter = ThinkingSplitter(thinking, trims)
         self._most_calls, self._is_over = most_calls, False
-        self._calls = None if form is None else ToolCallParser(form, names)
+        self._calls = None if form is None else ToolCallParser(form, tools)
 
     @property
     def is_thinking(self) -> bool:

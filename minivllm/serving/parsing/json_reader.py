@@ -22,6 +22,23 @@ def expect(char: str, expected: str) -> None:
         raise Malformed
 
 
+def literal(text: str) -> Reader:
+    """This text and no other."""
+    for char in text:
+        expect((yield), char)
+    return ""
+
+
+def until(end: str, most: int | None = None) -> Reader:
+    """Any text up to `end`, of so many characters at most; returns it."""
+    text = ""
+    while not text.endswith(end):
+        if len(text) == most:
+            raise Malformed
+        text += yield
+    return text.removesuffix(end)
+
+
 def space(char: str) -> Reader:
     """Skip space, which `char` may be; returns the first other character."""
     while char in SPACE:
@@ -86,8 +103,7 @@ def value(char: str, depth: int) -> Reader:
     elif char == '"':
         yield from text_value()
     elif char in ("t", "f", "n"):
-        for expected in {"t": "rue", "f": "alse", "n": "ull"}[char]:
-            expect((yield), expected)
+        yield from literal({"t": "rue", "f": "alse", "n": "ull"}[char])
     else:
         return (yield from number(char))
     return ""

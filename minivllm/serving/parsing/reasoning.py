@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from minivllm.models.load.tokenizer import Tokenizer
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+END_OF_THOUGHTS = f"\n{THINK_CLOSE}\n\n"  # for a model that has to answer now
 SPACE = " \t\r\n"
 _TAIL = 4  # tokens at the end of a prompt that may open a block
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from minivllm.serving.parsing.json_reader import (
     SPACE,
     Malformed,
     Reader,
     expect,
+    literal,
     members,
     space,
     text_value,
+    until,
     value,
 )
 from minivllm.serving.parsing.tool_forms import ToolForm
+from minivllm.serving.parsing.xml_values import as_json
 
 LONGEST_NAME = 256
+MOST_SPACE = 64  # characters of it that are left out before a call
+_CLOSING = SPACE + "}]"  # what a call that has begun may still lack
 _KEYS = ("name", "arguments", "parameters", "id", "type")
 # A name before its arguments, as the tokenizers of Mistral from version 11 on write it.
 _NAMED = re.compile(r"([\w.-]+)[ \t\r\n]*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?[ \t\r\n]*")
@@ -63,11 +70,12 @@ class ToolCallParser:
 
     Args:
         form: in which the model writes calls.
-        names: of the tools; a call without a marker is only one where it names one of them.
+        tools: names, with the JSON schemas of their parameters; a call without a marker is only one
+            where it names one of them.
     """
 
-    def __init__(self, form: ToolForm, names: Collection[str] = ()) -> None:
-        self.form, self.names = form, names
+    def __init__(self, form: ToolForm, tools: Mapping[str, Any] | None = None) -> None:
+        self.form, self.tools = form, tools or {}
         self.num_calls = 0
         self._events: list[ToolCallEvent] = []
         self._buffer = ""  # not read yet, as it may be the beginning of a marker
@@ -88,8 +96,9 @@ class ToolCallParser:
 
     def finish(self) -> list[ToolCallEvent]:
         """The text has ended: the events that are left. A call that has begun stays as it is."""
-        if self._section is not None and self._in_call and not self._has_begun:
-            self._content("".join(self._held))
+        held = "".join(self._held)
+        if self._section is not None and self._in_call and held.strip(_CLOSING):
+            self._content(held)
         self._section = None
         self._content(self._buffer)
         self._buffer = ""
@@ -112,26 +121,31 @@ class ToolCallParser:
         begin, text = self.form.begin, self._buffer
         if self._at_start and self.form.is_bare:
             rest = text.lstrip(SPACE)
-            if not rest:
+            before = len(text) - len(rest)
+            if not rest and before <= MOST_SPACE:
                 return False
-            if rest[0] in "{[":
-                self._start(len(text) - len(rest), marked=False)
+            if rest and rest[0] in "{[" and before <= MOST_SPACE:
+                self._start(before, marked=False)
                 return True
-        self._at_start = self._at_start and not text.strip(SPACE)
+            self._at_start = False
         at = text.find(begin)
         if at >= 0:
-            before = text[:at].rstrip(SPACE)
-            self._content(before)
-            self._buffer = text[len(before) :]
-            self._start(at - len(before) + len(begin), marked=True)
+            done = self._without_space(text[:at])
+            self._content(done)
+            self._buffer = text[len(done) :]
+            self._start(at - len(done) + len(begin), marked=True)
             return True
         keep = min(len(begin) - 1, len(text))
         while not begin.startswith(text[len(text) - keep :]):
             keep -= 1
-        done = text[: len(text) - keep].rstrip(SPACE)
+        done = self._without_space(text[: len(text) - keep])
         self._content(done)
         self._buffer = text[len(done) :]
         return False
+
+    def _without_space(self, text: str) -> str:
+        """A text without the space at its end that is left out before a call."""
+        return text[: max(len(text.rstrip(SPACE)), len(text) - MOST_SPACE)]
 
     # ---- calls
 
@@ -205,8 +219,9 @@ class ToolCallParser:
         while True:
             self._in_call, self._has_begun = True, False
             if form.has_names and char not in "{[":
-                yield from self._read_named(char)
-                ahead = ""
+                ahead = yield from self._read_named(char)
+            elif form.is_xml and char == "<":
+                ahead = yield from self._read_function()
             else:
                 ahead = yield from self._read_object(char)
             self._in_call, self._held = False, list(ahead)
@@ -225,11 +240,8 @@ class ToolCallParser:
             return "".join(self._held)
         while char == "}":  # one too many, which small models write
             char = yield from space((yield))
-        for expected in form.end[:-1]:
-            expect(char, expected)
-            char = yield
-        expect(char, form.end[-1])
-        return ""
+        expect(char, form.end[0])
+        return (yield from literal(form.end[1:]))
 
     def _read_named(self, char: str) -> Reader:
         """A name, and its arguments."""
@@ -243,6 +255,30 @@ class ToolCallParser:
             raise Malformed
         self._begin_call(found[1])
         return (yield from self._read_arguments())
+
+    def _read_function(self) -> Reader:
+        """A function with its parameters, as XML whose first `<` has come."""
+        yield from literal("function=")
+        name = self._checked((yield from until(">", LONGEST_NAME)))
+        schema = self.tools.get(name)
+        known = schema.get("properties") if isinstance(schema, Mapping) else None
+        self._begin_call(name)
+        self._arguments("{")
+        between = ""
+        expect((yield from space((yield))), "<")
+        while (char := (yield)) != "/":
+            expect(char, "p")
+            yield from literal("arameter=")
+            key = yield from until(">", LONGEST_NAME)
+            text = yield from until("</parameter>")
+            text = text.removeprefix("\n").removesuffix("\n")
+            one = as_json(text, known.get(key) if isinstance(known, Mapping) else None)
+            self._arguments(f"{between}{json.dumps(key, ensure_ascii=False)}: {one}")
+            self._held, between = [], ", "
+            expect((yield from space((yield))), "<")
+        yield from literal("function>")
+        self._arguments("}")
+        return ""
 
     def _read_arguments(self) -> Reader:
         """The members of an object whose `{` has come, passed on as the arguments of the call."""
@@ -297,7 +333,7 @@ class ToolCallParser:
 
     def _checked(self, name: str) -> str:
         """The name of a call."""
-        known = self._marked or name in self.names
+        known = self._marked or name in self.tools
         if not known or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
             raise Malformed
         return name

@@ -1,8 +1,8 @@
 """The forms in which families of models write tool calls, found by their chat templates.
 
-Sources: the chat templates of Qwen2.5, Qwen3 and Hermes 2 Pro; of Llama 3.1 and 3.2; of Mistral 7B
-v0.3 and Mistral Small 3 (later tokenizers write a name before its arguments, as mistral-common
-does); of Granite 3 and Phi-4-mini; and vLLM's tool parsers."""
+Sources: the chat templates of Qwen2.5, Qwen3, Qwen3-Coder and Hermes 2 Pro; of Llama 3.1 and 3.2;
+of Mistral 7B v0.3 and Mistral Small 3 (later tokenizers write a name before its arguments, as
+mistral-common does); of Granite 3 and Phi-4-mini; and vLLM's tool parsers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class ToolForm:
         arguments_key: of a call's object; `arguments` and `parameters` are both read.
         separator: between two calls without a list; in a list a comma is.
         is_bare: an answer that begins with the JSON of a call is one without a marker, too.
+        is_xml: a call is XML, `<function=name><parameter=x>...</parameter></function>`; where it
+            is forced, JSON.
         has_names: a name may stand before the JSON of its arguments, as in `name[ARGS]{...}`.
         id_length: of a call's id, where the chat template wants a certain one.
         begin_id: token id of `begin`, where that is a special token: then text shows it only with
@@ -44,6 +46,7 @@ class ToolForm:
     arguments_key: str = "arguments"
     separator: str = ""
     is_bare: bool = False
+    is_xml: bool = False
     has_names: bool = False
     id_length: int | None = None
     begin_id: int | None = None
@@ -58,6 +61,7 @@ class ToolForm:
 HERMES = ToolForm(
     "hermes", "<tool_call>", "<tool_call>\n", "\n</tool_call>", end="</tool_call>"
 )  # Hermes, Qwen
+QWEN_CODER = replace(HERMES, name="qwen_coder", is_xml=True)
 LLAMA = ToolForm(
     "llama", "<|python_tag|>", "", "", arguments_key="parameters", separator=";", is_bare=True
 )
@@ -66,8 +70,7 @@ GRANITE = ToolForm("granite", "<|tool_call|>", "<|tool_call|>[", "]")
 PHI4 = replace(GRANITE, name="phi4", after="]<|/tool_call|>", end="<|/tool_call|>")
 FUNCTOOLS = ToolForm("functools", "functools", "functools[", "]")
 
-# Templates with `<tool_call>` whose calls are XML.
-_XML = ("<function=", "<arg_key>")
+_OTHER_XML = "<arg_key>"  # of templates with `<tool_call>`, which is not known here
 
 
 def tool_form(tokenizer: Tokenizer) -> ToolForm | None:
@@ -79,8 +82,8 @@ def tool_form(tokenizer: Tokenizer) -> ToolForm | None:
     form = None
     if MISTRAL.begin in template:
         form = MISTRAL
-    elif HERMES.begin in template and not any(word in template for word in _XML):
-        form = HERMES
+    elif HERMES.begin in template and _OTHER_XML not in template:
+        form = QWEN_CODER if "<function=" in template and "<parameter=" in template else HERMES
     elif FUNCTOOLS.before in template:
         form = FUNCTOOLS
     elif PHI4.end in template or tokenizer.token_id(PHI4.end) is not None:

@@ -31,6 +31,16 @@ USER: list[Any] = [{"role": "user", "content": "naïve 値?"}]
 SCHEMA = {"type": "object", "properties": {"location": {"type": "string"}}}
 WEATHER = {"name": "get_weather", "description": "of a place", "input_schema": SCHEMA}
 TIME = {"name": "get_time", "input_schema": {"type": "object"}}
+STRICT = {
+    "name": "say",
+    "input_schema": {
+        "type": "object",
+        "properties": {"word": {"enum": ["no"]}},
+        "required": ["word"],
+        "additionalProperties": False,
+    },
+}
+NO = {"word": "no"}
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
@@ -96,6 +106,23 @@ ANSWERS: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
         "tool_use",
     ),
     ({"tools": [WEATHER], "tool_choice": {"type": "none"}}, [text_block(GREETING)], "end_turn"),
+    ({"tools": [TIME], "tool_choice": {"type": "any"}}, [call_block(("get_time", {}))], "tool_use"),
+    (
+        {"tools": [STRICT], "tool_choice": {"type": "tool", "name": "say"}},
+        [call_block(("say", NO))],
+        "tool_use",
+    ),
+    (
+        {"tools": [STRICT], "tool_choice": {"type": "any"}, "thinking": THINKING},
+        [call_block(("say", NO))],
+        "tool_use",
+    ),
+    ({"tools": [{**STRICT, "strict": True}]}, [call_block(("say", NO))], "tool_use"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"enum": [{"a": 1}]}}}},
+        [text_block('{"a":1}')],
+        "end_turn",
+    ),
     ({"max_tokens": 2}, [text_block("Hello there")], "max_tokens"),
     ({"stop_sequences": ["caf", "naïve"]}, [text_block("Hello there: a ")], "stop_sequence"),
 ]
@@ -111,7 +138,8 @@ def test_an_answer_is_the_same_streamed_or_not(
         assert answer.model == "talker" and answer.role == "assistant"
         assert answer.id.startswith("msg_") and answer.usage.output_tokens > 0
     used = answer.usage.output_tokens_details
-    assert used is not None and bool(used.thinking_tokens) == ("thinking" in fields)
+    thinks = blocks[0]["type"] == "thinking"
+    assert used is not None and bool(used.thinking_tokens) == thinks
 
 
 def test_the_events_of_a_stream_are_in_anthropics_order(chat_server: RunningServer) -> None:
@@ -222,9 +250,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "ab"}]}, "tools.0.input_schema"),
     ({"tools": [WEATHER, WEATHER]}, "each must have a name of its own"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
-    ({"tools": [{**WEATHER, "strict": True}]}, "tools.0.strict"),
+    ({"tools": [{**WEATHER, "strict": "maybe"}]}, "tools.0.strict"),
     ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
+        "schema",
+    ),
+    ({"output_config": {"effort": "low"}}, "output_config.effort"),
     ({"chat_template_kwargs": {"nothing": 1}}, "'nothing'"),
     ({"system": [{"type": "image"}]}, "system.0"),
 ]
@@ -320,9 +353,8 @@ def test_thoughts_beyond_their_budget_are_ended(chat_folder: Path, is_streamed: 
 
     async def run() -> dict[str, Any]:
         model = ChatModel(service)
-        call = MessageCall(
-            service, model, body.model_copy(update={"thinking": thinking}), prompt, None, params
-        )
+        asked = body.model_copy(update={"thinking": thinking})
+        call = await MessageCall(service, model, asked, prompt, None, params).start()
         if is_streamed:
             assert b"four" not in b"".join([chunk async for chunk in call.chunks()])
         return await call.whole() if not is_streamed else {"content": call.blocks.content}

@@ -23,16 +23,20 @@ from minivllm.serving.parsing.tool_forms import (
     LLAMA,
     MISTRAL,
     PHI4,
+    QWEN_CODER,
     ToolForm,
 )
 
-FORMS = [HERMES, LLAMA, MISTRAL, GRANITE, PHI4, FUNCTOOLS]
-NAMES = ("f", "get_weather")
+FORMS = [HERMES, QWEN_CODER, LLAMA, MISTRAL, GRANITE, PHI4, FUNCTOOLS]
+TOOLS: dict[str, Any] = {
+    "f": {"properties": {"a": {"type": "array"}, "n": {"type": ["integer", "null"]}}},
+    "get_weather": None,
+}
 
 
 def parse(form: ToolForm, *pieces: str) -> list[Any]:
     """Texts, and calls as [name, arguments], in order."""
-    parser, found = ToolCallParser(form, NAMES), list[Any]()
+    parser, found = ToolCallParser(form, TOOLS), list[Any]()
     for event in [e for piece in pieces for e in parser.push(piece)] + parser.finish():
         match event:
             case ContentDelta(text):
@@ -62,6 +66,8 @@ def cut(text: str, places: list[int]) -> list[str]:
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
 ARGUMENTS = '{"a": [1, {"b": "}"}]}'
 OTHER = '{"parameters": {}, "name": "get_weather"}'
+XML = f"<function=f>\n<parameter=a>\n{ARGUMENTS[6:-1]}\n</parameter>\n</function>"
+XML_OTHER = "<function=get_weather></function>"
 WRITTEN = [
     (HERMES, f"<tool_call>\n{CALL}\n</tool_call>", 1),
     (HERMES, f"<tool_call>{CALL}</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>\n", 2),
@@ -69,6 +75,8 @@ WRITTEN = [
     (HERMES, f"<tool_call>[{CALL}, {OTHER}]</tool_call>", 2),
     (HERMES, f"<tool_call>{CALL}}}\n</tool_call>", 1),
     (HERMES, f"<tool_call>{CALL[:-1]}</tool_call>", 1),
+    (QWEN_CODER, f"<tool_call>\n{CALL}\n</tool_call>", 1),
+    (QWEN_CODER, f"<tool_call>\n{XML}\n</tool_call>\n<tool_call>\n{XML_OTHER}</tool_call>", 2),
     (LLAMA, CALL, 1),
     (LLAMA, f"\n<|python_tag|>{CALL}", 1),
     (LLAMA, f"{CALL}; {OTHER}", 2),
@@ -94,6 +102,19 @@ def test_text_around_calls_keeps_all_but_the_space_beside_them() -> None:
     assert parse(HERMES, *text) == [" I look.", ["f", ARGUMENTS], "Done. <b>\n"]
     text = f"It is:<|python_tag|>{CALL} or so"
     assert parse(LLAMA, *text) == ["It is:", ["f", ARGUMENTS], "or so"]
+
+
+def test_space_that_goes_on_is_text() -> None:
+    """It is not held back without a bound."""
+    space = " " * 200
+    for form, call in (
+        (HERMES, f"<tool_call>{CALL}</tool_call>"),
+        (LLAMA, f"<|python_tag|>{CALL}"),
+    ):
+        for text in (f"{space}{call}", f"a{space}{call}"):
+            expected = [text[: text.index("<") - 64], ["f", ARGUMENTS]]
+            assert parse(form, text) == expected == parse(form, *text)
+    assert parse(LLAMA, space + CALL) == [space + CALL] == parse(LLAMA, *space, *CALL)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -136,6 +157,8 @@ def test_ids_are_those_that_the_chat_template_accepts() -> None:
         (HERMES, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         (HERMES, '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
         (HERMES, "<tool_call>[]</tool_call>"),
+        (QWEN_CODER, "<tool_call>\n<function=\n></function>"),
+        (QWEN_CODER, "<tool_call>\n<func"),
         (LLAMA, '{"name": "Ada", "parameters": {}}'),  # an answer in JSON, of no tool
         (LLAMA, '{"city": "Paris"}'),
         (LLAMA, '<|python_tag|>brave_search.call(query="x")'),
@@ -161,6 +184,20 @@ def test_a_call_that_goes_wrong_ends_there_and_the_rest_is_text() -> None:
     assert parse(HERMES, *text) == [["f", '{"a": "x'], '\ny"}}']
 
 
+def test_xml_that_goes_wrong_or_ends_early_is_kept() -> None:
+    begun = "<tool_call><function=f><parameter=n>1</parameter>"
+    assert parse(QWEN_CODER, *begun) == [["f", '{"n": 1']]
+    assert parse(QWEN_CODER, *begun, "oh, no") == [["f", '{"n": 1'], "oh, no"]
+    assert parse(QWEN_CODER, *begun, "<parameter=x>te") == [["f", '{"n": 1'], "<parameter=x>te"]
+
+
+def test_a_value_of_xml_is_a_text_with_its_own_lines() -> None:
+    value = "\n\ndef f():\n    return '</p>'\n\n"
+    text = f"<tool_call><function=f><parameter=x>{value}</parameter></function></tool_call>"
+    (call,) = parse(QWEN_CODER, *text)
+    assert json.loads(call[1]) == {"x": value[1:-1]}
+
+
 def test_a_text_that_ends_early_keeps_the_call_that_has_begun() -> None:
     whole = f"<tool_call>{CALL}</tool_call>"
     begun = whole.index('{"a"') + 1
@@ -176,7 +213,8 @@ def test_a_text_that_ends_early_keeps_the_call_that_has_begun() -> None:
 FRAGMENTS = [
     *('"name"', '"arguments"', '"parameters"', '"f"', '"get_weather"', '"a\\"\\u00e9"', "null"),
     *("{", "}", "[", "]", ",", ":", ";", " ", "\n", "12", "-0.5e3", '"', "\\", "x", "[ARGS]"),
-    *('{"name": "f", "arguments": {', CALL, OTHER),
+    *('{"name": "f", "arguments": {', CALL, OTHER, XML, XML_OTHER, XML[:-11]),
+    *("<function=f>", "<parameter=x>", "</parameter>", "</function>", "<"),
 ]
 # Characters that are in no marker and no key of a call.
 PLAIN = "12xαβ"

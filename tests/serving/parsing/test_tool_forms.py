@@ -37,7 +37,8 @@ QWEN = (
         (None, None, ()),
         (None, "{{ messages }}", ("<|python_tag|>", "<tool_call>")),
         (None, "{{ tools }}", ()),
-        (None, QWEN + "<function=f><parameter=x>", ()),
+        ("qwen_coder", QWEN + "<function=f><parameter=x>", ()),
+        (None, QWEN + "<arg_key>", ()),
         (None, '{{ tools }} {"name": x, "parameters": y}', ()),
     ],
 )
