@@ -19,6 +19,11 @@ from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
 from minivllm.serving.parsing.tool_forms import tool_form
 from minivllm.serving.service import Service
+from minivllm.serving.tool_messages import (
+    takes_tools_in_system,
+    with_calls_in_content,
+    with_tools_in_system,
+)
 
 _SETTLED = ("messages", "tools", "self")  # which are no variables that a client may set
 
@@ -125,7 +130,13 @@ class ChatModel:
             parsed = [
                 {**one, "role": "system"} if one["role"] == "developer" else one for one in parsed
             ]
-        known = {**(variables or {}), **({"tools": list(tools)} if tools else {})}
+        known = dict(variables or {})
+        if self.form is not None and not self.names("tool_calls"):
+            parsed = with_calls_in_content(parsed, self.form)
+        if tools and takes_tools_in_system(self.template or ""):
+            parsed = with_tools_in_system(parsed, tools)
+        elif tools:
+            known["tools"] = list(tools)
         ids = await self.service.render_chat(parsed, **known)
         return ChatPrompt(ids, begins_thinking(tokenizer, ids))
 
