@@ -25,6 +25,7 @@ ACROSS = {
     "passes/test_plug_in.py": "a third party's pass",
     "quant/test_methods.py": "one property of every method",
     "quant/test_plug_in.py": "a third party's method",
+    "serving/test_malformed.py": "bodies and frames of every API",
     "test_docs.py": "the documentation",
     "test_layers.py": "who may import whom",
     "test_mirror.py": "the tests themselves",

@@ -46,7 +46,7 @@ ENGINE_COUNTERS = (
     ("accepted_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were accepted."),
 )
 REASONS = ("stop", "length", "abort", "error")
-# What clients did that is no served request.
+# What clients did that is no served request; see docs/guides/operating.md.
 CLIENT_EVENTS = (
     *("requests_refused", "clients_left", "slow_readers", "slow_senders", "unauthorized"),
     *("connections_refused", "malformed_frames"),

@@ -1,0 +1,133 @@
+"""Damaged bodies and frames of every API: an error of the client's, never one of the server's."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from tests.damage import changed, damaged
+from tests.serving.running import RunningServer, until_idle
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+SAMPLING = {
+    "model": "talker", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "n": 2, "seed": 1,
+    "stop": ["a"], "logit_bias": {"5": 1.0}, "presence_penalty": 0.1, "ignore_eos": False,
+}  # fmt: skip
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {**SAMPLING, "prompt": "x", "stream": False, "logprobs": 1, "echo": True},
+    "/v1/chat/completions": {
+        **SAMPLING, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "tools": [TOOL],
+        "tool_choice": "auto", "response_format": {"type": "text"},
+    },
+    "/v1/responses": {
+        "model": "talker", "input": "hello", "max_output_tokens": 16, "store": False,
+        "instructions": "be short", "temperature": 0.5, "stream": False,
+    },
+    "/v1/messages": {
+        "model": "talker", "max_tokens": 3, "messages": MESSAGES, "system": "be short",
+        "stop_sequences": ["a"], "temperature": 0.5,
+    },
+    "/v1/messages/count_tokens": {"model": "talker", "messages": MESSAGES},
+    "/tokenize": {"model": "talker", "prompt": "hello", "add_special_tokens": True},
+    "/detokenize": {"model": "talker", "tokens": [5, 6, 7]},
+}  # fmt: skip
+FRAMES = (
+    {**SAMPLING, "type": "generate", "id": "1", "prompt": "x"},
+    {**SAMPLING, "type": "generate", "id": "1", "messages": MESSAGES},
+    {"type": "generate", "id": "1", "prompt_token_ids": [5, 6], "max_tokens": 2, "logprobs": 1},
+    {"type": "cancel", "id": "1"},
+    {"type": "auth", "api_key": "none"},
+)
+
+
+class Client:
+    """Sends whatever it is given to a server, over connections that it keeps."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.server = server
+        parts = urlsplit(server.url)
+        self._http = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        self._socket: ClientConnection | None = None
+        self._stack = contextlib.ExitStack()
+
+    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body of an answer."""
+        try:
+            self._http.request("POST", path, body, {"content-type": "application/json"})
+            answer = self._http.getresponse()
+            return answer.status, answer.read()
+        except (ConnectionError, http.client.HTTPException):
+            self._http.close()  # an idle connection that the server closed; it lives on
+            raise
+
+    def frame(self, frame: str | bytes) -> list[dict[str, Any]]:
+        """What comes back on a WebSocket, with the end of a request that is sent after it."""
+        if self._socket is None:
+            url = self.server.url.replace("http", "ws") + "/ws/generate"
+            self._socket = self._stack.enter_context(connect(url, compression=None))
+        found: list[dict[str, Any]] = []
+        probe = {"type": "generate", "id": "probe", "prompt": "x", "max_tokens": 1}
+        try:
+            self._socket.send(frame)
+            self._socket.send(json.dumps(probe))
+            while not found or found[-1]["id"] != "probe" or found[-1]["type"] == "token":
+                found.append(json.loads(self._socket.recv(60)))
+        except ConnectionClosed as closed:
+            assert closed.rcvd is not None and closed.rcvd.code in (1003, 1007, 1008), closed
+            self._socket = None
+        return found
+
+    def close(self) -> None:
+        """Leave."""
+        self._http.close()
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def client(chat_server: RunningServer) -> Iterator[Client]:
+    one = Client(chat_server)
+    yield one
+    one.close()
+    until_idle(chat_server)
+
+
+def documents(document: Any) -> st.SearchStrategy[bytes]:
+    """A document with other values, or its bytes damaged."""
+    text = json.dumps(document).encode()
+    return changed(document).map(lambda value: json.dumps(value).encode()) | damaged(text)
+
+
+@pytest.mark.fuzz("bodies of requests")
+@given(
+    st.sampled_from(sorted(BODIES)).flatmap(lambda p: st.tuples(st.just(p), documents(BODIES[p])))
+)
+def test_a_damaged_body_is_the_clients_error(client: Client, case: tuple[str, bytes]) -> None:
+    path, body = case
+    status, answer = client.post(path, body)
+    assert status < 500, answer[:2000]
+    assert b"Traceback" not in answer
+    if status != 200:
+        assert json.loads(answer)["error"]["message"]
+
+
+@pytest.mark.fuzz("frames of a WebSocket")
+@given(st.sampled_from(FRAMES).flatmap(documents), st.booleans())
+def test_a_damaged_frame_is_the_clients_error(client: Client, frame: bytes, binary: bool) -> None:
+    for message in client.frame(frame if binary else frame.decode("utf-8", "replace")):
+        assert message["type"] in ("token", "done", "error", "cancelled")
+        if message["type"] == "error":
+            assert message["error"]["status"] < 500, message
