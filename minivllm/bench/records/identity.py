@@ -130,15 +130,13 @@ def _steps_digest(path: Path) -> str:
 def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
     """What of `runtime` may change the numbers."""
     return {
-        key: value
-        for key, value in _asked("runtime", runtime).items()
-        if key not in NEUTRAL_RUNTIME
+        key: value for key, value in asked("runtime", runtime).items() if key not in NEUTRAL_RUNTIME
     }
 
 
-def _asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
+def asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
     """A group's knobs without the unasked ones at their defaults, and with what null means: see
-    `knob`."""
+    `knob`. Older records, which lack newer knobs, compare equal so."""
     unasked, null_means = _declared(group, present(str(knobs.get("_target_"))))
     return {
         key: null_means.get(key) if value is None else value
@@ -168,7 +166,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     """
     config = with_targets(anonymous(config), first)  # a secret's value is no part of it
     parts: dict[str, Any] = {
-        group: _asked(group, config[group])
+        group: asked(group, config[group])
         for group in (*ENGINE_GROUPS, *LOAD_GROUPS)
         if config.get(group) and config[group].get("_target_") != NOT_SPECULATING
     }

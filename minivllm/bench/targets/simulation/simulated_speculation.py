@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
+from minivllm.bench.records.identity import asked
 from minivllm.bench.targets.options import SimulatedOptions
 from minivllm.bench.targets.simulation.step_times import (
     RooflineTimes,
@@ -233,10 +234,11 @@ def _at(section: Mapping[str, Any], position: int) -> float:
 def _recorded(place: str, config: Config, options: SpeculativeOptions) -> list[dict[str, Any]]:
     """The sections `speculation` of records with this proposer, all drafts of the same length."""
     records = drafting_records(place, config)
+    decoding = asked("decoding", config["decoding"])
     sections = [
         record.get("speculation")
         for record in records
-        if record["config"].get("decoding") == config["decoding"]
+        if asked("decoding", record["config"].get("decoding") or {}) == decoding
     ]
     return [
         one

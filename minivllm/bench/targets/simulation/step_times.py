@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from minivllm.bench.metrics.roofline import PHASES
 from minivllm.bench.metrics.validity import overlap_steps
-from minivllm.bench.records.identity import decisive_runtime
+from minivllm.bench.records.identity import asked, decisive_runtime
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.storage import STEPS
 from minivllm.bench.records.tables import read_table
@@ -209,7 +209,7 @@ def drafting_records(place: str, config: Mapping[str, Any]) -> list[dict[str, An
 
 
 def _drafter(config: Mapping[str, Any]) -> dict[str, Any]:
-    node = config.get("speculative") or {}
+    node = asked("speculative", config.get("speculative") or {})
     return {knob: value for knob, value in node.items() if knob not in LENGTHS_AND_VERDICTS}
 
 
@@ -246,7 +246,7 @@ def _fitted(parts: Sequence[tuple[Matrix, Matrix]], what: str) -> FittedTimes:
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {group: dict(config.get(group) or {}) for group in SAME}
+    parts = {group: asked(group, config.get(group) or {}) for group in SAME}
     return {
         **parts,
         "model": {k: v for k, v in parts["model"].items() if k not in SETTLED},

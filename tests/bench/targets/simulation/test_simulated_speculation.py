@@ -305,6 +305,24 @@ def test_recorded_rates_are_taken(tmp_path: Path) -> None:
     assert given.speculator.verifier.rates == (0.25,)  # type: ignore[union-attr,attr-defined]
 
 
+def test_records_from_before_a_knob_are_of_the_same_decoding_and_steps(tmp_path: Path) -> None:
+    measured = compose([*NGRAM, FIXED])
+    newer = {"decoding": ("structured_outputs", "bad_words"), "runtime": ("passes",)}
+    older = {
+        group: {k: v for k, v in node.items() if k not in newer.get(group, ())}
+        if isinstance(node, dict)
+        else node
+        for group, node in measured.items()
+    }
+    assert older["decoding"] != measured["decoding"] and older["runtime"] != measured["runtime"]
+    write_run(tmp_path / "a", older, speculation=section())
+    under_test = engine(*NGRAM, f"engine.steps={tmp_path}")
+    assert under_test.speculator is not None
+    assert under_test.speculator.verifier.rates == pytest.approx([0.8, 0.5, 0.25])  # type: ignore[attr-defined]
+    with pytest.raises(BadInput, match=r"set speculative\.acceptance=RATE"):
+        engine(*NGRAM, f"engine.steps={tmp_path}", "decoding.temperature=0.5")
+
+
 def test_verdicts_that_were_given_are_no_rates(tmp_path: Path) -> None:
     measured = compose([*NGRAM, "speculative.acceptance=0.9"])
     write_run(tmp_path / "a", measured, speculation=section(given_acceptance=[0.9]))
