@@ -188,7 +188,7 @@ class StructuredOutputs:
             if isinstance(value, str) or not value:
                 raise BadInput(f"{what}.choice={value!r} must be a list of texts")
             object.__setattr__(self, "choice", texts(f"{what}.choice", value))
-        elif given[0] != "json_object" and len(texts(f"{what}.{given[0]}", value)) != 1:
+        elif given[0] != "json_object" and [*texts(f"{what}.{given[0]}", value)] != [value]:
             raise BadInput(f"{what}.{given[0]}={value!r} must be one text")
 
     @classmethod

@@ -22,6 +22,7 @@ from minivllm.serving.openai.forms import error_event, usage
 from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.service import Service, merged, unless_left
 from minivllm.serving.sse import event, event_stream
+from minivllm.serving.structured import naming
 
 
 class ChatBody(SamplingFields):
@@ -174,6 +175,12 @@ def _require_supported(body: ChatBody) -> None:
         )
 
 
+def _field(body: ChatBody, tools: Tools | None) -> str:
+    """The fields that a grammar is made of."""
+    given = {"tools": tools, "response_format": body.response_format}
+    return " and ".join(name for name, value in given.items() if value is not None)
+
+
 def router(service: Service) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
@@ -198,8 +205,9 @@ def router(service: Service) -> APIRouter:
         grammar = await chat_model.grammar(prompt, params.structured_outputs, tools)
         params = replace(params, structured_outputs=grammar)
         call = ChatCompletion(service, chat_model, body, prompt, tools, params)
-        if body.stream:
-            return await event_stream(call.chunks(), error_event)
-        return JsonAnswer(await unless_left(request, call.whole()))
+        with naming(_field(body, tools)):
+            if body.stream:
+                return await event_stream(call.chunks(), error_event)
+            return JsonAnswer(await unless_left(request, call.whole()))
 
     return routes

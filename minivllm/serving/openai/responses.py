@@ -23,7 +23,7 @@ from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
 from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.service import Service, merged, unless_left
 from minivllm.serving.sse import event, event_stream
-from minivllm.serving.structured import of_text_format
+from minivllm.serving.structured import naming, of_text_format
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 
@@ -291,8 +291,10 @@ def router(service: Service) -> APIRouter:
         grammar = await chat_model.grammar(prompt, params.structured_outputs, tools)
         params = replace(params, structured_outputs=grammar)
         call = ResponseCall(service, chat_model, body, prompt, tools, params)
-        if body.stream:
-            return await event_stream(call.chunks(), call.failed)
-        return JsonAnswer(await unless_left(request, call.whole()))
+        given = {"tools": tools, "text.format": body.text and body.text.format}
+        with naming(" and ".join(name for name, value in given.items() if value is not None)):
+            if body.stream:
+                return await event_stream(call.chunks(), call.failed)
+            return JsonAnswer(await unless_left(request, call.whole()))
 
     return routes

@@ -28,6 +28,10 @@ def function(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+def wrong_function() -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": 3}}}
+
+
 WEATHER, TIME = function("get_weather"), function("get_time")
 
 
@@ -340,6 +344,21 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice",
             "names 'f', which is no tool",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+            "response_format: ",
+        ),
+        (
+            {"tools": [wrong_function()], "tool_choice": "required"},
+            "tools",
+            "tools: ",
+        ),
+        (
+            {"structured_outputs": {"regex": {"a": 1}}},
+            "structured_outputs",
+            "structured_outputs.regex={'a': 1} must be one text",
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object"),
         (

@@ -229,6 +229,11 @@ def test_many_at_once_and_some_left(chat_server: RunningServer) -> None:
         ({"input": [{"type": "web_search_call"}]}, "input", "input[0].type must be message"),
         ({"tools": [{"type": "web_search"}]}, "tools", 'tools[0].type must be "function"'),
         ({"top_logprobs": 2}, "top_logprobs", "needs include="),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}, "stream": True},
+            "text.format",
+            "text.format: ",
+        ),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "must be text, json_object"),
         ({"response_format": {"type": "json_object"}}, "response_format", "its place is text"),
         ({"return_token_ids": True}, "return_token_ids", "no place"),
