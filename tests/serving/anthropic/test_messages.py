@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
-from minivllm import SamplingParams
-from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.anthropic.messages import END_OF_THOUGHTS, MessageCall
-from minivllm.serving.anthropic.schemas import MessagesBody, Thinking
-from minivllm.serving.chat_model import ChatModel, ChatPrompt
-from minivllm.serving.engine_client import TokenStream
-from minivllm.serving.messages import Piece
 from tests.serving.chat_checkpoint import (
     CALL,
     CONCLUSION,
@@ -308,66 +300,3 @@ def test_a_base_model_refuses_messages_in_one_line(server: RunningServer) -> Non
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     with pytest.raises(anthropic.BadRequestError, match="no chat template"):
         ask(client, model="tiny")
-
-
-class _Engine:
-    """A service whose requests have scripted pieces.
-
-    Args:
-        tokenizer: of the model.
-        scripts: texts of the tokens of each request, of which the last ones end.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, scripts: list[list[str]]) -> None:
-        self.tokenizer, self.model, self.scripts = tokenizer, "talker", scripts
-        self.asked: list[tuple[list[int], SamplingParams]] = []
-        self.aborted: list[TokenStream] = []
-
-    def require_tokenizer(self) -> Tokenizer:
-        return self.tokenizer
-
-    def start(self, prompts: list[list[int]], params: SamplingParams) -> list[TokenStream]:
-        self.asked.append((prompts[0], params))
-        stream = TokenStream("r", 1, len(prompts[0]), 99, self.aborted.append)
-        texts = self.scripts.pop(0)
-        for number, text in enumerate(texts):
-            ends = not self.scripts and number == len(texts) - 1
-            reason = "stop" if ends else None
-            piece = Piece("r", 0, number, number + 1, text, reason, None, None, 0, None, None)
-            stream.push(piece, 0.0)
-        return [stream]
-
-    def go_on(self, stream: TokenStream, prompt: list[int], params: SamplingParams) -> TokenStream:
-        stream.close()
-        return self.start([prompt], params)[0]
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_thoughts_beyond_their_budget_are_ended(chat_folder: Path, is_streamed: bool) -> None:
-    tokenizer = Tokenizer(chat_folder)
-    engine = _Engine(tokenizer, [["<think>", "one ", "two ", "three ", "four "], ["So", "."]])
-    service: Any = engine
-    thinking = Thinking.model_construct(type="enabled", budget_tokens=3)
-    body = MessagesBody(model="talker", max_tokens=50, messages=USER)
-    params, prompt = SamplingParams(max_tokens=50), ChatPrompt([5, 6], False)
-
-    async def run() -> dict[str, Any]:
-        model = ChatModel(service)
-        asked = body.model_copy(update={"thinking": thinking})
-        call = await MessageCall(service, model, asked, prompt, None, params).start()
-        if is_streamed:
-            assert b"four" not in b"".join([chunk async for chunk in call.chunks()])
-        return await call.whole() if not is_streamed else {"content": call.blocks.content}
-
-    message = asyncio.run(run())
-    first, second = message["content"]
-    assert first["thinking"] == "one two three" and second["text"] == "So."
-    ended = tokenizer.encode(END_OF_THOUGHTS, False)
-    spent = [0, 1, 2, 3, *ended]
-    assert engine.asked[1][0] == [5, 6, *spent]
-    assert engine.asked[1][1].max_tokens == 50 - len(spent)
-    assert len(engine.aborted) == 1
-    if not is_streamed:
-        assert message["usage"]["output_tokens"] == len(spent) + 2
-        assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 3}
-        assert message["usage"]["input_tokens"] == 2
