@@ -22,6 +22,8 @@ class GrammarCompiler:
         self._grammars = grammars
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._waiting: dict[str, tuple[Submit, Future[Any]]] = {}
+        # Before the first request needs it. What is missing or wrong is told to those that do.
+        self._thread.submit(grammars.tokenizer)
 
     @property
     def is_busy(self) -> bool:

@@ -18,6 +18,9 @@ class Grammars:
         self.released = threading.Semaphore(0)
         self.known = {StructuredOutputs(regex="known")}
 
+    def tokenizer(self) -> None:
+        raise BadInput("there is none")
+
     def compiled(self, outputs: StructuredOutputs) -> bool:
         return outputs in self.known
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from minivllm.errors import BadInput, NotInstalled
 
@@ -20,6 +21,8 @@ OPTIONS = {
 # Keywords whose values are data, not schemas.
 _DATA = ("const", "enum", "default", "examples")
 MOST_DEPTH = 64  # levels of a schema
+MOST_PAIRS = 100_000  # of a pattern and a name, which take up to a second to compare
+_CONTROL = r"\x00-\x1f\x7f"
 
 
 def guidance() -> Any:
@@ -39,8 +42,8 @@ def is_tag(token: str) -> bool:
 
 
 def guided_schema(text: str) -> str:
-    """A JSON schema for llguidance: the same outputs, with bounded space, and without patterns of
-    properties that are all in `properties` already.
+    """A JSON schema for llguidance: what it would get wrong is said in another way, and space is
+    bounded.
 
     Args:
         text: of the schema.
@@ -53,43 +56,33 @@ def guided_schema(text: str) -> str:
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise BadInput("a JSON schema must be an object")
-    return json.dumps({**_guided(schema, 0), "x-guidance": OPTIONS})
+    names: dict[str, None] = {}
+    patterns: list[str] = []
+    _collect(schema, names, patterns, 0)
+    if len(names) * len(patterns) > MOST_PAIRS:
+        raise BadInput(
+            f"the JSON schema has {len(names)} names and {len(patterns)} patterns of properties: "
+            "too many"
+        )
+    return json.dumps({**_guided(schema, [*names]), "x-guidance": OPTIONS})
 
 
-def _guided(node: Any, depth: int) -> Any:
+def _collect(node: Any, names: dict[str, None], patterns: list[str], depth: int) -> None:
+    """Collect the names of properties in all of a schema, and the patterns that may list some."""
     if depth > MOST_DEPTH:
         raise BadInput(f"the JSON schema has more than {MOST_DEPTH} levels")
-    if isinstance(node, list):
-        return [_guided(item, depth + 1) for item in node]
+    for item in node if isinstance(node, list) else ():
+        _collect(item, names, patterns, depth + 1)
     if not isinstance(node, dict):
-        return node
-    node = {
-        key: value if key in _DATA else _guided(value, depth + 1) for key, value in node.items()
-    }
+        return
+    if isinstance(node.get("properties"), dict):
+        names |= dict.fromkeys(node["properties"])
+    names |= dict.fromkeys(_names(node.get("required")))
     if isinstance(node.get("patternProperties"), dict):
-        node = _without_empty_patterns(node)
-    _require_countable(node)
-    return node
-
-
-def _without_empty_patterns(node: dict[str, Any]) -> dict[str, Any]:
-    """A schema of objects without patterns that match named properties alone.
-
-    The grammar would offer a comma for a further property, whose name can then not be written:
-    https://github.com/guidance-ai/llguidance/issues/265.
-    """
-    named = node.get("properties")
-    properties = dict(named) if isinstance(named, dict) else {}
-    names = list(dict.fromkeys((*properties, *_names(node.get("required")))))
-    patterns = dict(node["patternProperties"])
-    for pattern, schema in list(patterns.items()):
-        matched = tuple(name for name in names if not _is_empty(pattern, (), name))
-        if matched and _is_empty(pattern, matched):
-            del patterns[pattern]
-            for name in matched:
-                own = [properties[name]] if name in properties else []
-                properties[name] = {"allOf": [*own, schema]}
-    return {**node, "properties": properties, "patternProperties": patterns}
+        patterns += filter(_may_list, node["patternProperties"])
+    for key, value in node.items():
+        if key not in _DATA:
+            _collect(value, names, patterns, depth + 1)
 
 
 def _names(required: Any) -> list[str]:
@@ -98,33 +91,145 @@ def _names(required: Any) -> list[str]:
     return list(dict.fromkeys(name for name in given if isinstance(name, str)))
 
 
+def _guided(node: Any, names: Sequence[str]) -> Any:
+    if isinstance(node, list):
+        return [_guided(item, names) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: value if key in _DATA else _guided(value, names) for key, value in node.items()}
+    if isinstance(node.get("pattern"), str):
+        node["pattern"] = _with_plain_classes(node["pattern"])
+    if isinstance(node.get("patternProperties"), dict):
+        node = _without_listing_patterns(node, names)
+    _require_countable(node)
+    return _with_plain_numbers(node)
+
+
+def _with_plain_numbers(node: dict[str, Any]) -> dict[str, Any]:
+    """A schema of numbers: multiples of a whole number are whole numbers, and what is below 0 is
+    below the largest number with nine decimals.
+
+    Else the grammar of a range of multiples would offer a fraction and then no digit of it, and
+    that of the others -0.
+    """
+    step, kinds = node.get("multipleOf"), node.get("type")
+    if _is_number(step) and step % 1 == 0:
+        if kinds == "number":
+            node["type"] = "integer"
+        elif isinstance(kinds, list):
+            node["type"] = ["integer" if kind == "number" else kind for kind in kinds]
+    if _is_number(node.get("exclusiveMaximum")) and node["exclusiveMaximum"] == 0:
+        del node["exclusiveMaximum"]
+        most = node.get("maximum", 0)
+        node["maximum"] = min(most, -1e-9) if _is_number(most) else most
+    return node
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _with_plain_classes(pattern: str) -> str:
+    """A pattern whose negated classes that leave out a quote or a backslash leave out control
+    characters, too: else the grammar would take the escapes of both for those of a control
+    character."""
+    parts: list[str] = []
+    start: int | None = None  # of the class that is read
+    at = 0
+    while at < len(pattern):
+        size = 2 if pattern[at] == "\\" else 1
+        if start is None and pattern[at] == "[":
+            start = at
+        elif start is None:
+            parts.append(pattern[at : at + size])
+        elif pattern[at] == "]":
+            parts.append(_plain_class(pattern[start : at + 1]))
+            start = None
+        at += size
+    return "".join(parts) + ("" if start is None else pattern[start:])
+
+
+def _plain_class(text: str) -> str:
+    if not text.startswith("[^"):
+        return text
+    try:
+        keeps = all(re.fullmatch(text, character) for character in '"\\')
+    except re.error:
+        keeps = False
+    return text if keeps else f"[^{_CONTROL}{text[2:]}"
+
+
+def _without_listing_patterns(node: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A schema of objects where patterns that match but some of these names are these properties.
+
+    Where other parts of the schema name them, the grammar would offer a comma for a further
+    property, whose name could then not be written:
+    https://github.com/guidance-ai/llguidance/issues/265.
+    """
+    properties = dict(node["properties"]) if isinstance(node.get("properties"), dict) else {}
+    patterns: dict[str, Any] = {}
+    for pattern, schema in node["patternProperties"].items():
+        matched = _listed(pattern, names)
+        if not matched:
+            patterns[_with_plain_classes(pattern)] = schema
+        for name in matched:
+            own = [properties[name]] if name in properties else []
+            properties[name] = {"allOf": [*own, schema]}
+    return {**node, "properties": properties, "patternProperties": patterns}
+
+
+def _may_list(pattern: str) -> bool:
+    return pattern.startswith("^") and pattern.endswith("$")
+
+
+def _listed(pattern: str, names: Sequence[str]) -> list[str]:
+    """The names that a pattern matches if it matches nothing else; else none."""
+    if not _may_list(pattern) or not names or not _has_no_other(pattern, names):
+        return []
+    strings = _matcher({"type": "string", "pattern": pattern})
+    if strings.is_error():
+        return []
+    return [
+        name for name in names if _takes(strings.deep_copy(), json.dumps(name, ensure_ascii=False))
+    ]
+
+
+def _takes(matcher: Any, text: str) -> bool:
+    """Whether a text is one of a grammar."""
+    ids = list(text.encode(errors="replace"))
+    return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+
 @cache
 def _bytes() -> Any:
     return guidance().LLTokenizer("byte")
 
 
-def _is_empty(pattern: str, without: Iterable[str], name: str | None = None) -> bool:
-    """Whether no property but `without` has a name that a pattern matches; with `name`, whether
-    that one has none. A pattern that is none counts as not empty: the grammar tells what is
-    wrong."""
+def _matcher(schema: dict[str, Any]) -> Any:
+    """Of a schema without space, over bytes."""
     matcher = guidance().LLMatcher
-    if name is not None:
-        one = {"type": "string", "pattern": pattern, "enum": [name]}
-        return bool(matcher.validate_grammar(matcher.grammar_from_json_schema(one)))
-    probe = {
-        "type": "object",
-        "properties": dict.fromkeys(without, False),
-        "patternProperties": {pattern: True},
-        "additionalProperties": False,
-        "minProperties": 1,
-        "x-guidance": {"whitespace_flexible": False},
-    }
-    found = matcher(_bytes(), matcher.grammar_from_json_schema(probe), log_level=0)
-    if found.is_error():
+    options = {"whitespace_flexible": False}
+    grammar = matcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    return matcher(_bytes(), grammar, log_level=0)
+
+
+def _has_no_other(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a pattern matches nothing but some of these names. A pattern that is none may match
+    anything: the grammar tells what is wrong."""
+    others = _matcher(
+        {
+            "type": "object",
+            "properties": dict.fromkeys(names, False),
+            "patternProperties": {pattern: True},
+            "additionalProperties": False,
+            "minProperties": 1,
+        }
+    )
+    if others.is_error():
         return False
-    found.consume_token(ord("{"))
-    found.compute_bitmask()
-    return bool(found.is_error())
+    others.consume_token(ord("{"))
+    others.compute_bitmask()
+    return bool(others.is_error())
 
 
 def _require_countable(node: Mapping[str, Any]) -> None:

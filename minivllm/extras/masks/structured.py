@@ -43,6 +43,7 @@ class Grammars(SchedulingRule):
         self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int] = ()
     ) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        # Those that are ordinary text to llguidance; a grammar names a special one by its id.
         self._eos = [token for token in eos_token_ids if token < vocab_size]
         self._lock, self._building = Lock(), Lock()  # a server compiles in a thread
         self._guided: Any = None  # llguidance's tokenizer, once it is needed
@@ -63,7 +64,7 @@ class Grammars(SchedulingRule):
             if (found := self._compiled.get(outputs)) is not None:
                 self._compiled.move_to_end(outputs)
                 return found
-        tokenizer, package = self._guided_tokenizer(), guidance()
+        tokenizer, package = self.tokenizer(), guidance()
         limits = package.LLParserLimits(max_lexer_states=MOST_LEXER_STATES, verbose_errors=False)
         matcher = package.LLMatcher(tokenizer, _grammar(outputs), log_level=0, limits=limits)
         _require_no_error(matcher, outputs)
@@ -81,7 +82,9 @@ class Grammars(SchedulingRule):
         """Whether `compile` takes no time."""
         return outputs in self._compiled
 
-    def _guided_tokenizer(self) -> Any:
+    def tokenizer(self) -> Any:
+        """llguidance's tokenizer, made with the first grammar, which takes a second with 150,000
+        tokens. Raises BadInput and NotInstalled, see `compile`."""
         if self._tokenizer is None:
             raise BadInput(
                 f"{WHAT} needs a tokenizer, and this checkpoint has none; use allowed_token_ids or "
@@ -89,7 +92,14 @@ class Grammars(SchedulingRule):
             )
         with self._building:
             if self._guided is None:
-                self._guided = guidance().LLTokenizer(GuidedTokens(self._tokenizer))
+                tokens = GuidedTokens(self._tokenizer)
+                self._guided = guidance().LLTokenizer(tokens)
+                tokens.tokens.clear()
+                self._eos = [
+                    token
+                    for token in self._eos
+                    if token >= self._guided.eos_token or not self._guided.is_special_token(token)
+                ]
             return self._guided
 
     def forget(self, outputs: StructuredOutputs) -> None:

@@ -20,7 +20,7 @@ def guided(schema: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_pattern_of_named_properties_alone_becomes_theirs() -> None:
+def test_a_pattern_that_lists_names_becomes_properties() -> None:
     schema = {
         "properties": {"score": {"multipleOf": 5}, "tags": STRING},
         "patternProperties": {"^score$": INTEGER, "^x": STRING},
@@ -33,6 +33,43 @@ def test_a_pattern_of_named_properties_alone_becomes_theirs() -> None:
     needed = guided({"required": ["a", "b"], "patternProperties": {"^[ab]$": INTEGER}})
     assert needed["properties"] == {name: {"allOf": [INTEGER]} for name in "ab"}
     assert needed["patternProperties"] == {}
+    # The name may stand in another part of the schema.
+    parts = [{"patternProperties": {"^(é|b)$": INTEGER}}, {"required": ["b", "é"]}]
+    assert set(guided({"allOf": parts})["allOf"][0]["properties"]) == {"b", "é"}
+
+
+def test_names_and_patterns_are_compared_in_bounded_time() -> None:
+    many = {
+        "properties": dict.fromkeys((f"p{i}" for i in range(1000)), STRING),
+        "patternProperties": dict.fromkeys((f"^q{i}$" for i in range(101)), STRING),
+    }
+    with pytest.raises(BadInput, match="1000 names and 101 patterns of properties: too many"):
+        guided(many)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "plain"),
+    [
+        ('^[^"]+$', r'^[^\x00-\x1f\x7f"]+$'),
+        (r"[^\\a]", r"[^\x00-\x1f\x7f\\a]"),
+        (r"\[^a][^\]]", r"\[^a][^\]]"),
+        ("[^a]*", "[^a]*"),
+        ('["]', '["]'),
+        ('[^"', '[^"'),
+    ],
+)
+def test_classes_without_quotes_have_no_control_characters(pattern: str, plain: str) -> None:
+    assert guided({"pattern": pattern})["pattern"] == plain
+
+
+def test_numbers_are_said_so_that_no_fraction_is_begun_in_vain() -> None:
+    kinds = ["number", "null"]
+    assert guided({"type": "number", "multipleOf": 2.0})["type"] == "integer"
+    assert guided({"type": kinds, "multipleOf": 3})["type"] == ["integer", "null"]
+    assert guided({"type": kinds, "multipleOf": 0.5})["type"] == kinds
+    assert guided({"exclusiveMaximum": 0}) == {"maximum": -1e-9}
+    assert guided({"exclusiveMaximum": 0.0, "maximum": -3}) == {"maximum": -3}
+    assert guided({"exclusiveMaximum": 1}) == {"exclusiveMaximum": 1}
 
 
 @pytest.mark.parametrize(

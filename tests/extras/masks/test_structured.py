@@ -336,12 +336,16 @@ SCALARS = st.sampled_from(
         {"type": "integer", "minimum": -20, "maximum": 300},
         {"type": "integer", "multipleOf": 7, "exclusiveMinimum": 0, "exclusiveMaximum": 50},
         {"type": "number", "minimum": 0.5, "exclusiveMaximum": 2},
+        {"type": ["number", "null"], "maximum": 1, "minimum": -9.5, "multipleOf": 3},
+        {"type": "number", "minimum": -0.25, "exclusiveMaximum": 0},
         {"type": "boolean"},
         {"type": ["null", "boolean"]},
         {"const": {"b": [1, None]}},
         {"enum": ["x", 1, None, '\n"', {}]},
         {"type": "string", "maxLength": 4},
         {"type": "string", "minLength": 2, "maxLength": 5, "pattern": "^[a-c]*$"},
+        {"type": "string", "pattern": '^[^"]{1,4}$'},
+        {"type": "string", "pattern": r"^[^\\x]{1,4}$"},
         {"type": "string", "format": "date"},
         {"type": "string", "format": "ipv4"},
     ]
@@ -378,6 +382,7 @@ SCHEMA = st.recursive(
         objects(inner),
         arrays(inner),
         st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
+        st.lists(objects(inner), min_size=2, max_size=2).map(lambda some: {"allOf": some}),
     ),
     max_leaves=6,
 )
@@ -419,6 +424,14 @@ def test_a_matcher_goes_back_and_on(grammars: Grammars, data: st.DataObject) -> 
             with pytest.raises(BadInput, match="does not allow"):
                 state.bits([*output, 0])
         assert state.bits(output) == GrammarState(grammars, outputs).bits(output)
+
+
+def test_a_grammar_may_name_the_end_of_sequence(llm: LLM) -> None:
+    """As a tool call does that ends with a token of its own."""
+    outputs = StructuredOutputs(grammar=f'start: "a" <[{END}]>')
+    output = llm.generate("x", replace(DRAWN, structured_outputs=outputs))[0].outputs[0]
+    assert output.token_ids[1:] == [END] and output.finish_reason == "stop"
+    assert output.text == "a"
 
 
 @pytest.mark.parametrize("special", [False, True])
