@@ -101,14 +101,6 @@ def _checked(given: Any, param: str) -> StructuredOutputs | None:
         raise ApiError(400, message, param=param) from None
 
 
-def forced_call(
-    tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer
-) -> StructuredOutputs:
-    """One call of one of these tools, see `call_rules`."""
-    rules = ["start: tool_call", *call_rules(tools, form, tokenizer)]
-    return StructuredOutputs(grammar="\n".join(rules))
-
-
 def call_rules(tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer) -> list[str]:
     """Rules of a grammar with `tool_call`, one call of one of these tools, in the model's own form,
     with arguments that satisfy the tool's schema.

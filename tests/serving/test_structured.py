@@ -13,7 +13,7 @@ from minivllm.engine.options import StructuredOutputs
 from minivllm.extras.masks.structured import Grammars
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.errors import ApiError
-from minivllm.serving.structured import forced_call, of_text_format, structured_outputs
+from minivllm.serving.structured import call_rules, of_text_format, structured_outputs
 from tests.serving.chat_checkpoint import END
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -104,7 +104,8 @@ TOOLS = {
 )
 def test_a_forced_call_is_one_of_these_tools(chat_folder: Path, form: Form) -> None:
     tokenizer = Tokenizer(chat_folder)
-    outputs = forced_call(TOOLS, form, tokenizer)
+    rules = ["start: tool_call", *call_rules(TOOLS, form, tokenizer)]
+    outputs = StructuredOutputs(grammar="\n".join(rules))
     matcher = Grammars(tokenizer, tokenizer.fast.get_vocab_size()).compile(outputs)
     rng, seen = random.Random(3), set()
     for _ in range(20):
@@ -130,5 +131,5 @@ def test_a_forced_call_is_one_of_these_tools(chat_folder: Path, form: Form) -> N
 def test_a_tool_s_wrong_schema_is_a_400(chat_folder: Path) -> None:
     form = Form("", "", "arguments")
     with pytest.raises(ApiError, match="'get_time': a JSON schema must be an object") as caught:
-        forced_call({"get_weather": SCHEMA, "get_time": [1]}, form, Tokenizer(chat_folder))
+        call_rules({"get_weather": SCHEMA, "get_time": [1]}, form, Tokenizer(chat_folder))
     assert caught.value.param == "tools[1].parameters"
