@@ -111,11 +111,19 @@ class Result:
 
 @pytest.fixture
 def cli(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., Result]]:
-    """Run a command in this process, in an empty folder of its own."""
+    """Run a command in this process, in an empty folder of its own; of its report only the pictures
+    that no other has are painted."""
     from minivllm.cli import main
 
+    if "report" not in request.path.parts:
+        from tests.pictures import painted_if_own
+
+        monkeypatch.setattr("minivllm.report.page.finish", painted_if_own)
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)

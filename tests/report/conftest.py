@@ -6,7 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from minivllm.report.figures.render import finish
+from tests.pictures import painted_if_own
 from tests.report.synthetic import make_sweep, write
+
+
+@pytest.fixture(autouse=True)
+def _painted_if_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pictures that every page has, but for tests with `painted_anew`; a fixture of a
+    whole file has them."""
+    monkeypatch.setattr("minivllm.report.page.finish", painted_if_own)
+
+
+@pytest.fixture
+def painted_anew(_painted_if_own: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paint every figure of every page, where a test looks at pictures or at the page's size."""
+    monkeypatch.setattr("minivllm.report.page.finish", finish)
 
 
 @pytest.fixture

@@ -120,6 +120,7 @@ def test_each_number_leads_to_its_record_or_to_the_list_of_them(tmp_path: Path) 
     assert 'id="records-1"' in page.source
 
 
+@pytest.mark.usefixtures("painted_anew")
 def test_two_hundred_cells_stay_small(tmp_path: Path) -> None:
     records = [
         make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i, roofline=counted(i))
@@ -251,6 +252,7 @@ def test_a_browsers_complaint_is_heard(tmp_path: Path) -> None:
     assert found == 1 and "one" in errors[0] and "nothing is not defined" in str(errors)
 
 
+@pytest.mark.usefixtures("painted_anew")
 def test_rebuilding_changes_nothing_and_leaves_nothing_behind(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     build_report(sweep, out)

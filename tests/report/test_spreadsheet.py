@@ -78,6 +78,7 @@ def test_nothing_in_a_report_is_run(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("painted_anew")
 def test_names_that_are_no_formulas_or_glyphs_are_drawn(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
