@@ -31,6 +31,7 @@ _FIELDS = {
     "structured_outputs.json": "output_config.format.schema",
     "stop=": "stop_sequences=",
 }
+EFFORT = "reasoning_effort"
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
@@ -45,22 +46,34 @@ async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, T
     prompt = await chat_model.prompt(
         conversation(body),
         None if tools is None else tools.tools,
-        _thinking(chat_model, body) | (body.chat_template_kwargs or {}),
+        template_variables(chat_model, body) | (body.chat_template_kwargs or {}),
     )
     return prompt, tools
 
 
-def _thinking(chat_model: ChatModel, body: CountBody) -> dict[str, Any]:
-    """The variable of the chat template that lets the model think, or not."""
+def template_variables(chat_model: ChatModel, body: CountBody) -> dict[str, Any]:
+    """Variables of the chat template that let the model think, or not, and how much.
+
+    Raises:
+        ApiError: the model does not think, or its template knows no effort.
+    """
+    effort = None if body.output_config is None else body.output_config.effort
+    if effort is not None and not chat_model.names(EFFORT):
+        raise ApiError(
+            400,
+            f"output_config.effort: the chat template of this model has no {EFFORT}",
+            param="output_config",
+        )
+    known: dict[str, Any] = {} if effort is None else {EFFORT: effort}
     asked = body.thinking is not None and body.thinking.type != "disabled"
     if body.thinking is not None:
         _check_budget(body.thinking, getattr(body, "max_tokens", None))
     for switch in _SWITCHES:
         if chat_model.names(switch):
-            return {switch: asked}
+            return known | {switch: asked}
     if asked and THINK_OPEN not in (chat_model.template or ""):
         raise ApiError(400, "thinking: this model does not think", param="thinking")
-    return {}
+    return known
 
 
 def _check_budget(thinking: Thinking, max_tokens: int | None) -> None:

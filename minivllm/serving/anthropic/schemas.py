@@ -105,9 +105,10 @@ class OutputFormat(Strict):
 
 
 class OutputConfig(Strict):
-    """The form of the answer."""
+    """The form of the answer, and how much the model does for it."""
 
     format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class CountBody(Body):

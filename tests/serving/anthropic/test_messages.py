@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import pytest
 
+from minivllm.serving.anthropic.messages import template_variables
+from minivllm.serving.anthropic.schemas import CountBody
+from minivllm.serving.chat_model import ChatModel
+from minivllm.serving.errors import ApiError
 from tests.serving.chat_checkpoint import (
     CALL,
     CONCLUSION,
@@ -286,6 +291,33 @@ def test_a_block_that_is_not_supported_is_a_clear_400(
     with pytest.raises(anthropic.BadRequestError) as error:
         ask(client, [{"role": role, "content": [block]}])
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "variables"),
+    [
+        ("enable_thinking", {}, {"enable_thinking": False}),
+        ("enable_thinking thinking", {"thinking": THINKING}, {"enable_thinking": True}),
+        ("thinking", {"thinking": {"type": "adaptive"}}, {"thinking": True}),
+        ("<think>", {"thinking": THINKING}, {}),
+        ("", {}, {}),
+        ("", {"thinking": THINKING}, "does not think"),
+        ("reasoning_effort", {"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ("", {"output_config": {"effort": "low"}}, "output_config.effort"),
+    ],
+)
+def test_what_a_chat_template_is_told(
+    template: str, fields: dict[str, Any], variables: dict[str, Any] | str
+) -> None:
+    service: Any = SimpleNamespace(tokenizer=None)
+    model = ChatModel(service)
+    model.template = template
+    body = CountBody(model="m", messages=USER, **fields)
+    if isinstance(variables, dict):
+        assert template_variables(model, body) == variables
+    else:
+        with pytest.raises(ApiError, match=variables):
+            template_variables(model, body)
 
 
 def test_another_model_is_not_found(client: anthropic.Anthropic) -> None:
