@@ -1,5 +1,9 @@
 """Pictures of report pages in tests, which take most of a page's time: each is painted once, and
-those of every report only where a test looks at them."""
+those of every report only where a test looks at them.
+
+tests/conftest.py and tests/report/conftest.py put `painted_if_own` in the place of `finish`; a test
+with the fixture `painted_anew`, and a fixture of a whole file, has all pictures.
+"""
 
 from __future__ import annotations
 
