@@ -16,7 +16,7 @@ from minivllm.serving.chat_model import ChatModel
 from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError, internal
 from minivllm.serving.http.calls import CALL, Call, log_call, request_id_of
-from minivllm.serving.http.limits import ApiKeys, require_depth, unauthorized
+from minivllm.serving.http.limits import ApiKeys, require_form, unauthorized
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.fields import MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_body, finish_reason, usage
@@ -248,7 +248,7 @@ def parsed(message: Any, most_levels: int) -> dict[str, Any]:
     if text is None:
         raise MalformedMessage("messages are texts of JSON")
     try:
-        require_depth(text.encode("utf-8", "replace"), most_levels)
+        require_form(text.encode("utf-8", "replace"), most_levels)
         value = json.loads(text)
     except (ApiError, ValueError) as error:
         raise MalformedMessage(f"not JSON: {error}"[:200]) from None

@@ -7,13 +7,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minivllm.serving.errors import ApiError
+from minivllm.serving.first_error import FirstErrorModel
 from minivllm.serving.openai.fields import Body
 
 LEAST_BUDGET = 1024  # tokens of thinking, as Anthropic's
 T = TypeVar("T", bound=BaseModel)
 
 
-class Strict(BaseModel):
+class Strict(FirstErrorModel):
     """A part of a body, without unknown fields."""
 
     model_config = ConfigDict(extra="forbid")

@@ -33,27 +33,37 @@ BYTES_PER_MB = 1e6
 # Of the bytes of JSON outside of strings, those that open and close a level.
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
-_OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
+_OTHERS = bytes(set(range(256)) - set(b'"[]{}:'))
+MOST_PARTS = 100_000  # lists, objects and their members of a body
 
 
-def depth(body: bytes) -> int:
-    """The most levels of brackets of a text of JSON, in time linear in its length.
+def outline(body: bytes) -> bytes:
+    """The brackets and colons of a text of JSON that lie outside of its strings.
 
     Only texts that are JSON have a right answer; others are bounded, too.
     """
-    if not body:
-        return 0
     # Escaped quotes go first; then each second part between quotes is a string.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS)
-    brackets = b"".join(plain.split(b'"')[::2])
-    levels = _STEPS[np.frombuffer(brackets, np.uint8)].cumsum(dtype=np.int32)
+    return b"".join(plain.split(b'"')[::2])
+
+
+def depth(parts: bytes) -> int:
+    """The most levels of brackets of an outline."""
+    levels = _STEPS[np.frombuffer(parts, np.uint8)].cumsum(dtype=np.int32)
     return int(levels.max(initial=0))
 
 
-def require_depth(body: bytes, most: int) -> None:
-    """Raise ApiError for JSON with more levels of brackets than a parser should see."""
-    if body.count(b"[") + body.count(b"{") > most and depth(body) > most:
-        raise ApiError(400, f"the body has more than task.max_depth={most} levels of brackets")
+def require_form(body: bytes, most_levels: int) -> None:
+    """Raise ApiError for JSON with more levels or parts than a parser should see, in a time linear
+    in its length."""
+    if sum(map(body.count, (b"[", b"{", b":"))) <= most_levels:
+        return
+    parts = outline(body)
+    if depth(parts) > most_levels:
+        words = f"the body has more than task.max_depth={most_levels} levels of brackets"
+        raise ApiError(400, words)
+    if sum(map(parts.count, (b"[", b"{", b":"))) > MOST_PARTS:
+        raise ApiError(400, f"the body has more than {MOST_PARTS:,} lists, objects and members")
 
 
 class ApiKeys:
@@ -211,7 +221,7 @@ class Limits:
             kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json" and not kind.endswith("+json"):
                 raise ApiError(415, "the body must be JSON: content-type: application/json")
-            require_depth(body, self._options.max_depth)
+            require_form(body, self._options.max_depth)
 
     def _too_large(self) -> ApiError:
         most = self._options.max_body_mb

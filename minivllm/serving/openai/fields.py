@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.serving.errors import ApiError
+from minivllm.serving.first_error import FirstErrorModel
 from minivllm.serving.structured import structured_outputs
 
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI's
@@ -20,7 +21,7 @@ _WITHOUT_MEANING = (
 )
 
 
-class Body(BaseModel):
+class Body(FirstErrorModel):
     """A body whose unknown fields are errors: one that is ignored would be a wrong answer."""
 
     model_config = ConfigDict(extra="allow")

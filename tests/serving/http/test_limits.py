@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.serving.http.limits import ApiKeys, depth
+from minivllm.serving.http.limits import ApiKeys, depth, outline
 from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import KEY, RunningServer
 
@@ -31,12 +31,13 @@ def levels(value: Any) -> int:
 
 @given(JSON, st.booleans())
 def test_the_depth_of_json_is_that_of_its_value(value: Any, ascii_only: bool) -> None:
-    assert depth(json.dumps(value, ensure_ascii=ascii_only).encode()) == levels(value)
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+    assert depth(outline(text)) == levels(value)
 
 
 @given(st.text(alphabet='"\\[]{},a', max_size=30) | st.binary(max_size=30))
 def test_the_depth_of_anything_else_is_some_number(text: str | bytes) -> None:
-    assert depth(text.encode() if isinstance(text, str) else text) >= 0
+    assert depth(outline(text.encode() if isinstance(text, str) else text)) >= 0
 
 
 def test_keys_fit_whole() -> None:
@@ -110,6 +111,23 @@ def test_a_body_of_the_wrong_form(
     answer = ask(guarded.url, COMPLETIONS, body, WITH_KEY | headers)
     assert answer.status == status and words in answer.error["message"]
     assert b"Traceback" not in answer.body
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ("[]," * 200_000 + "1", "lists, objects"),
+        ("true," * 400_000 + "{}", "prompt"),
+        ("1," * 10**6 + "1", "tokens"),
+    ],
+)
+def test_a_body_of_many_wrong_items_has_one_error(
+    server: RunningServer, items: str, words: str
+) -> None:
+    """All errors of its items would take a minute and gigabytes."""
+    answer = ask(server.url, COMPLETIONS, f'{{"prompt": [{items}]}}'.encode())
+    assert answer.status == 400 and words in answer.error["message"]
+    assert len(answer.body) < 1000
 
 
 def test_brackets_within_texts_are_no_levels(guarded: RunningServer) -> None:

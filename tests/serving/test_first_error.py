@@ -1,0 +1,45 @@
+"""Lists of bodies stop at their first error; everything else has all of its errors."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from minivllm.serving.first_error import FirstErrorModel
+from minivllm.serving.openai.completions import CompletionBody
+
+
+class Part(FirstErrorModel):
+    """A model within others."""
+
+    numbers: list[int]
+    name: str
+
+
+class Whole(FirstErrorModel):
+    """A model of every kind of field that holds others."""
+
+    parts: list[Part] | None = None
+    either: list[str] | list[list[int]] | None = None
+    named: dict[str, list[int]] | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "errors"),
+    [
+        ({"parts": [{"numbers": ["a"] * 50, "name": 1}] * 50}, 2),
+        ({"parts": [1] * 50}, 1),
+        ({"either": [{}] * 50}, 2),
+        ({"either": [["a"] * 50] * 50}, 2),
+        ({"named": {"a": ["x"] * 50, "b": [1]}}, 1),
+    ],
+)
+def test_a_list_of_wrong_items_has_one_error(value: dict[str, object], errors: int) -> None:
+    with pytest.raises(ValidationError) as error:
+        Whole.model_validate(value)
+    assert error.value.error_count() == errors
+
+
+def test_right_values_stay_as_they_are() -> None:
+    body = CompletionBody.model_validate({"model": "m", "prompt": [[1, 2], [3]], "stop": ["a"]})
+    assert body.prompt == [[1, 2], [3]] and body.stop == ["a"]
