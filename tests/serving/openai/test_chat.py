@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any, Literal
 
 import openai
@@ -18,7 +19,8 @@ from tests.serving.chat_checkpoint import (
     SECOND_CALL,
     THOUGHT,
 )
-from tests.serving.running import RunningServer
+from tests.serving.plain import call
+from tests.serving.running import RunningServer, until_idle
 
 USER = [{"role": "user", "content": "naïve 値?"}]
 
@@ -285,12 +287,22 @@ def test_many_at_once_by_the_asynchronous_client(chat_server: RunningServer) -> 
     assert asyncio.run(all_of_them()) == [GREETING] * 24
 
 
-def test_a_stream_may_be_left(talker: openai.OpenAI) -> None:
-    endless: dict[str, Any] = {"stream": True, "extra_body": {"ignore_eos": True}}
+def test_a_stream_that_is_left_ends_in_the_engine(
+    chat_server: RunningServer, talker: openai.OpenAI
+) -> None:
+    def generated() -> float:
+        text = call(f"{chat_server.url}/metrics")[1]
+        found = re.search(r"^minivllm:generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
+        assert found is not None
+        return float(found[1])
+
+    before = generated()
     for _ in range(3):
-        chunks = ask(talker, **endless)
+        chunks = ask(talker, stream=True, extra_body={"ignore_eos": True})
         assert [next(chunks).choices[0].delta.content for _ in range(3)][1:] == ["Hello", " there"]
         chunks.close()
+    until_idle(chat_server)
+    assert generated() - before < 16_000  # each by itself would go on for 16,380 tokens
     assert ask(talker).choices[0].message.content == GREETING
 
 

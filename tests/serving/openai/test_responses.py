@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from minivllm import LLM, SamplingParams
 from tests.serving.chat_checkpoint import CALL, CONCLUSION, GREETING, SECOND_CALL, THOUGHT
-from tests.serving.running import RunningServer
+from tests.serving.running import RunningServer, until_idle
 
 THINK: dict[str, Any] = {"reasoning": {"effort": "low", "summary": "auto"}}
 
@@ -211,6 +211,7 @@ def test_many_at_once_and_some_left(chat_server: RunningServer) -> None:
             return await asyncio.gather(*(one(client, number) for number in range(16)))
 
     assert asyncio.run(all_of_them()) == [GREETING] * 16
+    until_idle(chat_server)
 
 
 @pytest.mark.parametrize(
