@@ -106,10 +106,13 @@ def foundations(rows: Sequence[Row]) -> dict[str, str]:
 def _newest(rows: list[Row]) -> list[Row]:
     """One row a block and host, the newest, in their order; quality that was measured alone stands
     beside the speed."""
-    kept: dict[tuple[float, str, bool], Row] = {}
+    kept: dict[tuple[float | str, str, bool], Row] = {}
     for row in sorted(rows, key=started):
         host = str(row.get("provenance.host") or "")
-        kept[number(row.get("block")) or 0, host, measured_alone(row)] = row
+        # A record that names no block, as after damage, takes no other's place.
+        block = number(row.get("block"))
+        place = str(row.get("run_id")) if block is None else block
+        kept[place, host, measured_alone(row)] = row
     return sorted(kept.values(), key=lambda r: (number(r.get("block")) or 0, str(r.get("run_id"))))
 
 

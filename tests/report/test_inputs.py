@@ -120,6 +120,14 @@ def test_a_damaged_record_is_one_of_many(tmp_path: Path, study: str, data: st.Da
         findings(material)
 
 
+def test_a_record_that_has_lost_its_block_takes_no_other_s_place(tmp_path: Path) -> None:
+    place = write(tmp_path, [make_record("nf4", block=block) for block in (0, 1)])
+    damaged_one = sorted(place.glob("*/record.json"))[1]
+    damaged_one.write_text(damaged_one.read_text().replace('"block"', '"#block"'))
+    material = read(place)
+    assert len(material.rows) == 2 and sum(len(cell.rows) for cell in material.cells) == 2
+
+
 @pytest.mark.fuzz("records")
 @pytest.mark.usefixtures("without_figures")
 @settings(

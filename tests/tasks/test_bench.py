@@ -204,7 +204,11 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
         "seed": 0,
         "architecture": architecture,
     }
-    config = {**make_config(workload={"input_len": 100}), "model": model}
+    config = {
+        **make_config(workload={"input_len": 100}),
+        "model": model,
+        "speculative": compose([])["speculative"],
+    }
     checked, fingerprint, warnings = preflight.check(config)
     assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]
     # which has no weights
