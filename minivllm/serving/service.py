@@ -6,9 +6,9 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -20,11 +20,7 @@ from minivllm.serving.messages import Piece, Ready, Step
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.token_texts import TokenTexts
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
-T = TypeVar("T")
 
 
 class Service:
@@ -206,31 +202,6 @@ class Service:
     def _cut_off(self, call: Call) -> None:
         self.count("slow_readers")
         call.cut_off()
-
-
-async def unless_left(request: Request, answer: Awaitable[T]) -> T:
-    """Wait for an answer, but only while its client is there: leaving cancels it.
-
-    Raises:
-        ApiError: the client has left.
-    """
-    task = asyncio.ensure_future(answer)
-
-    async def watch() -> None:
-        while not await request.is_disconnected():
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                return
-
-    watcher = asyncio.ensure_future(watch())
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(CLIENT_LEFT, "the client has left")
-        return task.result()
-    finally:
-        watcher.cancel()
-        task.cancel()
 
 
 async def merged(

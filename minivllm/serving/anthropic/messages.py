@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -18,7 +18,7 @@ from minivllm.serving.errors import ApiError
 from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import THINK_OPEN
-from minivllm.serving.service import Service, unless_left
+from minivllm.serving.service import Service
 from minivllm.serving.sse import event_stream
 
 _SAMPLING = (
@@ -106,7 +106,7 @@ def router(service: Service) -> APIRouter:
     chat_model = ChatModel(service)
 
     @routes.post(PATH)
-    async def messages(body: MessagesBody, request: Request) -> Response:
+    async def messages(body: MessagesBody) -> Response:
         """Answer a conversation."""
         service.admit()
         prompt, tools = await _prompt(chat_model, body)
@@ -115,7 +115,7 @@ def router(service: Service) -> APIRouter:
             call = await MessageCall(service, chat_model, body, prompt, tools, params).start()
             if body.stream:
                 return await event_stream(call.chunks(), error_event)
-            return JsonAnswer(await unless_left(request, call.whole()))
+            return JsonAnswer(await call.whole())
         except ApiError as error:
             if error.status == 400:
                 for name, field in _FIELDS.items():

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
@@ -20,7 +20,7 @@ from minivllm.serving.openai.chat_choice import ChatChoice
 from minivllm.serving.openai.fields import MOST_LOGPROBS, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import error_event, usage
 from minivllm.serving.openai.tools import Tools, read_tools
-from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.service import Service, merged
 from minivllm.serving.sse import event, event_stream
 from minivllm.serving.structured import naming
 
@@ -187,7 +187,7 @@ def router(service: Service) -> APIRouter:
     chat_model = ChatModel(service)
 
     @routes.post("/v1/chat/completions")
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
+    async def chat_completions(body: ChatBody) -> Response:
         """Answer a conversation."""
         body.require_known()
         service.require_model(body.model)
@@ -208,6 +208,6 @@ def router(service: Service) -> APIRouter:
         with naming(_field(body, tools)):
             if body.stream:
                 return await event_stream(call.chunks(), error_event)
-            return JsonAnswer(await unless_left(request, call.whole()))
+            return JsonAnswer(await call.whole())
 
     return routes

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.engine_client import TokenStream
@@ -16,7 +16,7 @@ from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.messages import Piece
 from minivllm.serving.openai.fields import MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_event, finish_reason, usage
-from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.service import Service, merged
 from minivllm.serving.sse import event, event_stream
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -184,7 +184,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/completions")
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def completions(body: CompletionBody) -> Response:
         """Continue prompts."""
         body.require_known()
         service.require_model(body.model)
@@ -193,6 +193,6 @@ def router(service: Service) -> APIRouter:
         call = Completion(service, body, await _prompts(service, body.prompt), params)
         if body.stream:
             return await event_stream(call.chunks(), error_event)
-        return JsonAnswer(await unless_left(request, call.whole()))
+        return JsonAnswer(await call.whole())
 
     return routes

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
@@ -21,7 +21,7 @@ from minivllm.serving.openai.forms import logprob_entries, usage
 from minivllm.serving.openai.response_input import chat_choice, chat_tools, read_input
 from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
 from minivllm.serving.openai.tools import Tools, read_tools
-from minivllm.serving.service import Service, merged, unless_left
+from minivllm.serving.service import Service, merged
 from minivllm.serving.sse import event, event_stream
 from minivllm.serving.structured import naming, of_text_format
 
@@ -271,7 +271,7 @@ def router(service: Service) -> APIRouter:
     chat_model = ChatModel(service)
 
     @routes.post("/v1/responses")
-    async def responses(body: ResponseBody, request: Request) -> Response:
+    async def responses(body: ResponseBody) -> Response:
         """Answer a conversation."""
         body.require_supported()
         service.require_model(body.model)
@@ -295,6 +295,6 @@ def router(service: Service) -> APIRouter:
         with naming(" and ".join(name for name, value in given.items() if value is not None)):
             if body.stream:
                 return await event_stream(call.chunks(), call.failed)
-            return JsonAnswer(await unless_left(request, call.whole()))
+            return JsonAnswer(await call.whole())
 
     return routes
