@@ -7,6 +7,7 @@ import json
 import socket
 import time
 
+import psutil
 import pytest
 
 from tests.serving.raw import connect, read_all, request
@@ -68,6 +69,16 @@ def test_a_slow_reader_is_cut_off(guarded: RunningServer) -> None:
     assert len(rest) < 1_000_000 and not rest.endswith(b"0\r\n\r\n")
 
 
+def until_closed(server: RunningServer, client: socket.socket) -> None:
+    """Wait until the server has closed its end of a connection. Raises TimeoutError."""
+    process, port = psutil.Process(server.process.pid), client.getsockname()[1]
+    deadline = time.monotonic() + 60
+    while any(c.raddr and c.raddr[1] == port for c in process.net_connections("tcp")):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the connection stays open")
+        time.sleep(0.1)
+
+
 def test_an_answer_that_nobody_takes_is_dropped(guarded: RunningServer) -> None:
     """It is complete, so nothing but the connection waits."""
     body = LONG | {"logprobs": 20, "n": 2}
@@ -75,7 +86,7 @@ def test_an_answer_that_nobody_takes_is_dropped(guarded: RunningServer) -> None:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         one.sendall(request("/v1/completions", body, WITH_KEY | {"x-request-id": "untaken"}))
         data = one.recv(1000)
-        time.sleep(4)  # the server's patience is 1.5 s
+        until_closed(guarded, one)
         data += read_all(one)
     whole = int(data.partition(b"content-length: ")[2].partition(b"\r\n")[0])
     assert len(data) < whole and json.dumps("choices").encode() in data

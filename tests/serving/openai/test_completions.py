@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import jsonschema
 import openai
@@ -99,7 +100,7 @@ def _prefixes(tokens: list[str]) -> list[str]:
 
 
 def test_prefixes_that_were_computed_are_counted_as_cached(client: openai.OpenAI) -> None:
-    prompt = "import os\n" * 60
+    prompt = f"# {uuid4()}\n" + "import os\n" * 60  # others ask the same server
     for expected in (False, True):
         usage = client.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage
         assert usage is not None and usage.prompt_tokens_details is not None
