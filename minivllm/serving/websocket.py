@@ -148,6 +148,9 @@ class Socket:
             await self._send_error(body.id, error)
             return
         self._running[body.id] = asyncio.create_task(self._run(body))
+        # A task that is cancelled before its first line never ends its request: it begins here, as
+        # the cancellation may have been read with the request.
+        await asyncio.sleep(0)
 
     async def _run(self, body: GenerateMessage) -> None:
         """Serve one request, with a line in the log of its own."""

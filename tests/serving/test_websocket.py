@@ -100,6 +100,18 @@ def test_a_cancelled_request_ends_and_others_go_on(server: RunningServer) -> Non
     until_idle(server)
 
 
+def test_a_request_and_its_cancellation_may_come_at_once(server: RunningServer) -> None:
+    with opened(server) as socket:
+        with socket.protocol_mutex:
+            for message in ({**LONG, "id": "a"}, {"type": "cancel", "id": "a"}):
+                socket.protocol.send_text(json.dumps(message).encode())
+            socket.send_data()
+        assert until(socket, "a")["a"][-1]["type"] == "cancelled"
+        send(socket, **SHORT, id="a")
+        assert until(socket, "a")["a"][-1]["type"] == "done"
+    until_idle(server)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
