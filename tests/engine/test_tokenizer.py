@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import sleep
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +33,24 @@ def test_pieces_add_up_to_the_whole(tokenizer: Tokenizer, text: str) -> None:
     pieces = [detokenizer.push(i) for i in ids]
     assert not any("\ufffd" in piece for piece in pieces if "\ufffd" not in text)
     assert "".join(pieces) + detokenizer.finish() == text
+
+
+def test_other_threads_run_while_a_text_is_encoded(tokenizer: Tokenizer) -> None:
+    text, begins = "x y" * 200_000, Event()
+
+    def encode() -> int:
+        begins.set()
+        return len(tokenizer.encode(text))
+
+    turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        ids = pool.submit(encode)
+        begins.wait()
+        while not ids.done():
+            turns += 1
+            sleep(0.001)
+    assert ids.result() == len(text)
+    assert turns > 10  # two or three where the lock is held
 
 
 def test_an_unfinished_character_is_shown_only_at_the_end(tokenizer: Tokenizer) -> None:
