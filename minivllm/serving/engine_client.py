@@ -17,7 +17,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform.children import module_path
 from minivllm.serving.channel import Frames, frame
-from minivllm.serving.errors import ApiError, internal, unavailable
+from minivllm.serving.errors import ApiError, internal, too_late, unavailable
 from minivllm.serving.messages import (
     Abort,
     EngineState,
@@ -94,7 +94,8 @@ class TokenStream:
         if piece.finish_reason is not None:
             self.unfinished -= 1
             self.finish_reason = piece.finish_reason
-        self._pieces.append(piece)
+        if self.error is None:
+            self._pieces.append(piece)
         if len(self._pieces) > self._most_waiting and self._overflow is None:
             # Not at once: this process may have been late itself, and then many come together.
             loop = asyncio.get_running_loop()
@@ -292,7 +293,9 @@ class EngineClient:
         if (stream := self.streams.get(piece.request_id)) is None:
             return
         if piece.error is not None:
-            stream.fail(internal(piece.error))
+            stream.end(internal(piece.error))  # with its other completions
+        elif piece.finish_reason == "shed":
+            stream.end(too_late("the request could not meet its deadline"))
         stream.push(piece, time_s)
         if stream.is_over:
             self.streams.pop(piece.request_id, None)

@@ -75,7 +75,7 @@ def stop_reason(piece: Piece, num_calls: int, num_tokens: int, max_tokens: int) 
     sequence = piece.stop_reason if isinstance(piece.stop_reason, str) else None
     if piece.finish_reason == "length" and num_tokens < max_tokens:
         reason = "model_context_window_exceeded"
-    elif piece.finish_reason in ("length", "shed"):
+    elif piece.finish_reason == "length":
         reason = "max_tokens"
     elif sequence is not None:
         reason = "stop_sequence"

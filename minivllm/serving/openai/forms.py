@@ -28,7 +28,7 @@ def usage(streams: Sequence[TokenStream]) -> dict[str, Any]:
 
 def finish_reason(piece: Piece) -> str | None:
     """Why a completion ended, in OpenAI's words; None while it goes on."""
-    return {"abort": "stop", "shed": "length"}.get(piece.finish_reason or "", piece.finish_reason)
+    return "stop" if piece.finish_reason == "abort" else piece.finish_reason
 
 
 def logprob_entries(pieces: Sequence[Piece], texts: TokenTexts, top: int) -> list[dict[str, Any]]:

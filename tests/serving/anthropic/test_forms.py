@@ -39,7 +39,6 @@ def test_an_error_has_the_type_of_its_status(error: ApiError, kind: str) -> None
         ("length", None, 0, 9, "max_tokens", None),
         ("length", None, 1, 9, "max_tokens", None),
         ("length", None, 0, 5, "model_context_window_exceeded", None),
-        ("shed", None, 0, 5, "max_tokens", None),
     ],
 )
 def test_why_an_answer_ended(
