@@ -40,6 +40,13 @@ async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, T
     body.require_known()
     chat_model.service.require_model(body.model)
     chat_model.require()
+    if body.messages[-1].role == "assistant":
+        raise ApiError(
+            400,
+            f"messages.{len(body.messages) - 1}: the last turn is the assistant's, and an answer "
+            "that has been begun for the model is not supported: end with a turn of the user",
+            param="messages",
+        )
     tools = read_tools(body.tools, body.tool_choice)
     if tools is not None:
         chat_model.require_tools()

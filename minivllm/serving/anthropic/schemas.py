@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minivllm.serving.errors import ApiError
 from minivllm.serving.first_error import FirstErrorModel
-from minivllm.serving.openai.fields import Body
+from minivllm.serving.openai.fields import MOST_WORDS, Body
 
 LEAST_BUDGET = 1024  # tokens of thinking, as Anthropic's
 T = TypeVar("T", bound=BaseModel)
@@ -131,7 +131,7 @@ class MessagesBody(CountBody):
 
     max_tokens: int = Field(ge=1)
     stream: bool = False
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[str] | None = Field(None, max_length=MOST_WORDS)
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = None
     top_k: int | None = None

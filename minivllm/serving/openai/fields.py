@@ -14,6 +14,7 @@ from minivllm.serving.first_error import FirstErrorModel
 from minivllm.serving.structured import structured_outputs
 
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI's
+MOST_WORDS = 1024  # stop strings, or bad words: the engine reads them while others wait
 # Fields that say who asks or how a service bills and stores, which changes no answer here.
 _WITHOUT_MEANING = (
     *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -100,9 +101,12 @@ class SamplingFields(Body):
         chosen = {name: value for name, value in given.items() if value is not None} | further
         if isinstance(chosen.get("stop"), str):
             chosen["stop"] = (chosen["stop"],)
-        for name, kind in (("stop", tuple), ("stop_token_ids", tuple), ("bad_words", tuple)):
+        for name in ("stop", "stop_token_ids", "bad_words"):
             if name in chosen:
-                chosen[name] = kind(chosen[name])
+                chosen[name] = tuple(chosen[name])
+        for name in ("stop", "bad_words"):
+            if len(chosen.get(name, ())) > MOST_WORDS:
+                raise ApiError(400, f"{name}: at most {MOST_WORDS} texts", param=name)
         try:
             if "logit_bias" in chosen:
                 chosen["logit_bias"] = {int(k): v for k, v in chosen["logit_bias"].items()}

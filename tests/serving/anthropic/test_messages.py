@@ -257,6 +257,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "low"}}, "output_config.effort"),
     ({"chat_template_kwargs": {"nothing": 1}}, "'nothing'"),
     ({"system": [{"type": "image"}]}, "system.0"),
+    ({"messages": [*USER, {"role": "assistant", "content": "The"}]}, "messages.1: the last turn"),
+    ({"stop_sequences": ["x"] * 1025}, "stop_sequences"),
 ]
 
 
@@ -289,7 +291,7 @@ def test_a_block_that_is_not_supported_is_a_clear_400(
     client: anthropic.Anthropic, role: str, block: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(anthropic.BadRequestError) as error:
-        ask(client, [{"role": role, "content": [block]}])
+        ask(client, [{"role": role, "content": [block]}, *USER])
     assert words in str(error.value)
 
 
