@@ -62,6 +62,7 @@ class Completion:
         # Characters of each choice so far, for `text_offset`.
         self._offsets = [0] * (len(prompts) * params.n)
         self._has_begun = [False] * len(self._offsets)
+        self._of_prompts: dict[int, list[dict[int, float]]] = {}  # log-probabilities, by prompt
 
     def choice(self, number: int, pieces: list[Piece]) -> dict[str, Any]:
         """The pieces of one completion as a choice of the answer.
@@ -77,9 +78,10 @@ class Completion:
         text = "".join(piece.text for piece in shown)
         ids = [piece.token_id for piece in shown if piece.token_id is not None]
         logprobs = None
+        if (of_prompt := pieces[0].prompt_logprobs) is not None:
+            self._of_prompts[number] = of_prompt  # with completion 0, for the others, too
         if body.logprobs is not None:
-            of_prompt = pieces[0].prompt_logprobs or []
-            logprobs = self._logprobs(number, index, shown, of_prompt if is_first else None)
+            logprobs = self._logprobs(number, index, shown, body.echo and is_first)
         if body.echo and is_first:
             text = self._prompt_text(number) + text
         self._offsets[index] += len(text)
@@ -99,15 +101,15 @@ class Completion:
         number: int,
         index: int,
         pieces: list[Piece],
-        of_prompt: list[dict[int, float]] | None,
+        with_prompt: bool,
     ) -> dict[str, list[Any]]:
-        """Tokens with their log-probabilities, in the form of this API; with `of_prompt` those of
-        the prompt come first."""
+        """Tokens with their log-probabilities, in the form of this API; `with_prompt` those of the
+        prompt come first."""
         texts = self.service.token_texts()
         found: list[tuple[int, dict[int, float] | None]] = []
-        if self.body.echo and of_prompt is not None:
+        if with_prompt:
             first, *others = self.prompts[number]
-            found += [(first, None), *zip(others, of_prompt, strict=False)]
+            found += [(first, None), *zip(others, self._of_prompts.get(number, ()), strict=False)]
         found += [(p.token_id, p.logprobs) for p in pieces if p.token_id is not None]
         offset = self._offsets[index]
         result: dict[str, list[Any]] = {
@@ -123,6 +125,13 @@ class Completion:
             offset += texts.num_characters(token_id)
         return result
 
+    def _usage(self) -> dict[str, Any]:
+        """The tokens so far; the one that the engine makes where none is asked is left out."""
+        found = usage(self.streams)
+        if self.body.max_tokens == 0:
+            found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
+        return found
+
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         collected: dict[tuple[int, int], list[Piece]] = {}
@@ -130,7 +139,7 @@ class Completion:
             for piece in pieces:
                 collected.setdefault((number, piece.completion), []).append(piece)
         choices = [self.choice(number, pieces) for (number, _), pieces in sorted(collected.items())]
-        return {**self.head, "choices": choices, "usage": usage(self.streams)}
+        return {**self.head, "choices": choices, "usage": self._usage()}
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The answer as events: one for each token."""
@@ -140,10 +149,10 @@ class Completion:
             events = []
             for piece in pieces:
                 chunk = {**self.head, "choices": [self.choice(number, [piece])]}
-                events.append(event(chunk | ({"usage": usage(self.streams)} if running else {})))
+                events.append(event(chunk | ({"usage": self._usage()} if running else {})))
             yield b"".join(events)
         if options is not None and options.include_usage:
-            yield event({**self.head, "choices": [], "usage": usage(self.streams)})
+            yield event({**self.head, "choices": [], "usage": self._usage()})
         yield event("[DONE]")
 
 

@@ -60,10 +60,13 @@ def test_several_prompts_and_samples_are_choices_in_order(llm: LLM, client: open
 
 def test_echo_with_logprobs_scores_the_prompt(llm: LLM, client: openai.OpenAI) -> None:
     ids = llm.encode(PROMPTS[0])
-    choice = client.completions.create(
+    answer = client.completions.create(
         model="tiny", prompt=ids, max_tokens=0, echo=True, logprobs=1
-    ).choices[0]
+    )
+    (choice,) = answer.choices
     assert choice.text == PROMPTS[0] and choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0 and answer.usage.total_tokens == len(ids)
     logprobs = llm.logits(ids).log_softmax(-1)
     expected = [float(logprobs[i, token]) for i, token in enumerate(ids[1:])]
     assert choice.logprobs is not None
@@ -71,6 +74,20 @@ def test_echo_with_logprobs_scores_the_prompt(llm: LLM, client: openai.OpenAI) -
     assert choice.logprobs.token_logprobs[0] is None
     assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=0.1)
     assert choice.logprobs.text_offset == [0, *map(len, _prefixes(choice.logprobs.tokens or []))]
+
+
+def test_every_sample_echoes_the_prompt_with_logprobs(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 2, "n": 3}
+    fields |= {"echo": True, "logprobs": 1, "temperature": 0}
+    first, *others = client.completions.create(**fields).choices
+    assert first.text.startswith(PROMPTS[0]) and first.logprobs is not None
+    assert all(one.logprobs == first.logprobs for one in others)
+    found: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for chunk in client.completions.create(**fields, stream=True):
+        for one in chunk.choices:
+            assert one.logprobs is not None
+            found[one.index] += one.logprobs.tokens or []
+    assert list(found.values()) == [first.logprobs.tokens] * 3
 
 
 def test_tokens_of_split_characters_have_names_and_places(client: openai.OpenAI) -> None:
@@ -123,6 +140,8 @@ def test_prefixes_that_were_computed_are_counted_as_cached(client: openai.OpenAI
         ({"structured_outputs": {"json": {"type": "strin"}}}, "json: Invalid type: strin"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "must hold exactly one of"),
         ({"echo": False, "max_tokens": 0}, "max_tokens=0 needs echo=true"),
+        ({"stop": ["x"] * 1025}, "stop: at most 1024"),
+        ({"bad_words": ["x"] * 1025}, "bad_words: at most 1024"),
     ],
 )
 def test_a_wrong_field_is_a_clear_400(
