@@ -21,6 +21,7 @@ from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import MOST_TOOLS, Choice, Tools
 
 BETWEEN = "\n"  # blocks of text that stand side by side, and turns of one role
+_TEXTS = ("content", "reasoning_content")  # of a message
 
 
 def conversation(body: CountBody) -> list[dict[str, Any]]:
@@ -35,11 +36,15 @@ def conversation(body: CountBody) -> list[dict[str, Any]]:
         writer.add("system", body.system, "system", (TextBlock,))
     for number, message in enumerate(body.messages):
         writer.add_message(message, f"messages.{number}")
-    return writer.messages
+    return [
+        {key: BETWEEN.join(one) if key in _TEXTS else one for key, one in message.items()}
+        for message in writer.messages
+    ]
 
 
 class _Writer:
-    """Writes messages in OpenAI's form."""
+    """Writes messages in OpenAI's form, each text as the list of its parts: texts that grow by
+    copies would take seconds for the parts that a body has room for."""
 
     _KINDS: dict[str, tuple[type[Block], ...]] = {
         "system": (TextBlock,),
@@ -81,12 +86,14 @@ class _Writer:
     def _turn(self, role: str) -> dict[str, Any]:
         """The message of a role that is being written."""
         if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
+            self.messages.append({"role": role, "content": []})
         return self.messages[-1]
 
     def _append(self, message: dict[str, Any], key: str, text: str) -> None:
-        before = message.get(key)
-        message[key] = f"{before}{BETWEEN}{text}" if before else text
+        parts = message.setdefault(key, [])
+        if parts == [""]:  # no line before the first text
+            parts.clear()
+        parts.append(text)
 
     def _add_text(self, role: str, text: str) -> None:
         self._append(self._turn(role), "content", text)
@@ -121,7 +128,7 @@ class _Writer:
                 "role": "tool",
                 "tool_call_id": result.tool_use_id,
                 "name": name,
-                "content": f"Error: {texts}" if result.is_error else texts,
+                "content": [f"Error: {texts}" if result.is_error else texts],
             }
         )
 

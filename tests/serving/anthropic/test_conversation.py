@@ -34,6 +34,15 @@ def test_texts_of_a_turn_and_turns_of_a_role_are_joined_by_lines() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [([""], ""), (["", "", "a"], "a"), (["a", "", "b"], "a\n\nb"), (["a", ""], "a\n")],
+)
+def test_an_empty_text_begins_no_line_before_the_first(blocks: list[str], expected: str) -> None:
+    found = written(("user", [text(one) for one in blocks]))
+    assert found == [{"role": "user", "content": expected}]
+
+
 def test_a_call_and_its_result_are_messages_of_their_own_roles() -> None:
     thought = {"type": "thinking", "thinking": "t", "signature": "any"}
     result = {"type": "tool_result", "tool_use_id": "a1", "content": [text("r"), text("s")]}
