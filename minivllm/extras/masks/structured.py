@@ -7,6 +7,7 @@ output, drafts among them, and is rolled back to those that were accepted.
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
@@ -297,6 +298,6 @@ def _require_no_error(matcher: Any, outputs: StructuredOutputs) -> None:
 
 def _reason(matcher: Any) -> str:
     """Why a matcher has failed, in one line."""
-    text = str(matcher.get_error()).split("<state>")[0].split("<grammar>")[0]
+    text = re.split("<(?:state|grammar|backtrace)>", str(matcher.get_error()))[0]
     line = " ".join(text.split())[:500]
     return "it allows no output" if line.startswith("NoExtension") else line

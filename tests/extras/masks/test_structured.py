@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -236,6 +237,12 @@ def test_what_cannot_be_followed_is_bad_input(llm: LLM, given: Any, message: str
         llm.generate("x", params)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
     assert llm.generate("x", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+
+
+def test_an_error_of_llguidance_has_no_stack_trace() -> None:
+    told = "panic: too many symbols\n<backtrace> 0: <unknown>\n 1: core::panicking\n</backtrace>"
+    matcher = SimpleNamespace(get_error=lambda: told)
+    assert structured._reason(matcher) == "panic: too many symbols"
 
 
 def test_a_limit_while_decoding_is_an_error_of_its_request_alone(
