@@ -46,6 +46,9 @@ class GenerateMessage(SamplingFields):
         """How to decode. Raises ApiError for a wrong value."""
         if self.stream is False:
             raise ApiError(400, "stream=false: a WebSocket always streams", param="stream")
+        if self.stream_options is not None:
+            words = "stream_options: the last message always has the usage, no other has it"
+            raise ApiError(400, words, param="stream_options")
         default = defaults.max_tokens or DEFAULT_MAX_TOKENS
         most = default if self.max_tokens is None else self.max_tokens
         return self.params(defaults, max_tokens=most, logprobs=self.logprobs)

@@ -121,6 +121,7 @@ def test_a_request_and_its_cancellation_may_come_at_once(server: RunningServer) 
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": "\ud800"}, "is no character"),
         ({"stream": False}, "always streams"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
