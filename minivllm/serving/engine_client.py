@@ -293,7 +293,8 @@ class EngineClient:
         if (stream := self.streams.get(piece.request_id)) is None:
             return
         if piece.error is not None:
-            stream.end(internal(piece.error))  # with its other completions
+            wrong = ApiError(400, piece.error) if piece.bad_input else internal(piece.error)
+            stream.end(wrong)  # with its other completions
         elif piece.finish_reason == "shed":
             stream.end(too_late("the request could not meet its deadline"))
         stream.push(piece, time_s)

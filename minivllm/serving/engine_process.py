@@ -14,7 +14,7 @@ from minivllm.bench.targets.liveness import draft_counters, scheduling_counters
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.events import StateChanged
 from minivllm.engine.request import Request, RequestState
-from minivllm.errors import BadInput, first_line
+from minivllm.errors import BadInput, NonFiniteLogits, first_line
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
@@ -108,8 +108,7 @@ class EngineLoop:
                 self._reject(message, error)
 
     def _reject(self, message: Submit, error: BaseException) -> None:
-        text = str(error) if isinstance(error, BadInput) else first_line(error)
-        self.channel.send(Rejected(message.request_id, text.replace("decoding.", "")))
+        self.channel.send(Rejected(message.request_id, _told(error)))
 
     def _submit(self, message: Submit) -> None:
         request_id = message.request_id
@@ -173,7 +172,8 @@ class EngineLoop:
             output.logprobs,
             request.cache.num_reused,
             request.prompt_logprobs if is_first and index == 0 else None,
-            None if request.error is None else str(request.error),
+            None if request.error is None else _told(request.error),
+            isinstance(request.error, BadInput) and not isinstance(request.error, NonFiniteLogits),
         )
 
     def _send(self, pieces: list[Piece]) -> None:
@@ -190,6 +190,12 @@ class EngineLoop:
         return EngineState(
             len(scheduler.running), len(scheduler.waiting), engine.cache.pool.num_used, counters
         )
+
+
+def _told(error: BaseException) -> str:
+    """An error for a client, whose fields stand in no group of knobs."""
+    text = str(error) if isinstance(error, BadInput) else first_line(error)
+    return text.replace("decoding.", "")
 
 
 def counters_of(engine: Engine) -> dict[str, float]:

@@ -71,6 +71,7 @@ class Piece(NamedTuple):
     num_cached_tokens: int  # of the prompt, found in the prefix cache
     prompt_logprobs: list[dict[int, float]] | None  # with the first token of completion 0
     error: str | None
+    bad_input: bool = False  # the error is one of what was asked, as a grammar beyond a limit
 
 
 class EngineState(NamedTuple):

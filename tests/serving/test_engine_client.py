@@ -32,6 +32,7 @@ def piece(completion: int, token_id: int | None, reason: str | None, error: str 
     ("last", "status"),
     [
         (piece(1, None, "error", "no finite logits"), 500),
+        (piece(1, None, "error", "the grammar cannot go on")._replace(bad_input=True), 400),
         (piece(1, None, "shed", None), 408),
     ],
 )

@@ -14,6 +14,8 @@ import pytest
 from minivllm import LLM, SamplingParams
 from tests.serving.running import RunningServer
 
+# More than llguidance follows at a time, which it notices at the first token.
+MANY = {"choice": [f"r{number}" for number in range(3000)]}
 PROMPTS = ["def add(a, b):\n", "# naïve façade – 値\nx = '", "class Node:"]
 
 
@@ -142,6 +144,7 @@ def test_prefixes_that_were_computed_are_counted_as_cached(client: openai.OpenAI
         ({"echo": False, "max_tokens": 0}, "max_tokens=0 needs echo=true"),
         ({"stop": ["x"] * 1025}, "stop: at most 1024"),
         ({"bad_words": ["x"] * 1025}, "bad_words: at most 1024"),
+        ({"structured_outputs": MANY}, "structured_outputs: the grammar cannot go on"),
     ],
 )
 def test_a_wrong_field_is_a_clear_400(
