@@ -44,7 +44,12 @@ __all__ = [
 
 BENCH = "minivllm.tasks.bench.run"
 # Tasks whose decoding parameters a checkpoint may decide, where the user sets none.
-ANSWERING = ("minivllm.tasks.chat.run", "minivllm.tasks.generate.run")
+ANSWERING = (
+    "minivllm.tasks.chat.run",
+    "minivllm.tasks.generate.run",
+    "minivllm.tasks.serve.run",
+)
+OWN_ENGINE = "minivllm.bench.targets.minivllm.MinivllmEngine"
 # Attention that can be the same in any batch, and that returns how much of it a token got; `auto`
 # finds one.
 AUTO = "minivllm.attention.auto.select"
@@ -229,12 +234,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         if group == "speculative":
             node = _with_checked_draft(node)
         checked[group] = _check_group(group, node, choices.get(group))
-    # A task of the user's own may measure.
-    if checked["runtime"]["profile"] and checked["task"].get("_target_") in {*OPTIONS} - {BENCH}:
-        raise BadInput(
-            "runtime.profile=true is for task=bench, whose measurement it traces: leave it out "
-            f"with task={choices.get('task')}"
-        )
+    _require_fitting_task(checked, choices)
     attention = str(checked["attention"]["_target_"])
     require_invariant(attention, checked["runtime"]["determinism"])
     eviction = _eviction(checked["cache"])
@@ -272,6 +272,21 @@ def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
     if OPTIONS.get(cache["_target_"]) is not PagedOptions or names_class(cache["eviction"]):
         return None
     return make_eviction(PagedOptions(**knobs_of(cache)))
+
+
+def _require_fitting_task(checked: Mapping[str, Any], choices: Mapping[str, str | None]) -> None:
+    """Raise BadInput for what a task would ignore. A task of the user's own may measure."""
+    target, task = checked["task"].get("_target_"), choices.get("task")
+    if checked["runtime"]["profile"] and target in {*OPTIONS} - {BENCH}:
+        raise BadInput(
+            "runtime.profile=true is for task=bench, whose measurement it traces: leave it out "
+            f"with task={task}"
+        )
+    if target in ANSWERING and checked["engine"]["_target_"] != OWN_ENGINE:
+        raise BadInput(
+            f"engine={choices.get('engine')} is for benchmarks: task={task} answers with "
+            "engine=minivllm"
+        )
 
 
 def _check_group(group: str, node: Any, choice: str | None) -> Any:

@@ -218,7 +218,7 @@ def ready(llm: LLM) -> Ready:
         engine.cache.pool.num_usable,
         engine.cache.layout.block_size,
         llm.default_params,
-        list(engine.loaded.warnings),
+        [*engine.loaded.warnings, *filter(None, [llm.defaults_note()])],
     )
 
 

@@ -43,6 +43,8 @@ class Recorder:
     """
 
     def __init__(self, config: dict[str, Any], source: Source) -> None:
+        # What the user has set of `decoding` is no setting that two records could differ in.
+        config = {name: value for name, value in config.items() if name != "decoding_given"}
         self._config, self._source, self._view = config, source, Config.of(config)
         if self._view.target("workload") != SERVED:
             raise BadInput("task.record=true records what clients ask: add workload=served")

@@ -368,3 +368,16 @@ def test_search_path_takes_any_folder_name(tmp_path: Path) -> None:
 def test_a_draft_that_cannot_be_is_rejected_when_composed(override: str, named: str) -> None:
     with pytest.raises(BadInput, match=re.escape(named)):
         compose.compose(["speculative=draft", override])
+
+
+@pytest.mark.parametrize("preset", ["chat", "generate", "serve"])
+def test_a_checkpoint_may_decide_what_an_answering_task_leaves_open(preset: str) -> None:
+    assert compose.finish(compose.load([f"preset={preset}"]))["decoding_given"] == []
+    given = compose.finish(compose.load([f"preset={preset}", "decoding.temperature=1"]))
+    assert given["decoding_given"] == ["temperature"]
+
+
+@pytest.mark.parametrize("preset", ["chat", "generate", "serve"])
+def test_an_engine_for_benchmarks_answers_nobody(preset: str) -> None:
+    with pytest.raises(BadInput, match=f"engine=simulated .* task={preset} answers with"):
+        compose.finish(compose.load([f"preset={preset}", "engine=simulated"]))

@@ -33,6 +33,7 @@ def test_what_was_served_is_a_record_and_a_report(tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     assert record["status"] == "ok" and record["validity"]["ok"]
     assert record["config"]["workload"]["_target_"].endswith("Served")
+    assert "decoding_given" not in record["config"], "as in the record of a benchmark"
     assert record["metrics"]["num_requests"] == 3, (
         "three completions; the one that was left is none"
     )
