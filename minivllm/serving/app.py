@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -27,10 +28,14 @@ from minivllm.serving.service import Service
 if TYPE_CHECKING:
     from starlette.types import Scope
 
+# Types of pydantic's errors of a body that is empty, or JSON of another kind.
+_NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
+
 
 def build_app(service: Service) -> FastAPI:
     """The ASGI application of a service."""
     app = FastAPI(title="minivllm", version=__version__)
+    served = set()
     for module in (
         models,
         completions,
@@ -42,7 +47,9 @@ def build_app(service: Service) -> FastAPI:
         metrics,
         websocket,
     ):
-        app.include_router(module.router(service))
+        router = module.router(service)
+        served |= {route.path for route in router.routes if isinstance(route, APIRoute)}
+        app.include_router(router)
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: Exception) -> JSONResponse:
@@ -57,10 +64,15 @@ def build_app(service: Service) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        absent = error.status_code == 404
-        message = not_found(request.url.path) if absent else str(error.detail)
-        kind = "not_found_error" if absent else "invalid_request_error"
-        return error_response(request, ApiError(error.status_code, message, kind=kind))
+        path, headers = request.url.path, error.headers or {}
+        status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
+        if status == 404:
+            kind, message = "not_found_error", not_found(path, served)
+        elif status == 405:
+            message = f"{path:.200} takes {headers.get('Allow')}, not {request.method:.20}"
+        answer = error_response(request, ApiError(status, message, kind=kind))
+        answer.headers.update(headers)
+        return answer
 
     _add_middleware(app, service)
     return app
@@ -101,6 +113,11 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
 def _validation(errors: Any) -> ApiError:
     """The first error of a body that does not fit its model."""
     first = errors[0]
+    if first["type"] == "json_invalid":
+        (_, at), why = first["loc"], first["ctx"]["error"]
+        return ApiError(400, f"the body is not valid JSON: at character {at}: {why}"[:500])
+    if first["loc"] == ("body",) and first["type"] in _NO_OBJECT:
+        return ApiError(400, "the body must be a JSON object")
     where = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
     message = str(first["msg"])[:500]
     return ApiError(400, f"{where}: {message}" if where else message, param=where or None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 # Paths below which nothing is served, and the name of what they do elsewhere.
 _ABSENT = {
     "/v1/embeddings": "embeddings",
@@ -27,9 +29,21 @@ _ABSENT = {
 }
 
 
-def not_found(path: str) -> str:
-    """What a client is told of a path without a route."""
+def not_found(path: str, served: Collection[str] = ()) -> str:
+    """What a client is told of a path without a route.
+
+    Args:
+        path: what it has asked for.
+        served: the paths that are there, one of which it may have meant.
+    """
     for absent, what in _ABSENT.items():
         if path == absent or path.startswith(f"{absent}/"):
             return f"there is no {path:.200}: this server generates text, and has no {what}"
+    if path in ("/", "/v1", "/v1/"):
+        return f"there is no {path}: the APIs are below /v1, such as /v1/models"
+    # Clients of OpenAI's API take a base URL with /v1, those of Anthropic's one without.
+    below = "/" + path.strip("/").removeprefix("v1/").removeprefix("v1/")
+    for meant in (f"/v1{below}", below):
+        if meant in served:
+            return f"there is no {path:.200}; did you mean {meant}?"
     return f"there is no {path:.200}"

@@ -131,3 +131,18 @@ def test_a_damaged_frame_is_the_clients_error(client: Client, frame: bytes, bina
         assert message["type"] in ("token", "done", "error", "cancelled")
         if message["type"] == "error":
             assert message["error"]["status"] < 500, message
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_that_is_no_json_object_is_told_so(chat_server: RunningServer, path: str) -> None:
+    client = Client(chat_server)
+    for body, said in {
+        b'{"model": "talker",}': "the body is not valid JSON: at character 19: ",
+        b"{'model': 'talker'}": "the body is not valid JSON: at character 1: ",
+        b"": "the body must be a JSON object",
+        b"[1]": "the body must be a JSON object",
+    }.items():
+        status, answer = client.post(path, body)
+        error = json.loads(answer)["error"]
+        assert status == 400 and error["message"].startswith(said), (body, error)
+        assert error.get("param") is None

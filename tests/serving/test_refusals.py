@@ -37,3 +37,26 @@ def test_anthropics_batches_are_refused_in_its_form(server: RunningServer) -> No
 def test_an_unknown_path_is_said_to_be_absent() -> None:
     assert not_found("/v1/embeddingsx") == "there is no /v1/embeddingsx"
     assert len(not_found("/" + "x" * 9999)) < 250
+
+
+def test_a_path_of_another_base_url_is_corrected(server: RunningServer) -> None:
+    for path, meant in {
+        "/completions": "/v1/completions",
+        "/v1/v1/messages": "/v1/messages",
+        "/v1/tokenize": "/tokenize",
+    }.items():
+        status, body = call_json(f"{server.url}{path}", {"model": "tiny"})
+        assert status == 404
+        assert body["error"]["message"] == f"there is no {path}; did you mean {meant}?"
+    status, body = call_json(server.url)
+    assert (status, "/v1/models" in body["error"]["message"]) == (404, True)
+
+
+def test_another_method_is_told_which_is_taken(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    with pytest.raises(
+        openai.APIStatusError, match="/v1/completions takes POST, not GET"
+    ) as raised:
+        client.get("/completions", cast_to=object)
+    assert raised.value.status_code == 405
+    assert raised.value.response.headers["allow"] == "POST"
