@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import signal
 import socket
@@ -125,9 +126,11 @@ def listen(options: ServeOptions) -> socket.socket:
         listener.bind((options.host, options.port))
     except (OSError, UnicodeError) as error:
         listener.close()
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        advice = "task.port=0 takes a free port" if taken else "give an address of this machine"
         raise BadInput(
             f"task.host={options.host} task.port={options.port}: cannot listen there ({error}); "
-            "task.port=0 takes a free port"
+            f"{advice}"
         ) from None
     return listener
 

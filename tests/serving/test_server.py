@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import psutil
+import pytest
 
+from minivllm.errors import BadInput
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.server import listen
 from tests.serving.raw import ask, connect, parsed, read_all, request
@@ -97,3 +99,9 @@ def test_an_address_that_is_taken_is_one_line_before_loading() -> None:
         )
     assert second.returncode == 2
     assert second.stderr.startswith(f"error: task.host=127.0.0.1 task.port={port}: cannot listen")
+    assert second.stderr.endswith("task.port=0 takes a free port\n")
+
+
+def test_an_address_of_another_machine_is_told_so() -> None:
+    with pytest.raises(BadInput, match=r"cannot listen there .*; give an address of this machine"):
+        listen(ServeOptions(host="192.0.2.1", port=0))
