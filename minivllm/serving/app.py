@@ -18,8 +18,8 @@ from minivllm.serving.anthropic import messages
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http import metrics
 from minivllm.serving.http.calls import Calls
+from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.limits import ApiKeys, Limits
-from minivllm.serving.json_answer import JsonAnswer
 from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms
 from minivllm.serving.refusals import not_found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from minivllm import __version__
-from minivllm.serving.engine_client import DIED
 from minivllm.serving.errors import ApiError, unavailable
+from minivllm.serving.processes.engine_client import DIED
 from minivllm.serving.service import Service
 
 

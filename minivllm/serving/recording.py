@@ -21,8 +21,8 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.models.load.source import Source
-from minivllm.serving.engine_client import EngineClient, TokenStream
-from minivllm.serving.messages import Step
+from minivllm.serving.processes.engine_client import EngineClient, TokenStream
+from minivllm.serving.processes.messages import Step
 from minivllm.serving.service import Service
 
 MOST_REQUESTS = 200_000  # that a record has; later ones are counted

@@ -21,11 +21,11 @@ from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.serving.app import build_app
-from minivllm.serving.engine_client import EngineClient
 from minivllm.serving.http.connections import HttpConnection, SocketConnection, watch
 from minivllm.serving.http.limits import BYTES_PER_MB
 from minivllm.serving.http.logs import json_lines
 from minivllm.serving.options import ServeOptions
+from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.recording import Recorder
 from minivllm.serving.service import Service
 

@@ -13,12 +13,12 @@ from typing import Any
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.engine_client import EngineClient, TokenStream
+from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
-from minivllm.serving.messages import Piece, Ready, Step
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.token_texts import TokenTexts
+from minivllm.serving.processes.engine_client import EngineClient, TokenStream
+from minivllm.serving.processes.messages import Piece, Ready, Step
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
 

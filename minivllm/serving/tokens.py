@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from minivllm.errors import BadInput
-from minivllm.serving.chat_model import ChatModel
+from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.fields import Body
 from minivllm.serving.service import Service

@@ -12,14 +12,14 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import Field, ValidationError
 
 from minivllm.engine.options import SamplingParams
-from minivllm.serving.chat_model import ChatModel
-from minivllm.serving.engine_client import TokenStream
+from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError, internal
 from minivllm.serving.http.calls import CALL, Call, log_call, request_id_of
 from minivllm.serving.http.limits import ApiKeys, require_form, unauthorized
-from minivllm.serving.messages import Piece
 from minivllm.serving.openai.fields import MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_body, finish_reason, usage
+from minivllm.serving.processes.engine_client import TokenStream
+from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service, merged
 
 logger = logging.getLogger("minivllm.serving")

@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
+from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.anthropic.blocks import PING, ContentBlocks
 from minivllm.serving.anthropic.forms import ending, stop_reason, usage
 from minivllm.serving.anthropic.schemas import MessagesBody
-from minivllm.serving.chat_model import ChatModel, ChatPrompt
-from minivllm.serving.engine_client import TokenStream
-from minivllm.serving.messages import Piece
+from minivllm.serving.http.sse import event, with_silences
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
+from minivllm.serving.processes.engine_client import TokenStream
+from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service
-from minivllm.serving.sse import event, with_silences
 
 PING_S = 15.0  # without an event, after which a stream has a ping
 # Of a message's usage, what does not change while it is written.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.calls import CALL
-from minivllm.serving.messages import Piece
-from minivllm.serving.sse import event
+from minivllm.serving.http.sse import event
+from minivllm.serving.processes.engine_client import TokenStream
+from minivllm.serving.processes.messages import Piece
 
 PATH = "/v1/messages"
 # Types of errors by status; others are those of the class of their status.

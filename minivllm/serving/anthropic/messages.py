@@ -9,17 +9,17 @@ from fastapi import APIRouter, Response
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.anthropic.call import MessageCall
 from minivllm.serving.anthropic.conversation import conversation, read_tools
 from minivllm.serving.anthropic.forms import PATH, error_event
 from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
-from minivllm.serving.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.errors import ApiError
-from minivllm.serving.json_answer import JsonAnswer
+from minivllm.serving.http.json_answer import JsonAnswer
+from minivllm.serving.http.sse import event_stream
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import THINK_OPEN
 from minivllm.serving.service import Service
-from minivllm.serving.sse import event_stream
 
 _SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k"),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minivllm.serving.errors import ApiError
-from minivllm.serving.first_error import FirstErrorModel
+from minivllm.serving.http.first_error import FirstErrorModel
 from minivllm.serving.openai.fields import MOST_WORDS, Body
 
 LEAST_BUDGET = 1024  # tokens of thinking, as Anthropic's

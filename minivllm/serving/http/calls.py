@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from minivllm.serving.engine_client import TokenStream
+    from minivllm.serving.processes.engine_client import TokenStream
 
     Respond = Callable[[Scope, ApiError], Response]
 

@@ -12,17 +12,17 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
-from minivllm.serving.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.answers.structured import naming
 from minivllm.serving.errors import ApiError
-from minivllm.serving.json_answer import JsonAnswer
-from minivllm.serving.messages import Piece
+from minivllm.serving.http.json_answer import JsonAnswer
+from minivllm.serving.http.sse import event, event_stream
 from minivllm.serving.openai.chat_choice import ChatChoice
 from minivllm.serving.openai.fields import MOST_LOGPROBS, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import error_event, usage
 from minivllm.serving.openai.tools import Tools, read_tools
+from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service, merged
-from minivllm.serving.sse import event, event_stream
-from minivllm.serving.structured import naming
 
 
 class ChatBody(SamplingFields):

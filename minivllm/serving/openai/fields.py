@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.serving.answers.structured import structured_outputs
 from minivllm.serving.errors import ApiError
-from minivllm.serving.first_error import FirstErrorModel
-from minivllm.serving.structured import structured_outputs
+from minivllm.serving.http.first_error import FirstErrorModel
 
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI's
 MOST_WORDS = 1024  # stop strings, or bad words: the engine reads them while others wait

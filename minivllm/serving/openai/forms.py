@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minivllm.serving.engine_client import TokenStream
+from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.errors import ApiError
-from minivllm.serving.messages import Piece
-from minivllm.serving.sse import event
-from minivllm.serving.token_texts import TokenTexts
+from minivllm.serving.http.sse import event
+from minivllm.serving.processes.engine_client import TokenStream
+from minivllm.serving.processes.messages import Piece
 
 
 def usage(streams: Sequence[TokenStream]) -> dict[str, Any]:

@@ -12,18 +12,18 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
-from minivllm.serving.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.answers.structured import naming, of_text_format
 from minivllm.serving.errors import ApiError
-from minivllm.serving.json_answer import JsonAnswer
-from minivllm.serving.messages import Piece
+from minivllm.serving.http.json_answer import JsonAnswer
+from minivllm.serving.http.sse import event, event_stream
 from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import logprob_entries, usage
 from minivllm.serving.openai.response_input import chat_choice, chat_tools, read_input
 from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
 from minivllm.serving.openai.tools import Tools, read_tools
+from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service, merged
-from minivllm.serving.sse import event, event_stream
-from minivllm.serving.structured import naming, of_text_format
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 

@@ -11,15 +11,15 @@ import pytest
 
 from minivllm import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.anthropic.call import MessageCall
 from minivllm.serving.anthropic.forms import error_event
 from minivllm.serving.anthropic.schemas import MessagesBody, Thinking
-from minivllm.serving.chat_model import ChatModel, ChatPrompt
-from minivllm.serving.engine_client import TokenStream
 from minivllm.serving.errors import ApiError
-from minivllm.serving.messages import Piece
+from minivllm.serving.http.sse import event_stream
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
-from minivllm.serving.sse import event_stream
+from minivllm.serving.processes.engine_client import TokenStream
+from minivllm.serving.processes.messages import Piece
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 

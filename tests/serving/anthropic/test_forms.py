@@ -6,7 +6,7 @@ import pytest
 
 from minivllm.serving.anthropic.forms import error_body, is_path, stop_reason
 from minivllm.serving.errors import ApiError, internal, overloaded, too_late, unavailable
-from minivllm.serving.messages import Piece
+from minivllm.serving.processes.messages import Piece
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 import anthropic
 import pytest
 
+from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.anthropic.messages import template_variables
 from minivllm.serving.anthropic.schemas import CountBody
-from minivllm.serving.chat_model import ChatModel
 from minivllm.serving.errors import ApiError
 from tests.serving.chat_checkpoint import (
     CALL,

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from minivllm.engine.options import SamplingParams
-from minivllm.serving.channel import Frames
-from minivllm.serving.engine_client import EngineClient, TokenStream
 from minivllm.serving.errors import ApiError
-from minivllm.serving.messages import Abort, EngineState, Piece, Ready, Step
+from minivllm.serving.processes.channel import Frames
+from minivllm.serving.processes.engine_client import EngineClient, TokenStream
+from minivllm.serving.processes.messages import Abort, EngineState, Piece, Ready, Step
 
 
 class Transport:

@@ -7,7 +7,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.serving.channel import Channel, Frames, frame
+from minivllm.serving.processes.channel import Channel, Frames, frame
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 9))

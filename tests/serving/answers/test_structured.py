@@ -12,8 +12,8 @@ import pytest
 from minivllm.engine.options import StructuredOutputs
 from minivllm.extras.masks.structured import Grammars
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.answers.structured import call_rules, of_text_format, structured_outputs
 from minivllm.serving.errors import ApiError
-from minivllm.serving.structured import call_rules, of_text_format, structured_outputs
 from tests.serving.chat_checkpoint import END
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -16,9 +16,9 @@ from typing import Any
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform.children import module_path
-from minivllm.serving.channel import Frames, frame
 from minivllm.serving.errors import ApiError, internal, too_late, unavailable
-from minivllm.serving.messages import (
+from minivllm.serving.processes.channel import Frames, frame
+from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
     Failed,
@@ -203,7 +203,7 @@ class EngineClient:
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            words = [sys.executable, "-m", "minivllm.serving.engine_process"]
+            words = [sys.executable, "-m", "minivllm.serving.processes.engine_process"]
             self._process = subprocess.Popen(
                 [*words, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],

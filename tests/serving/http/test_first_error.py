@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from minivllm.serving.first_error import FirstErrorModel
+from minivllm.serving.http.first_error import FirstErrorModel
 from minivllm.serving.openai.completions import CompletionBody
 
 

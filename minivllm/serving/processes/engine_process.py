@@ -19,9 +19,9 @@ from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
 from minivllm.platform.children import die_with
-from minivllm.serving.channel import Channel
-from minivllm.serving.grammar_compiler import POLL_S, GrammarCompiler
-from minivllm.serving.messages import (
+from minivllm.serving.processes.channel import Channel
+from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
+from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
     Failed,

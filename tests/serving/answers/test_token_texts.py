@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.token_texts import TokenTexts
+from minivllm.serving.answers.token_texts import TokenTexts
 
 TEXT = "the naïve 値 of 😀\n\tx = the"
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from minivllm.serving.json_answer import JsonAnswer
+from minivllm.serving.http.json_answer import JsonAnswer
 
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "NaN", '"é値"', "1e999"])

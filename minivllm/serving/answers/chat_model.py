@@ -12,18 +12,18 @@ from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.answer_grammar import answer_grammar
+from minivllm.serving.answers.answer_grammar import answer_grammar
+from minivllm.serving.answers.tool_messages import (
+    takes_tools_in_system,
+    with_calls_in_content,
+    with_tools_in_system,
+)
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
 from minivllm.serving.parsing.tool_forms import tool_form
 from minivllm.serving.service import Service
-from minivllm.serving.tool_messages import (
-    takes_tools_in_system,
-    with_calls_in_content,
-    with_tools_in_system,
-)
 
 _SETTLED = ("messages", "tools", "self")  # which are no variables that a client may set
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from minivllm.models.load.chat_template import render
-from minivllm.serving.chat_model import ChatModel
+from minivllm.serving.answers.chat_model import ChatModel
+from minivllm.serving.answers.tool_messages import SYSTEM, takes_tools_in_system
 from minivllm.serving.parsing.tool_forms import PHI4
-from minivllm.serving.tool_messages import SYSTEM, takes_tools_in_system
 from tests.serving.chat_checkpoint import TEMPLATE
 
 # Of Phi-4-mini-instruct.

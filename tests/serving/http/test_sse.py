@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from minivllm.serving.sse import event, with_silences
+from minivllm.serving.http.sse import event, with_silences
 
 
 def test_an_event_is_lines_of_text() -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from minivllm.extras.masks.structured import Grammars
-from minivllm.serving.messages import Submit
+from minivllm.serving.processes.messages import Submit
 
 POLL_S = 0.001  # while nothing else is to be done
 

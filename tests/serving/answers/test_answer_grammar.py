@@ -10,7 +10,7 @@ import pytest
 from minivllm.engine.options import StructuredOutputs
 from minivllm.extras.masks.structured import Grammars
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.answer_grammar import answer_grammar
+from minivllm.serving.answers.answer_grammar import answer_grammar
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.tool_forms import HERMES, LLAMA

@@ -10,11 +10,11 @@ from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
 from minivllm.extras.masks.json_schema import guided_schema
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.answers.structured import call_rules, quoted
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import THINK_CLOSE, THINK_OPEN
 from minivllm.serving.parsing.tool_forms import ToolForm
-from minivllm.serving.structured import call_rules, quoted
 
 _ANY = "(?s:.)"
 _SPACE = r"SPACE: /[ \n\r\t]{1,8}/"  # behind thoughts and calls
