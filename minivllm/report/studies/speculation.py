@@ -242,7 +242,7 @@ def by_load(result: Sequence[Worth]) -> Chart | None:
                 if (one.proposer, _temperature(one), one.drafts) == (name, temperature, drafts)
             )
             series += _curve(name, colour, points)
-        title = f"{drafts} draft tokens, temperature {temperature}"
+        title = f"{drafts} tokens, temperature {temperature}"
         panel = _panel(title, "requests at once (log scale)", series)
         panels.setdefault(temperature, []).append(panel)
     if not panels:
