@@ -18,7 +18,7 @@ from minivllm.experiments import plain
 from minivllm.experiments.plan import Sweep, product
 from minivllm.experiments.schedule import compose_arms
 
-GIVEN = ("task=generate", "decoding.max_tokens=2,3", "engine=openai", "runs_dir=there")
+GIVEN = ("task=report", "decoding.max_tokens=2,3", "engine=openai", "runs_dir=there")
 SECRET = "engine.url=http://me:marker-one@h/v1"
 
 
