@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.hardware.gpu import device_of, open_gpu
+from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.hardware.telemetry import Telemetry
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.price import cost
@@ -16,7 +17,7 @@ from minivllm.bench.metrics.rows import recorded_requests
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.provenance import provenance
-from minivllm.bench.records.record import Cold, Memory, Record, Validity
+from minivllm.bench.records.record import Cold, Memory, Validity
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
@@ -132,14 +133,13 @@ class Recorder:
         ):
             notes += [f"{count} {what}"] if count else []
         peaks = [row["rss"] for row in rows if row.get("rss")]
-        blank = Record("", "", "", "", 0, "ok", {})
         return {
             "weights": self._source.weights,
             "provenance": self._facts,
             "cold": Cold(load_s=self._load_s),
             "metrics": figures,
             "memory": Memory(host_rss_peak=max(peaks, default=None)),
-            "cost": cost(vars(measure.price), figures, blank.energy),
+            "cost": cost(vars(measure.price), figures, Energy()),
             "liveness": {"served": dict(service.client.counters)},
             "validity": Validity(notes=notes),
         }

@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError, internal
-from minivllm.serving.http.calls import CALL, Call, log_call, request_id_of
+from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, log_call, request_id_of
 from minivllm.serving.http.limits import ApiKeys, require_form, unauthorized
-from minivllm.serving.openai.fields import MOST_LOGPROBS, SamplingFields
+from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_body, finish_reason, usage
 from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
@@ -27,7 +27,6 @@ logger = logging.getLogger("minivllm.serving")
 MOST_MALFORMED = 8  # messages, after which the socket is closed
 MOST_ID = 128  # characters
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
-DEFAULT_MAX_TOKENS = 16
 
 
 class GenerateMessage(SamplingFields):
@@ -168,7 +167,7 @@ class Socket:
             status = error.status
             await self._send_error(body.id, error)
         except (WebSocketDisconnect, RuntimeError):
-            status = 499
+            status = CLIENT_LEFT
         except asyncio.CancelledError:
             call.leave()
             if body.id not in self._cancelled:

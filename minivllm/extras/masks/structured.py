@@ -10,7 +10,6 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import takewhile
 from threading import Lock
 from typing import Any
 
@@ -20,6 +19,7 @@ from minivllm.engine.scheduler import SchedulingRule
 from minivllm.errors import BadInput
 from minivllm.extras.masks.bitmask import allow, forbid, num_bytes, row_from
 from minivllm.extras.masks.json_schema import guidance, guided_schema
+from minivllm.extras.speculative.verification import common_prefix
 from minivllm.extras.stop_strings import StopStrings
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.tokenizer_files import as_bad_input
@@ -181,8 +181,7 @@ class GrammarState:
     def _move(self, output: Sequence[int]) -> None:
         """Be behind the last token of an output."""
         if self._taken != output[: len(self._taken)]:
-            pairs = zip(self._taken, output, strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            same = common_prefix(self._taken, output)
             self._matcher.rollback(len(self._taken) - same)
             del self._taken[same:]
         further = list(output[len(self._taken) :])

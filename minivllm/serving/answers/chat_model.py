@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from minivllm.engine.options import StructuredOutputs
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
@@ -140,15 +140,21 @@ class ChatModel:
         ids = await self.service.render_chat(parsed, **known)
         return ChatPrompt(ids, begins_thinking(tokenizer, ids))
 
-    async def grammar(
-        self, prompt: ChatPrompt, asked: StructuredOutputs | None, tools: Tools | None
-    ) -> StructuredOutputs | None:
-        """What the text of an answer has to be, see `answer_grammar`; found in a thread, as
-        schemas may be large."""
+    async def constrained(
+        self, params: SamplingParams, prompt: ChatPrompt, tools: Tools | None
+    ) -> SamplingParams:
+        """The same parameters with what the text of a whole answer has to be, see
+        `answer_grammar`; found in a thread, as schemas may be large.
+
+        Raises:
+            ApiError: this cannot be asked of this model.
+        """
+        asked = params.structured_outputs
         if asked is None and tools is None:
-            return None
+            return params
         given = asked, tools, self.form, self.require(), prompt.begins_thinking
-        return await asyncio.to_thread(answer_grammar, *given)
+        grammar = await asyncio.to_thread(answer_grammar, *given)
+        return replace(params, structured_outputs=grammar)
 
     def parser(
         self,

@@ -65,9 +65,9 @@ class MessageCall:
 
     async def _params(self, prompt: ChatPrompt) -> SamplingParams:
         """How to decode what follows a prompt."""
-        grammar = await self.chat_model.grammar(prompt, self.params.structured_outputs, self.tools)
         left = max(1, self.body.max_tokens - len(self.token_ids))
-        return replace(self.params, structured_outputs=grammar, max_tokens=left)
+        params = replace(self.params, max_tokens=left)
+        return await self.chat_model.constrained(params, prompt, self.tools)
 
     async def _batches(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The events of the stream as they come. Thoughts beyond their budget are ended, and the

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -202,8 +201,7 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, body.effort()),
         )
-        grammar = await chat_model.grammar(prompt, params.structured_outputs, tools)
-        params = replace(params, structured_outputs=grammar)
+        params = await chat_model.constrained(params, prompt, tools)
         call = ChatCompletion(service, chat_model, body, prompt, tools, params)
         with naming(_field(body, tools)):
             if body.stream:

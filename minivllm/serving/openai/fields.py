@@ -13,6 +13,7 @@ from minivllm.serving.answers.structured import structured_outputs
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.first_error import FirstErrorModel
 
+DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI's
 MOST_WORDS = 1024  # stop strings, or bad words: the engine reads them while others wait
 # Fields that say who asks or how a service bills and stores, which changes no answer here.

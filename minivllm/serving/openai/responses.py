@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -288,8 +287,7 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, effort),
         )
-        grammar = await chat_model.grammar(prompt, params.structured_outputs, tools)
-        params = replace(params, structured_outputs=grammar)
+        params = await chat_model.constrained(params, prompt, tools)
         call = ResponseCall(service, chat_model, body, prompt, tools, params)
         given = {"tools": tools, "text.format": body.text and body.text.format}
         with naming(" and ".join(name for name, value in given.items() if value is not None)):
