@@ -31,7 +31,7 @@ from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.scheduling.preemption import make_preemption
 from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.attach import speculate
-from minivllm.extras.speculative.fit import require_drafts_fit
+from minivllm.extras.speculative.fit import is_of_models, require_drafts_fit
 from minivllm.extras.speculative.proposer import NoProposer
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
@@ -256,7 +256,7 @@ def _engine(
 def _require_drafts_fit(config: Config) -> None:
     """Raise BadInput for drafts that do not fit the model; of a model class of the user's own only
     loading shows it."""
-    if config.target("model") in OPTIONS:
+    if is_of_models(config.speculative) and config.target("model") in OPTIONS:
         target = ModelConfig.from_dict(resolve(config["model"], allow_random=True)[1].config)
         longest = target.context(config.model.max_model_len)
         require_drafts_fit(config.speculative, target, longest)

@@ -10,6 +10,12 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import Source, resolve
 
 
+def is_of_models(options: object) -> bool:
+    """Whether what models' files say decides about drafts with these knobs."""
+    second = isinstance(options, DraftOptions) and options.model is not None
+    return second or isinstance(options, EarlyExitOptions)
+
+
 def require_drafts_fit(
     options: object, target: ModelConfig, longest: int, allow_random: bool = True
 ) -> None:

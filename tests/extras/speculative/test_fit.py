@@ -47,6 +47,23 @@ def test_it_is_said_before_weights_are_loaded(
         build_engine(config)
 
 
+@pytest.mark.parametrize("drafts", ["none", "ngram", "draft"])
+def test_drafts_that_need_no_more_than_the_target_ask_nothing_of_its_files(
+    drafts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding a checkpoint may mean asking the hub, which loading does anyway."""
+
+    def find(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the checkpoint is looked for")
+
+    monkeypatch.setattr(assembly, "resolve", find)
+    config = compose([f"speculative={drafts}", "runtime.device=cpu"])
+    assembly._require_drafts_fit(assembly.Config.of(config))
+    early = compose(["speculative=early_exit", "runtime.device=cpu"])
+    with pytest.raises(AssertionError, match="looked for"):
+        assembly._require_drafts_fit(assembly.Config.of(early))
+
+
 def test_what_fits_is_served() -> None:
     knobs = ["runtime.threads=1", "speculative.exit_layer=7"]
     with LLM("tiny", device="cpu", speculative="early_exit", overrides=knobs) as llm:

@@ -20,6 +20,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
 from minivllm.errors import BadInput
+from minivllm.extras.speculative.fit import draft_source
 from minivllm.extras.speculative.lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from minivllm.extras.speculative.options import (
     DraftOptions,
@@ -34,7 +35,6 @@ from minivllm.extras.speculative.uniform import uniform
 from minivllm.extras.speculative.verification import GivenAcceptance
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims
-from minivllm.models.load.source import resolve
 
 DRAFTS_AT_ALL = 1  # keeps this draw independent of the verdicts
 
@@ -189,7 +189,7 @@ def _draft_costs(
             vocab_size=min(options.head_tokens or model.vocab_size, model.vocab_size),
         )
     elif options.model is not None:
-        model = ModelConfig.from_dict(resolve(options.model, allow_random=True)[1].config)
+        model = ModelConfig.from_dict(draft_source(options.model, allow_random=True).config)
         quant, kv_dtype = options.quant or quant, "auto"
     else:
         assert options.quant is not None
