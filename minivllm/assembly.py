@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
 
+import psutil
 import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.compression.eight_bits import kv_cache
-from minivllm.cache.kv import KVCache, bytes_per_token, free_memory
+from minivllm.cache.kv import KVCache, bytes_per_token
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
@@ -54,6 +55,13 @@ NO_PASS = (
     "no pass: give it a `name` and a method `apply(loaded, context)` that returns a PassReport"
 )
 ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
 
 
 def select_device(name: str) -> torch.device:

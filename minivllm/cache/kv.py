@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from minivllm.cache.spec import AttentionSpec, CacheLayout, token_bytes
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import takewhile
 
 from minivllm.cache.eviction.evictor import Evictor
@@ -239,18 +238,3 @@ class CacheManager:
         for node in list(self.prefix.root.children.values()):
             self._content.lose(node)
         self.pool.recycle()
-
-    def waste(self, sequences: Iterable[tuple[CachedSequence, int]]) -> int:
-        """Slots of blocks in use that hold no token. A shared block counts once.
-
-        Args:
-            sequences: all that hold blocks, each with its number of computed tokens.
-        """
-        # Keyed by a table's last block: no other block is partly full, and tables may share it.
-        empty: dict[int, int] = {}
-        for sequence, computed in sequences:
-            blocks = sequence.block_table.blocks
-            if blocks:
-                held = computed - sequence.num_evicted
-                empty[blocks[-1]] = max(0, len(blocks) * self.block_size - held)
-        return sum(empty.values())

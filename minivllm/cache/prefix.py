@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 # A list, or in a simulation any object with a length and slices.
 TokenSequence = Sequence[int]
@@ -28,6 +29,14 @@ class PrefixNode:
         return self.parent is not None
 
 
+class PrefixChange(NamedTuple):
+    """A block came to hold a node's content, or holds it no longer."""
+
+    node: PrefixNode
+    block: int
+    stored: bool
+
+
 class PrefixIndex:
     """A tree of computed blocks, as SGLang's RadixAttention (Zheng et al. 2024) has it, cut at
     block size.
@@ -45,6 +54,12 @@ class PrefixIndex:
         self.block_size, self.most_reusable = block_size, most_reusable
         self.root = PrefixNode(None, ())
         self.by_block: dict[int, PrefixNode] = {}
+        # Nodes that got a block or lost it, for a listener that takes them; None: nobody listens.
+        self.changes: list[PrefixChange] | None = None
+
+    def _note(self, node: PrefixNode, block: int, stored: bool) -> None:
+        if self.changes is not None and block:
+            self.changes.append(PrefixChange(node, block, stored))
 
     def tokens(self, token_ids: TokenSequence, index: int) -> Hashable:
         """The tokens of one block. A list becomes a tuple; slices of other sequences are
@@ -84,11 +99,13 @@ class PrefixIndex:
         """Note that `block` holds the node's content, or will hold it before a step needs it."""
         node.block = block
         self.by_block[block] = node
+        self._note(node, block, True)
 
     def take_block(self, block: int) -> PrefixNode:
         """Detach a cached block from its node, and return the node."""
         node = self.by_block.pop(block)
         node.block = 0
+        self._note(node, block, False)
         return node
 
     def displace(self, block: int) -> None:
@@ -105,5 +122,6 @@ class PrefixIndex:
             gone += one.children.values()
             one.children, one.parent = {}, None
             self.by_block.pop(one.block, None)
+            self._note(one, one.block, False)
             one.block = 0
         return gone

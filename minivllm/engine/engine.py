@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from minivllm.cache.kv import KVCache
 from minivllm.cache.tiers.transfer import BlockTransfers
-from minivllm.engine.events import StepTimed
+from minivllm.engine.events import StepEnded, StepTimed
 from minivllm.engine.input_processor import InputProcessor
 from minivllm.engine.launcher import InFlightStep, Launcher, SampledToken
 from minivllm.engine.options import SamplingParams
@@ -173,7 +173,7 @@ class Engine:
             if plan.next_poll_s is not None and not outputs:
                 self._sleep(plan.next_poll_s, patience_s)
             mark("")
-            return outputs
+            return self._ended(plan, outputs)
         planned = mark("prepare" if plan.scheduled else "sample")
         launched = self._launch(plan, previous) if plan.scheduled else None
         # Only now: if the launch raises, the tokens of the previous step are still to be read.
@@ -188,7 +188,7 @@ class Engine:
             outputs += self._accept_tokens(previous, earlier)
         if launched is None:
             mark("")
-            return outputs
+            return self._ended(plan, outputs)
         self._note_computed(launched)
         if timed:
             self.timer.computed()
@@ -207,6 +207,11 @@ class Engine:
                 self.timer.emit_pending()  # The tokens are read, or no request is left.
         if self._requests:
             self._last_step_end = end
+        return self._ended(launched.plan, outputs)
+
+    def _ended(self, plan: StepPlan, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        if self.events.listeners[StepEnded]:
+            self.events.emit(StepEnded(self.scheduler.now(), plan))
         return outputs
 
     def _sleep(self, until_s: float, patience_s: float) -> None:

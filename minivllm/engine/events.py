@@ -8,34 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from minivllm.engine.request import RequestState
+from minivllm.engine.request import Request, RequestState
+from minivllm.engine.step import StepPlan
 
 
 class StateChanged(NamedTuple):
     """A request entered a state."""
 
     time_s: float
-    request_id: str
+    request: Request
     state: RequestState
 
 
 class StepPlanned(NamedTuple):
-    """The scheduler decided a step."""
+    """The scheduler decided a step; nothing of it is computed yet."""
 
     time_s: float
-    num_requests: int
-    num_tokens: int
-    num_prefill_tokens: int
-    num_preempted: int
-    num_waiting: int
+    plan: StepPlan
 
 
-class BlocksChanged(NamedTuple):
-    """Blocks in use once a step is planned."""
+class StepEnded(NamedTuple):
+    """A step is over: its tokens are in their requests, and blocks of finished requests are free.
+
+    With overlapping steps the tokens are those of the step before.
+    """
 
     time_s: float
-    used: int
-    usable: int
+    plan: StepPlan  # where it had drafts, with the accepted ones only
 
 
 class StepTimed(NamedTuple):
@@ -67,8 +66,8 @@ class StepTimed(NamedTuple):
     gap_ms: float  # from the end of the previous step to the start of this one
 
 
-Event = StateChanged | StepPlanned | BlocksChanged | StepTimed
-KINDS = (StateChanged, StepPlanned, BlocksChanged, StepTimed)
+Event = StateChanged | StepPlanned | StepEnded | StepTimed
+KINDS = (StateChanged, StepPlanned, StepEnded, StepTimed)
 
 
 class EventBus:

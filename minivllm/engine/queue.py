@@ -52,10 +52,6 @@ class WaitingQueue:
         """Up to seven requests, among them the three most urgent: the first levels of the heap."""
         return (self.requests[rank] for rank in self._heap[:7] if rank in self.requests)
 
-    def most_urgent(self, count: int) -> list[Request]:
-        """Up to `count` requests, in order."""
-        return [self.requests[rank] for rank in heapq.nsmallest(count, self.requests)]
-
     def remove(self, request: Request) -> None:
         """Remove a request at any place. Raises KeyError if it does not wait."""
         del self.requests[request.rank]

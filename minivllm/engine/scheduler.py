@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy, may_chunk, require_servable
-from minivllm.engine.events import BlocksChanged, EventBus, StateChanged, StepPlanned
+from minivllm.engine.events import EventBus, StateChanged, StepPlanned
 from minivllm.engine.preemption import Preemption, Recompute
 from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request, RequestState
-from minivllm.engine.step import ScheduledRequest, StepPlan
+from minivllm.engine.step import Held, HeldFor, Preempted, ScheduledRequest, StepPlan
 
 DISK_POLL_S = 0.001  # poll interval while every request waits for the disk
 RECOMPUTE = Recompute()
@@ -89,7 +90,7 @@ class Scheduler:
         self._latest = 0  # arrival number of the latest request that has started
         self.chunks = may_chunk(policy, cache)
         self._num_added = 0
-        self._num_seqs = 0  # running sequences, and the unstarted members of their groups
+        self.num_seqs = 0  # running sequences, and the unstarted members of their groups
         self._shed: list[Request] = []  # since the last step
         # When the last step was planned, if it did anything.
         self.worked_at_s: float | None = None
@@ -156,9 +157,11 @@ class Scheduler:
             self.policy.max_num_batched_tokens - step.budget,
             step.num_prefill_tokens,
             step.num_drafts,
+            step.held,
         )
         self._shed.clear()
-        self._emit_plan(plan)
+        if self.events.listeners[StepPlanned]:
+            self.events.emit(StepPlanned(now, plan))
         return plan
 
     def _serve(self, requests: list[Request], step: PlanBuilder) -> None:
@@ -185,7 +188,8 @@ class Scheduler:
                 ]
                 if not others:
                     break
-                step.preempted.append(self.preempt(max(others, key=_rank)))
+                preempted = self.preempt(max(others, key=attrgetter("rank")))
+                step.preempted.append(Preempted(preempted, request))
                 if request not in running:
                     break
             else:
@@ -221,7 +225,7 @@ class Scheduler:
         if not self.chunks:
             return gap if gap <= step.budget else 0
         if self.policy.fair_prefill:
-            newcomers = min(len(self.waiting), self.policy.max_num_seqs - self._num_seqs)
+            newcomers = min(len(self.waiting), self.policy.max_num_seqs - self.num_seqs)
             return min(gap, step.budget, max(1, step.budget // (sharing + max(newcomers, 0))))
         return min(gap, step.budget)
 
@@ -230,30 +234,34 @@ class Scheduler:
         policy, cache, tiers = self.policy, self.cache, self.cache.tiers
         if step.preempted or not self.waiting.requests:
             return
-        for request in policy.candidates(self.waiting, self._num_seqs, now):
+        for request in policy.candidates(self.waiting, self.num_seqs, now):
             if any(rule.rejects(request, now) for rule in self.rules):
                 self.shed(request)
                 continue
             if tiers is not None and tiers.must_wait(request.cache, request.reusable_token_ids):
                 step.next_poll_s = now + DISK_POLL_S  # The request keeps its place.
+                step.held = Held(request, "disk")
                 return
             if not self.preemption.may_admit(request, self.running, cache):
                 self.num_held += 1
+                step.held = Held(request, "reserve")
                 return
-            count = 0
+            count = most = kept = 0
             if step.budget > 0:
-                free = spare + int(policy.watermark * cache.pool.num_usable) if self.running else 0
+                kept = spare + int(policy.watermark * cache.pool.num_usable) if self.running else 0
                 gap = request.num_tokens - request.num_computed_tokens
                 most = self._cut(gap, step, 0) if self.chunks else step.budget
-                count = self._join(request, most, free)
+                count = self._join(request, most, kept)
             if count == 0 and not (policy.whole_batch and step.budget <= 0):
                 self.num_held += step.budget > 0
+                reason: HeldFor = "blocks" if step.budget > 0 else "budget"
+                step.held = Held(request, reason, most, cache.pool.num_free, kept)
                 return
             self.waiting.remove(request)
             self.num_overtaken += request.rank[1] < self._latest and not request.num_preemptions
             self._latest = max(self._latest, request.rank[1])
             self.running[request] = None
-            self._num_seqs += 1 + len(request.unstarted)
+            self.num_seqs += 1 + len(request.unstarted)
             if count:
                 self._schedule(request, count, step)
 
@@ -330,10 +338,10 @@ class Scheduler:
         group = request.group
         if request in self.running:
             del self.running[request]
-            self._num_seqs -= 1 + len(request.unstarted)
+            self.num_seqs -= 1 + len(request.unstarted)
         elif group is not None and request in group.unstarted:
             group.unstarted.remove(request)
-            self._num_seqs -= group.leader in self.running
+            self.num_seqs -= group.leader in self.running
         else:
             self.waiting.remove(request)
 
@@ -366,32 +374,16 @@ class Scheduler:
     def _changed(self, request: Request, state: RequestState) -> None:
         request.state = state
         if self.events.listeners[StateChanged]:
-            self.events.emit(StateChanged(self.now(), request.request_id, state))
-
-    def _emit_plan(self, plan: StepPlan) -> None:
-        if self.events.listeners[StepPlanned]:
-            counts = (len(plan.scheduled), plan.num_tokens, plan.num_prefill_tokens)
-            queued = (len(plan.preempted), len(self.waiting))
-            self.events.emit(StepPlanned(self.now(), *counts, *queued))
-        if self.events.listeners[BlocksChanged]:
-            pool = self.cache.pool
-            self.events.emit(BlocksChanged(self.now(), pool.num_used, pool.num_usable))
+            self.events.emit(StateChanged(self.now(), request, state))
 
 
 class PlanBuilder:
     """A step while it is planned."""
 
-    __slots__ = (
-        *("budget", "next_poll_s", "num_drafts", "num_prefill_tokens", "preempted", "scheduled"),
-    )
-
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens that it may still compute
         self.num_prefill_tokens = self.num_drafts = 0
         self.scheduled: list[ScheduledRequest] = []
-        self.preempted: list[Request] = []
+        self.preempted: list[Preempted] = []
+        self.held: Held | None = None
         self.next_poll_s: float | None = None  # when the disk may have finished a read
-
-
-def _rank(request: Request) -> tuple[float, int]:
-    return request.rank

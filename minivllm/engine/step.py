@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from minivllm.cache.spec import NOTHING, Transfers
 from minivllm.engine.request import Request
@@ -51,11 +51,31 @@ class SampledRows(NamedTuple):
     joint: Mapping[Request, int] = MappingProxyType({})
 
 
+class Preempted(NamedTuple):
+    """A request that gave up its blocks, and the one that needed them (which may be itself)."""
+
+    request: Request
+    needed_by: Request
+
+
+HeldFor = Literal["blocks", "budget", "disk", "reserve"]
+
+
+class Held(NamedTuple):
+    """The most urgent request of those that the cache or the budget did not admit, and why."""
+
+    request: Request
+    reason: HeldFor
+    num_tokens: int = 0  # that the step would have computed, had there been blocks
+    num_free: int = 0  # blocks
+    spare: int = 0  # blocks that must stay free
+
+
 class StepPlan(NamedTuple):
     """The scheduler's decision for one step. Pure Python; nothing of it is a tensor."""
 
     scheduled: tuple[ScheduledRequest, ...]
-    preempted: tuple[Request, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
     shed: tuple[Request, ...] = ()  # ended unserved: their deadline cannot be met
     transfers: Transfers = NOTHING
     next_poll_s: float | None = None  # requests wait, and nothing can be done before this time
@@ -63,3 +83,4 @@ class StepPlan(NamedTuple):
     # Tokens of prompts, and those computed again after a preemption.
     num_prefill_tokens: int = 0
     num_drafts: int = 0  # drafts to verify in this step
+    held: Held | None = None

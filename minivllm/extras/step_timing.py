@@ -11,6 +11,7 @@ from torch import Tensor
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StepTimed
 from minivllm.engine.step import StepPlan
+from minivllm.extras.wasted_slots import wasted_slots
 from minivllm.kernels.transfer import Download
 
 
@@ -31,8 +32,7 @@ class StepTiming:
     def computed(self) -> None:
         """See StepTimer. The cache is fullest now."""
         cache, running = self._engine.cache, self._engine.scheduler.running
-        held = ((request.cache, request.num_computed_tokens) for request in running)
-        self._blocks = cache.pool.num_used, cache.waste(held)
+        self._blocks = cache.pool.num_used, wasted_slots(cache, running)
 
     def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float]) -> None:
         """See StepTimer."""

@@ -10,13 +10,16 @@ from minivllm.cache.prefix import PrefixNode
 from minivllm.cache.spec import CacheLayout
 from minivllm.cache.tiers.offload import Finished
 from minivllm.engine.batching import BatchingPolicy
+from minivllm.engine.events import StepEnded
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request, RequestState
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.extras.beam import BeamSearch, Hypothesis
+from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scheduling.batching import Sequential
 from minivllm.extras.scheduling.preemption import make_preemption
 from minivllm.extras.scheduling.scheduler import make_scheduler
+from minivllm.report.view.state import ViewState
 
 
 def continuations(beam: Request) -> list[tuple[float, int]]:
@@ -92,6 +95,8 @@ class Machine:
             self.clock,
         )
         self.requests: list[Request] = []
+        self.view = ViewState()
+        self.observer = StepObserver(self.scheduler, self.view.apply)
 
     def request(
         self,
@@ -203,6 +208,7 @@ class Machine:
                 if one.append((one.num_tokens + one.seed) % 5) is not None:
                     self.scheduler.finish(one, "length")
                     done.append(one)
+        self.scheduler.events.emit(StepEnded(self.clock(), plan))
         return done
 
     def held(self, part: ScheduledRequest) -> list[tuple[int, int]]:
@@ -243,6 +249,7 @@ class Machine:
         """Nothing is lost, leaked or held twice."""
         cache = self.scheduler.cache
         cache.pool.check_integrity(request.cache.block_table for request in self.requests)
+        self.check_view()
         held = [slot for request in self.requests for slot in request.cache.host_slots]
         assert len(held) == len(set(held))
         assert len(held) + cache.swap.num_free <= cache.layout.host_slots
@@ -261,6 +268,38 @@ class Machine:
             if r.state is not RequestState.DONE and r not in unstarted
         )
         assert known == open_, (known, open_, pending)
+
+    def check_view(self) -> None:
+        """What was told of the steps makes up the scheduler's and the cache's own state."""
+        self.observer.flush()
+        cache, view = self.scheduler.cache, self.view
+        waiting = self.scheduler.waiting
+        # Beams wait in their first one's place once they are preempted.
+        open_ = [
+            r
+            for r in self.requests
+            if r in self.scheduler.running or r in waiting or r.state is RequestState.PREEMPTED
+        ]
+        actual = {
+            r.request_id: (
+                r.state.value,
+                r.num_tokens,
+                r.num_computed_tokens,
+                r.cache.block_table.blocks,
+            )
+            for r in open_
+        }
+        rebuilt = {
+            r.new.request_id: (r.state, r.num_tokens, r.num_computed, r.blocks)
+            for r in view.requests.values()
+        }
+        assert rebuilt == actual
+        counts = cache.pool.ref_counts
+        assert view.owners() == {block: count for block, count in enumerate(counts) if count}
+        assert view.cached.keys() == cache.prefix.by_block.keys()
+        assert len(set(view.cached.values())) == len(view.cached)
+        assert view.num_used_blocks == cache.pool.num_used
+        assert view.num_waiting == len(waiting)
 
     def check_tiers(self) -> None:
         """What the prefix cache knows of is where it says, and nothing else takes room."""

@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.options import PagedOptions
 from minivllm.engine.batching import BatchingPolicy, Continuous
-from minivllm.engine.events import KINDS, BlocksChanged, EventBus, StateChanged, StepPlanned
+from minivllm.engine.events import KINDS, EventBus, StateChanged, StepEnded, StepPlanned
 from minivllm.engine.request import Request, RequestState
+from minivllm.engine.step import StepPlan
 from minivllm.errors import BadInput
 from minivllm.extras.scheduling.batching import Dynamic, Sequential, Static
 from tests.engine.imaginary import hypotheses, make
@@ -185,7 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for part in plan.scheduled:
             assert part.num_tokens >= 1
             assert part.start == part.request.num_computed_tokens
-            assert part.request not in plan.preempted
+            assert part.request not in [one.request for one in plan.preempted]
         if self.policy.preemption == "reserve":
             assert not plan.preempted
         self.machine.carry_out(plan)
@@ -275,7 +276,7 @@ def test_a_request_starts_with_the_first_step_that_computes_some_of_it() -> None
         machine.clock.time_s = time_s
         machine.step()
     started = [
-        (event.request_id, event.time_s)
+        (event.request.request_id, event.time_s)
         for event in events
         if isinstance(event, StateChanged) and event.state is RequestState.PREFILL
     ]
@@ -318,7 +319,7 @@ def test_preemption_takes_the_last_and_gives_it_the_front_of_the_queue() -> None
     finished: list[str] = []
     while machine.scheduler.has_unfinished:
         plan = machine.scheduler.plan()
-        preempted += [r.request_id for r in plan.preempted]
+        preempted += [one.request.request_id for one in plan.preempted]
         finished += [r.request_id for r in machine.carry_out(plan)]
     assert preempted[0] == "1.0"
     assert finished == ["0.0", "1.0", "2.0"]
@@ -390,22 +391,23 @@ def test_requests_start_in_order_of_arrival(lengths: list[tuple[int, int]]) -> N
         machine.add([0] * prompt, output)
     machine.run()
     started = [
-        e.request_id
+        e.request.request_id
         for e in events
         if isinstance(e, StateChanged) and e.state is RequestState.PREFILL
     ]
     assert list(dict.fromkeys(started)) == [r.request_id for r in machine.requests]
-    assert any(isinstance(e, StepPlanned) for e in events)
-    assert any(isinstance(e, BlocksChanged) and e.used > 0 for e in events)
+    planned = [e.plan for e in events if isinstance(e, StepPlanned)]
+    assert sum(plan.num_tokens for plan in planned) >= sum(prompt for prompt, _ in lengths)
 
 
 def test_a_bus_says_who_listens_to_what() -> None:
     bus, all_of_them, some = EventBus(), list[object](), list[object]()
     assert not any(bus.listeners[kind] for kind in KINDS)
-    stop = bus.subscribe(some.append, BlocksChanged)
-    assert [kind for kind in KINDS if bus.listeners[kind]] == [BlocksChanged]
+    stop = bus.subscribe(some.append, StepEnded)
+    assert [kind for kind in KINDS if bus.listeners[kind]] == [StepEnded]
     stop_all = bus.subscribe(all_of_them.append)
-    told = [BlocksChanged(0.0, 1, 2), StateChanged(0.0, "a", RequestState.DONE)]
+    plan, request = StepPlan(()), make(Continuous(1)).request([0], 1)
+    told = [StepEnded(0.0, plan), StateChanged(0.0, request, RequestState.DONE)]
     for event in told:
         bus.emit(event)
     assert (some, all_of_them) == (told[:1], told)

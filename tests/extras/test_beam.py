@@ -253,7 +253,7 @@ def test_beams_are_the_same_however_they_are_served(
         assert llm.engine.scheduler.num_preemptions > 0 or "cache.num_blocks=18" not in overrides
         assert llm.engine.cache.pool.num_used == 0
         llm.engine.cache.pool.check_integrity([])
-        assert llm.engine.scheduler._num_seqs == 0
+        assert llm.engine.scheduler.num_seqs == 0
 
 
 def test_an_abort_ends_all_beams(plain: LLM) -> None:
@@ -280,7 +280,7 @@ def test_a_missed_deadline_ends_all_beams() -> None:
     machine.run()
     assert {beam.finish_reason for beam in late.joint_members} == {"shed"}
     assert machine.scheduler.num_shed == 1 and other.finish_reason == "length"
-    assert machine.scheduler._num_seqs == 0
+    assert machine.scheduler.num_seqs == 0
     machine.check()
 
 
@@ -292,7 +292,7 @@ def test_a_group_of_beams_is_preempted_and_comes_back_as_one() -> None:
     groups = []
     while machine.scheduler.has_unfinished:
         plan = machine.scheduler.plan()
-        groups += [request for request in plan.preempted if request.is_joint]
+        groups += [one.request for one in plan.preempted if one.request.is_joint]
         machine.carry_out(plan)
         machine.check()
     assert groups and set(groups) == {search}

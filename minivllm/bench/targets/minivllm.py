@@ -141,7 +141,7 @@ class MinivllmEngine(Adapter):
 
     def _note_start(self, event: StateChanged) -> None:
         if event.state is RequestState.PREFILL:
-            self._started.setdefault(event.request_id, event.time_s)
+            self._started.setdefault(event.request.request_id, event.time_s)
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""

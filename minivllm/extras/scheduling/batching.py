@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Iterator
 
@@ -49,7 +50,8 @@ class Static(Batching, StaticOptions):
         """See BatchingPolicy."""
         if num_running or not waiting:
             return iter(())
-        chosen = waiting.most_urgent(self.max_num_seqs * (4 if self.group_by_length else 1))
+        most = self.max_num_seqs * (4 if self.group_by_length else 1)
+        chosen = [waiting.requests[rank] for rank in heapq.nsmallest(most, waiting.requests)]
         if self.group_by_length:
             # The most urgent request always runs, with those of similar output length.
             length = _output_len(chosen[0])

@@ -62,9 +62,10 @@ class EngineLoop:
         self._compiler = GrammarCompiler(extensions.grammars)
 
     def _note_begun(self, event: StateChanged) -> None:
-        if event.state is RequestState.PREFILL and event.request_id in self._unbegun:
-            self._unbegun.discard(event.request_id)
-            self._begun.append((event.request_id, time.perf_counter()))
+        request_id = event.request.request_id
+        if event.state is RequestState.PREFILL and request_id in self._unbegun:
+            self._unbegun.discard(request_id)
+            self._begun.append((request_id, time.perf_counter()))
 
     def run(self) -> None:
         """Serve until the other end is gone.

@@ -327,28 +327,6 @@ def test_blocks_after_an_eviction_are_not_taken_for_prefixes() -> None:
     assert machine.scheduler.cache.counters.prefix_tokens_reused == BUDGET - SIZE
 
 
-def test_waste_counts_a_shared_block_once_and_an_evicted_one_not() -> None:
-    machine = make()
-    cache = machine.scheduler.cache
-
-    def waste() -> tuple[int, int]:
-        return cache.waste(
-            (r.cache, r.num_computed_tokens) for r in machine.scheduler.running
-        ), cache.pool.num_used
-
-    machine.add([0] * 6, 10, n=3)
-    machine.carry_out(machine.scheduler.plan())
-    assert waste() == (2, 2)  # two blocks for all three
-    machine.carry_out(machine.scheduler.plan())
-    assert waste() == (3, 4)  # one full, shared; three of their own
-    machine.run()
-    assert waste() == (0, 0)
-    machine.add([0] * 30, 10)
-    machine.step()
-    machine.step()
-    assert waste() == (2, 5)  # 12 stayed of 24, and six more
-
-
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [

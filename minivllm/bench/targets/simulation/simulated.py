@@ -31,6 +31,7 @@ from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand
 from minivllm.config.compose import build
 from minivllm.config.typed import Config
+from minivllm.engine.events import StepEnded
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
@@ -38,6 +39,7 @@ from minivllm.errors import BadInput
 from minivllm.extras.scheduling.preemption import make_preemption
 from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.speculation import Speculator
+from minivllm.extras.wasted_slots import wasted_slots
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims
 from minivllm.models.load.source import resolve
@@ -201,7 +203,7 @@ class SimulatedEngine(Adapter):
                 wake_s = math.inf if plan.next_poll_s is None else plan.next_poll_s - start
                 idle_s = min(wake_s, IDLE_S if timeout_s is None else timeout_s)
                 clock.sleep(idle_s if idle_s > 0 else IDLE_S)
-            return outputs
+            return self._step_ended(plan, outputs)
         prefill = context = decoded = 0
         pairs = 0.0
         request: Any  # each is a SimulatedRequest
@@ -232,7 +234,7 @@ class SimulatedEngine(Adapter):
             moved = len(plan.transfers.saves) + len(plan.transfers.loads)
             milliseconds += moved * self._host_ms_per_block
         clock.time += milliseconds / 1e3
-        sampling = self._computed(plan)
+        computed, sampling = self._computed(plan)
         if self._num_steps % self._stride == 0:
             known = (start, *counts, drafts, context, len(scheduler.waiting))
             self._note(known, (drafting, milliseconds))
@@ -247,10 +249,17 @@ class SimulatedEngine(Adapter):
                 outputs.append(request.output)
             else:
                 outputs.append(replace(request.output, token_ids=TOKEN * count))
+        return self._step_ended(computed, outputs)
+
+    def _step_ended(self, plan: StepPlan, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        events = self.scheduler.events
+        if events.listeners[StepEnded]:
+            events.emit(StepEnded(self.clock.time, plan))
         return outputs
 
-    def _computed(self, plan: StepPlan) -> list[tuple[Any, int]]:
-        """Note that a step was computed; the requests that get tokens from it, and how many."""
+    def _computed(self, plan: StepPlan) -> tuple[StepPlan, list[tuple[Any, int]]]:
+        """Note that a step was computed; its plan with the accepted drafts only, and the requests
+        that get tokens from it, with how many."""
         if plan.num_drafts:
             assert self.speculator is not None
             plan, _ = self.speculator.verify(plan, TOKEN * plan.num_tokens, None)
@@ -262,7 +271,7 @@ class SimulatedEngine(Adapter):
             if first + count == request.token_ids.length:
                 sampling.append((request, 1 + drafts))
             computed(part)
-        return sampling
+        return plan, sampling
 
     def _ended(self, request: Any, reason: str, token_ids: tuple[int, ...]) -> EngineOutput:
         del self._requests[request.request_id]
@@ -272,7 +281,7 @@ class SimulatedEngine(Adapter):
         """Keep a row of the step; the cache is fullest now, before finished requests leave it."""
         pool = self.cache.pool
         slots = (
-            self.cache.waste((r.cache, r.num_computed_tokens) for r in self.scheduler.running),
+            wasted_slots(self.cache, self.scheduler.running),
             pool.num_used * self.cache.block_size,
         )
         self._rows.append((*known, pool.num_used, pool.num_usable, *slots, *times))

@@ -1,0 +1,1 @@
+"""What a person sees of an engine's steps, live or recorded."""
