@@ -51,11 +51,14 @@ def start(folder: Path, *overrides: str, temporary: Path) -> subprocess.Popen[st
     )
 
 
+def record_files(folder: Path) -> list[Path]:
+    """The file of every record so far."""
+    return list((folder / "runs" / NAME).glob("*/record.json"))
+
+
 def records(folder: Path) -> dict[str, dict[str, Any]]:
     """Every record, by run_id; a torn one fails here."""
-    found = [
-        json.loads(path.read_text()) for path in (folder / "runs" / NAME).glob("*/record.json")
-    ]
+    found = [json.loads(path.read_text()) for path in record_files(folder)]
     assert len({record["run_id"] for record in found}) == len(found)
     return {record["run_id"]: record for record in found}
 

@@ -24,16 +24,20 @@ KILLS = 10
 
 
 def kill_sometime(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> bool:
-    """Kill the process and all that it started, a few lines of the engine's log from now; False if
-    it was done."""
+    """Kill the process and all that it started, a few lines of the engine's log from now, or when
+    two cells are left; False if it was done."""
     expected = len(cluster.log(folder)) + chance.choice([0, 0, 1, 2, 3])
-    while len(cluster.log(folder)) < expected and process.poll() is None:
+
+    def nearly_done() -> bool:
+        return len(cluster.record_files(folder)) >= CELLS - 2
+
+    while len(cluster.log(folder)) < expected and process.poll() is None and not nearly_done():
         time.sleep(0.02)
     # anywhere: also while it starts, or writes a record
-    with_luck = chance.uniform(0, 0.3 if expected else 3)
-    try:
-        process.wait(with_luck)
-    except subprocess.TimeoutExpired:
+    killed_at = time.monotonic() + chance.uniform(0, 0.3 if expected else 3)
+    while time.monotonic() < killed_at and process.poll() is None and not nearly_done():
+        time.sleep(0.02)
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return True
