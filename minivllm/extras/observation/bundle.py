@@ -34,15 +34,16 @@ class StateChange(NamedTuple):
     finish_reason: str | None
 
 
-Why = Literal["decode", "prefill", "budget", "share", "cache"]
+Why = Literal["verify", "prefill", "budget", "share", "cache"]
 
 
 class Scheduled(NamedTuple):
-    """A request's part of the step: it computes tokens [start, start + num_tokens).
+    """A request's part of the step, but for plain decoding: it computes tokens [start, start +
+    num_tokens).
 
-    `why` says what decided their number: "decode", all that was missing; "prefill", the rest of a
-    prompt or of what a preemption took; a chunk of it otherwise, cut by the step's token budget
-    ("budget"), by its share of it ("share") or by what the cache let it hold ("cache").
+    `why` says what decided their number: "verify", its last token and drafts; "prefill", the rest
+    of a prompt or of what a preemption took; a chunk of it otherwise, cut by the step's token
+    budget ("budget"), by its share of it ("share") or by what the cache let it hold ("cache").
     """
 
     number: int
@@ -82,7 +83,8 @@ class Hold(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """Tokens that a request has, and has computed, at the end of the step."""
+    """Tokens that a request has, and has computed, at the end of the step, where `decoded` does
+    not say it."""
 
     number: int
     num_tokens: int
@@ -126,7 +128,9 @@ class StepBundle(TypedDict, total=False):
     engine: EngineFacts  # this bundle holds the whole state: what came before is void
     new: list[NewRequest]
     states: list[StateChange]
-    scheduled: list[Scheduled]
+    # Requests that compute their last token: each has one more token, and one more computed.
+    decoded: list[int]
+    scheduled: list[Scheduled]  # the others
     admitted: list[Admitted]
     preempted: list[PreemptedRequest]
     held: Hold

@@ -167,14 +167,15 @@ class StepObserver:
         self._bundle.setdefault("admitted", []).append(admitted)
 
     def _planned(self, event: StepPlanned) -> None:
+        if self._in_step:  # the step before has failed
+            self.flush()
         plan, bundle = event.plan, self._bundle
         self._in_step = True
         bundle["time_s"] = event.time_s
         self._drafted = [
             (part.request, part.num_drafts) for part in plan.scheduled if part.num_drafts
         ]
-        if plan.scheduled:
-            bundle["scheduled"] = list(map(self._scheduled, plan.scheduled))
+        self._note_scheduled(plan)
         if plan.preempted:
             bundle["preempted"] = [
                 PreemptedRequest(
@@ -193,19 +194,27 @@ class StepObserver:
             bundle.update({"copied": copied, "saved": saved, "loaded": loaded})
             bundle.update({"spilled": len(moves.spills), "read": len(moves.reads)})
 
-    def _scheduled(self, part: ScheduledRequest) -> Scheduled:
-        request, start, num_tokens, prefill, _ = part
-        return Scheduled(
-            self._told[request].number,
-            start,
-            num_tokens,
-            self._why(part) if prefill else "decode",
-        )
+    def _note_scheduled(self, plan: StepPlan) -> None:
+        decoded: list[int] = []
+        scheduled: list[Scheduled] = []
+        for part in plan.scheduled:
+            request, start, num_tokens, prefill, num_drafts = part
+            told = self._told[request]
+            if prefill or num_drafts:
+                scheduled.append(Scheduled(told.number, start, num_tokens, self._why(part)))
+            else:
+                decoded.append(told.number)
+                told.num_tokens += 1  # what a viewer takes it to have; see _settle
+                told.num_computed += 1
+        if decoded:
+            self._bundle["decoded"] = decoded
+        if scheduled:
+            self._bundle["scheduled"] = scheduled
 
     def _why(self, part: ScheduledRequest) -> Why:
-        """What decided the length of a part of a prompt."""
-        if part.samples:
-            return "prefill"
+        """What decided the length of a request's part."""
+        if part.samples or part.num_drafts:
+            return "verify" if part.num_drafts else "prefill"
         budget = self.scheduler.policy.max_num_batched_tokens
         if self._cache.evictor is not None and part.num_tokens < budget:
             return "cache"

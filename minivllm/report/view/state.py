@@ -44,6 +44,9 @@ class ViewState:
             requests[new[0]] = ViewRequest(NewRequest(*new))
         for _, number, state, reason in bundle.get("states", ()):
             requests[number].state, requests[number].finish_reason = state, reason
+        for number in bundle.get("decoded", ()):
+            requests[number].num_tokens += 1
+            requests[number].num_computed += 1
         for number, num_tokens, num_computed in bundle.get("sizes", ()):
             requests[number].num_tokens = num_tokens
             requests[number].num_computed = num_computed

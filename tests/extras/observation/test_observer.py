@@ -42,11 +42,11 @@ def test_a_step_says_who_computed_what_and_why() -> None:
     first, *steps = bundles
     assert first["engine"]["block_size"] == 4 and "step" not in first
     assert [one["step"] for one in steps] == list(range(len(steps)))
-    assert [one.get("scheduled") for one in steps] == [
-        [[0, 0, 4, "budget"]],
-        [[0, 4, 2, "prefill"], [1, 0, 2, "budget"]],
-        [[0, 6, 1, "decode"], [1, 2, 1, "prefill"]],
-        [[1, 3, 1, "decode"]],
+    assert [(one.get("decoded", []), one.get("scheduled", [])) for one in steps] == [
+        ([], [[0, 0, 4, "budget"]]),
+        ([], [[0, 4, 2, "prefill"], [1, 0, 2, "budget"]]),
+        ([0], [[1, 2, 1, "prefill"]]),
+        ([1], []),
     ]
     assert steps[0]["new"] == [
         [0, "0.0", 6, 8, 0, 0.0, None],
