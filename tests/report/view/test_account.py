@@ -1,0 +1,298 @@
+"""Where each request's time went, by hand and against the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minivllm.engine.batching import Continuous
+from minivllm.engine.request import Request
+from minivllm.engine.step import StepPlan
+from minivllm.extras.observation.bundle import StepBundle
+from minivllm.extras.observation.observer import StepObserver
+from minivllm.report.view.account import PARTS, Account, duration, parts, sentence, words
+from tests.engine.imaginary import make
+
+ENGINE = {
+    "version": 1,
+    "block_size": 4,
+    "num_blocks": 8,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "batching": "continuous",
+    "preemption": "recompute",
+}
+START: dict[str, Any] = {"time_s": 0.0, "end_s": 0.0, "engine": ENGINE}
+
+
+def step(number: int, time_s: float, end_s: float, **changes: Any) -> dict[str, Any]:
+    """A bundle of one step."""
+    return {"step": number, "time_s": time_s, "end_s": end_s, **changes}
+
+
+def named(number: int, arrival_s: float, parent: int | None = None) -> list[Any]:
+    """A request with a prompt of 6 tokens, named for the first time."""
+    return [number, f"r{number}", 6, 10, 0, arrival_s, parent]
+
+
+def states(*changes: tuple[int, str]) -> list[list[Any]]:
+    """State changes whose times do not count."""
+    return [[0.0, number, state, None] for number, state in changes]
+
+
+def by_part(account: Account, number: int) -> dict[str, float]:
+    """Whole milliseconds by part."""
+    return {part: round(ms, 6) for part, ms in account.lives[number].ms.items()}
+
+
+def test_running_is_prefill_decode_stalled_and_between() -> None:
+    account = Account.of(
+        [
+            START,
+            step(
+                0,
+                0.010,
+                0.020,
+                new=[named(0, 0.004)],
+                states=states((0, "waiting"), (0, "prefill")),
+                scheduled=[[0, 0, 4, "budget"]],
+                sizes=[[0, 6, 4]],
+            ),
+            step(
+                1,
+                0.021,
+                0.030,
+                states=states((0, "decode")),
+                scheduled=[[0, 4, 2, "prefill"]],
+                sizes=[[0, 7, 6]],
+            ),
+            {"gauges": {"time_s": 0.03, "memory_bytes": 1}},
+            step(2, 0.032, 0.040),
+            step(
+                3,
+                0.043,
+                0.050,
+                states=states((0, "done")),
+                scheduled=[[0, 6, 1, "decode"]],
+            ),
+        ],
+        keep_spans=True,
+    )
+    life = account.lives[0]
+    assert by_part(account, 0) == {
+        "queued": 6,
+        "prefill": 19,
+        "between": 6,
+        "stalled": 8,
+        "decode": 7,
+    }
+    assert life.end_s == 0.050 and sum(life.ms.values()) == pytest.approx(46)
+    assert life.steps == {"prefill": 2, "stalled": 1, "decode": 1}
+    assert [(one.part, one.step) for one in life.spans] == [
+        ("queued", None),
+        ("prefill", 0),
+        ("between", None),
+        ("prefill", 1),
+        ("between", None),
+        ("stalled", 2),
+        ("between", None),
+        ("decode", 3),
+    ]
+    assert all(a.end_s == b.start_s for a, b in zip(life.spans, life.spans[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("reason", "first", "second"),
+    [
+        ("seqs", ("queued", "seqs"), ("queued", "seqs")),
+        ("budget", ("queued", "budget"), ("queued", "budget")),
+        ("policy", ("queued", "policy"), ("queued", "policy")),
+        ("preempted", ("queued", "preempted"), ("queued", "preempted")),
+        ("blocks", ("blocks", "blocks"), ("blocks", "behind")),
+        ("reserve", ("blocks", "reserve"), ("blocks", "behind")),
+        ("disk", ("disk", None), ("queued", "disk")),
+    ],
+)
+def test_waiting_is_for_the_reason_of_the_most_urgent_one(
+    reason: str, first: tuple[str, str | None], second: tuple[str, str]
+) -> None:
+    """The gap after the step belongs to it, too."""
+    account = Account.of(
+        [
+            START,
+            step(
+                0,
+                0.0,
+                0.010,
+                new=[named(0, 0.0), named(1, 0.0)],
+                states=states((0, "waiting"), (1, "waiting")),
+                held=[0, reason, 3, 1, 2],
+            ),
+            step(1, 0.015, 0.020, states=states((0, "done"), (1, "done"))),
+        ]
+    )
+    for number, (part, why) in enumerate((first, second)):
+        assert by_part(account, number) == {part: 20}
+        assert account.lives[number].reasons == ({why: pytest.approx(20)} if why else {})
+    if reason == "blocks":
+        assert "needed 3, 1 were free and 2 " in sentence(account.lives[0], account.engine)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_preemption_lasts_until_it_is_scheduled_again(swapped: bool) -> None:
+    running = step(
+        0,
+        0.0,
+        0.010,
+        new=[named(0, 0.0)],
+        states=states((0, "prefill"), (0, "decode")),
+        scheduled=[[0, 0, 6, "prefill"]],
+        sizes=[[0, 7, 6]],
+    )
+    computed = 6 if swapped else 0
+    account = Account.of(
+        [
+            START,
+            running,
+            step(
+                1,
+                0.010,
+                0.020,
+                states=states((0, "preempted")),
+                preempted=[[0, 5, swapped]],
+                held=[0, "blocks", 2, 0, 0],
+                sizes=[[0, 7, computed]],
+            ),
+            step(
+                2,
+                0.022,
+                0.030,
+                states=states((0, "prefill")),
+                scheduled=[[0, computed, 4 - 3 * swapped, "prefill" if swapped else "budget"]],
+            ),
+        ]
+    )
+    where, again = ("swapped", "decode") if swapped else ("preempted", "recompute")
+    assert by_part(account, 0) == {"prefill": 10, where: 12, again: 8}
+    assert account.lives[0].end_s is None
+
+
+def test_a_fork_has_lived_as_its_parent() -> None:
+    account = Account.of(
+        [
+            START,
+            step(
+                0,
+                0.010,
+                0.020,
+                new=[named(0, 0.0), named(1, 0.0, parent=0)],
+                states=states((0, "decode"), (1, "decode")),
+                scheduled=[[0, 0, 6, "prefill"]],
+            ),
+            step(1, 0.020, 0.025, scheduled=[[1, 6, 1, "decode"]]),
+        ]
+    )
+    assert by_part(account, 0) == {"queued": 10, "prefill": 10, "stalled": 5}
+    assert by_part(account, 1) == {"queued": 10, "prefill": 10, "decode": 5}
+
+
+def test_time_before_the_whole_state_is_unseen() -> None:
+    seen = {"new": [named(0, 0.0)], "states": states((0, "decode")), "sizes": [[0, 8, 7]]}
+    account = Account.of(
+        [
+            {**START, "time_s": 0.010, "end_s": 0.010, **seen},
+            step(0, 0.012, 0.020, scheduled=[[0, 7, 1, "decode"]]),
+            {**START, "time_s": 0.050, "end_s": 0.050, **seen},
+            {**START, "time_s": 0.060, "end_s": 0.060},
+        ]
+    )
+    assert account.lives == {}
+    account = Account.of(
+        [
+            {**START, "time_s": 0.010, "end_s": 0.010, **seen},
+            step(0, 0.012, 0.020, scheduled=[[0, 7, 1, "decode"]]),
+            {**START, "time_s": 0.050, "end_s": 0.050, **seen},
+        ]
+    )
+    assert by_part(account, 0) == {"unseen": 40, "between": 2, "decode": 8}
+
+
+@pytest.mark.parametrize("strategy", ["recompute", "swap", "reserve"])
+def test_the_parts_of_each_request_sum_to_its_time(strategy: str) -> None:
+    policy = Continuous(4, 8, watermark=0, preemption=strategy)
+    machine = make(policy, blocks=10, host_slots=10)
+    bundles: list[StepBundle] = []
+    machine.observer.close()
+    machine.observer = StepObserver(machine.scheduler, bundles.append)
+    ends: dict[str, float] = {}
+    carry_out = machine.carry_out
+
+    def slowly(plan: StepPlan) -> list[Request]:
+        machine.clock.time_s += 0.25
+        ended = carry_out(plan)
+        ends.update({one.request_id: machine.clock.time_s for one in ended})
+        return ended
+
+    machine.carry_out = slowly  # type: ignore[method-assign]
+    for index in range(6):
+        machine.add([index + 1] * (5 + index), 8)
+        machine.clock.time_s += 0.5
+    machine.run()
+    account = Account.of(bundles)
+    assert len(account.lives) == len(ends) == 6
+    for life in account.lives.values():
+        took = 1e3 * (ends[life.new.request_id] - life.new.arrival_s)
+        assert sum(life.ms.values()) == pytest.approx(took)
+    seen = {part for life in account.lives.values() for part in life.ms}
+    assert {"queued", "blocks", "prefill", "decode", "between"} <= seen
+    assert ({"preempted", "swapped"} & seen) == {
+        "recompute": {"preempted"},
+        "swap": {"swapped"},
+        "reserve": set(),
+    }[strategy]
+
+
+def test_a_sentence_says_what_took_most_and_then_the_rest() -> None:
+    account = Account.of(
+        [
+            START,
+            step(
+                0,
+                0.0,
+                0.75,
+                new=[named(0, 0.0)],
+                states=states((0, "waiting")),
+                held=[0, "seqs", 0, 1, 0],
+            ),
+            step(
+                1,
+                0.75,
+                1.25,
+                states=states((0, "done")),
+                scheduled=[[0, 0, 6, "prefill"]],
+            ),
+        ]
+    )
+    life = account.lives[0]
+    assert sentence(life, account.engine) == (
+        "r0 took 1.25 s. For 60 % of that (750 ms) it waited in the queue, because 2 requests ran "
+        "already (batching.max_num_seqs). The rest: prefill 40 %."
+    )
+    assert list(parts(life, client_ms=2.0)) == ["client", "queued", "prefill"]
+    assert "it had not reached the engine" in sentence(life, account.engine, client_ms=9000.0)
+
+
+def test_every_part_has_its_words() -> None:
+    texts = words()
+    assert list(texts["parts"]) == list(texts["because"]) == list(PARTS)
+
+
+def test_times_have_about_three_digits() -> None:
+    assert [duration(ms) for ms in (0.125, 9.876, 12.34, 123.5, 2345)] == [
+        "0.13 ms",
+        "9.88 ms",
+        "12.3 ms",
+        "124 ms",
+        "2.35 s",
+    ]
