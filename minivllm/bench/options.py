@@ -52,6 +52,8 @@ class MeasureOptions(Options):
     memory_limit_gb: float | None = knob(None, above=0)
     telemetry_interval_s: float = knob(0.2, at_least=0.01)
     metrics: dict[str, Any] = field(default_factory=dict)
+    events: bool = False
+    events_mb: float = knob(64, above=0, at_most=1024)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minivllm.bench import profile
+from minivllm.bench import observation, profile
 from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
     Drive,
@@ -59,6 +59,7 @@ class SessionResult:
     record: Record  # complete but for provenance, telemetry, and the judgement of the telemetry
     requests: Rows  # of requests.parquet
     steps: Rows  # of steps.parquet
+    events: list[bytes]  # of events.jsonl.zst
     # first arrival and last token, monotonic seconds; None: simulated
     window_s: tuple[float, float] | None
 
@@ -147,6 +148,7 @@ class Session:
         """
         config = measurement.config
         profile.validate(config)
+        observation.validate(config)
         reference = self._quality.find_reference(measurement)  # before the engine is built
         engine = self.engine
         if reference is not None:
@@ -160,11 +162,14 @@ class Session:
         self._hardware.probe_once()
         self.usable = False  # from here on the engine holds requests
         first_batch = self._warm_up(load, measurement.settings.measure)
-        traces, energy = self._run(load)
+        traces, energy, recorder = self._run(load, measurement.settings.measure)
         self._emit("finishing")
         self._validate_traces(traces)
         steps = engine.steps()
         record = self._account(measurement, load, traces, steps, energy, first_batch)
+        if recorder is not None:
+            record.events = recorder.recorded(simulated=engine.info.clock is not None)
+            record.validity.notes.append(recorder.note)
         drafts = self._drafts()
         rows = recorded_requests(
             traces, engine.info.clock is None, None if drafts is None else drafts.counters
@@ -175,7 +180,8 @@ class Session:
         self._quality.fill(record, engine, reference)
         self._cold, self.usable = False, True
         virtual = engine.info.clock is not None
-        return SessionResult(record, rows, steps, None if virtual else window)
+        events = [] if recorder is None else recorder.lines
+        return SessionResult(record, rows, steps, events, None if virtual else window)
 
     def _load_of(self, measurement: Measurement) -> OfferedLoad:
         config, measure = measurement.config, measurement.settings.measure
@@ -209,7 +215,9 @@ class Session:
         gc.collect()
         return first_batch
 
-    def _run(self, load: OfferedLoad) -> tuple[list[RequestTrace], Energy]:
+    def _run(
+        self, load: OfferedLoad, measure: MeasureOptions
+    ) -> tuple[list[RequestTrace], Energy, observation.EventRecorder | None]:
         """The measured window."""
         clock = self.engine.info.clock
         total = sum(request.max_tokens for request in load.workload.requests)
@@ -230,11 +238,12 @@ class Session:
             self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
             self._hardware.begin_window()
             before = Reading.take()
-            traces = drive.run()
+            with observation.observed(self.engine, measure) as recorder:
+                traces = drive.run()
             self._jumped = before.jumped(Reading.take())
         finally:
             gc.enable()
-        return traces, self._hardware.end_window()
+        return traces, self._hardware.end_window(), recorder
 
     def _account(
         self,
@@ -337,7 +346,7 @@ class Session:
         self._quality.fill(record, self.engine, reference)
         self._emit("finishing")  # there is no load whose memory would be counted instead
         self._cold, self.usable = False, True
-        return SessionResult(record, [], [], (begin, time.monotonic()))
+        return SessionResult(record, [], [], [], (begin, time.monotonic()))
 
     def _validate_longest(self, load: OfferedLoad) -> None:
         """Offer the engine the longest request before any time is spent on the others."""

@@ -20,6 +20,7 @@ from typing import Any
 from minivllm import redaction
 from minivllm.bench.completion import NO_TRACE, classify
 from minivllm.bench.records import storage
+from minivllm.bench.records.events import write_events
 from minivllm.bench.records.identity import profile_wanted
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Record
@@ -84,6 +85,8 @@ class Worker:
         result = session.measure(measurement)
         files.write_parquet(measurement.path / storage.REQUESTS, result.requests)
         files.write_parquet(measurement.path / storage.STEPS, result.steps)
+        if result.record.events is not None:
+            write_events(measurement.path, result.events)
         storage.hand_over(measurement.path, result.record)
         if profile_wanted(measurement.config):
             self.pipe("profiling", window_s=result.window_s)

@@ -42,7 +42,7 @@ __all__ = [
     "validate",
 ]
 
-BENCH = "minivllm.tasks.bench.run"
+BENCH, CAPACITY = "minivllm.tasks.bench.run", "minivllm.tasks.capacity.run"
 # Tasks whose decoding parameters a checkpoint may decide, where the user sets none.
 ANSWERING = (
     "minivllm.tasks.chat.run",
@@ -281,6 +281,11 @@ def _require_fitting_task(checked: Mapping[str, Any], choices: Mapping[str, str 
         raise BadInput(
             "runtime.profile=true is for task=bench, whose measurement it traces: leave it out "
             f"with task={task}"
+        )
+    if checked["measure"]["events"] and target in {*OPTIONS} - {BENCH, CAPACITY}:
+        raise BadInput(
+            "measure.events=true is for task=bench, whose steps it records: leave it out with "
+            f"task={task}"
         )
     if target in ANSWERING and checked["engine"]["_target_"] != OWN_ENGINE:
         raise BadInput(

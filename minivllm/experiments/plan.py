@@ -61,7 +61,7 @@ def essential(overrides: Iterable[str]) -> list[str]:
 def _neutral(override: str) -> bool:
     """Whether an override changes where or how results are written, but not what is measured."""
     key = override.partition("=")[0].lstrip("+~")
-    if key == "measure.quality":  # changes no cell, but adds a measurement
+    if key in ("measure.quality", "measure.events"):  # change no cell, but add to a record
         return False
     group, _, knob = key.partition(".")
     return (

@@ -17,7 +17,7 @@ from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.rows import Row, read_rows, record_folder
 from minivllm.bench.records.chunks import CHUNK
 from minivllm.bench.records.schema import Damaged
-from minivllm.bench.records.storage import TABLES
+from minivllm.bench.records.storage import EVENTS, TABLES
 from minivllm.bench.records.tables import damaged_tables
 from minivllm.platform.process_pool import Begun, ProcessPool
 from minivllm.report import percentiles
@@ -25,7 +25,7 @@ from minivllm.report.figures.looks import Looks
 from minivllm.report.tables import COLUMNS, Column
 
 # fields of a row by which its tables are checked
-CHECKED = ("status", "directory", "slimmed", *(f"digests.{name}" for name in TABLES))
+CHECKED = ("status", "directory", "slimmed", *(f"digests.{name}" for name in (*TABLES, EVENTS)))
 
 
 @dataclass(frozen=True)

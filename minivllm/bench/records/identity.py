@@ -51,6 +51,8 @@ NEUTRAL_MEASURE = frozenset(
         "memory_limit_gb",
         "telemetry_interval_s",
         "metrics",
+        "events",
+        "events_mb",
     )
 )
 NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured window
@@ -254,6 +256,11 @@ def metrics_id(config: dict[str, Any]) -> str | None:
     return digest(["metrics", own]) if own else None
 
 
+def events_wanted(config: dict[str, Any]) -> bool:
+    """Whether the steps are observed; a record without events does not stand for one with them."""
+    return bool((config.get("measure") or {}).get("events"))
+
+
 def run_id(
     cell: str,
     device: str,
@@ -263,6 +270,7 @@ def run_id(
     python: str | None = None,
     profiled: bool = False,
     metrics: str | None = None,
+    observed: bool = False,
 ) -> str:
     """Identity of one measurement of a cell: where, with what code, for which arm, which block.
 
@@ -275,10 +283,11 @@ def run_id(
         python: the interpreter that the engine computes in, where that is another one.
         profiled: from `profile_wanted`.
         metrics: from `metrics_id`.
+        observed: from `events_wanted`.
     """
     what = [cell, code_hash(), environment_hash(device, python), arm, block]
     further = [part for part in (quality, metrics) if part is not None]
-    return digest(what + further + ["profile"] * profiled)
+    return digest(what + further + ["profile"] * profiled + ["events"] * observed)
 
 
 def cell_name(config: dict[str, Any]) -> str:
@@ -323,7 +332,9 @@ def expand(
     measurements = []
     for block in range(blocks or (config.get("measure") or {}).get("repeats") or 1):
         run = run_id(
-            *(cell, device, arm, block, quality, python, profile_wanted(config)), metrics_id(config)
+            *(cell, device, arm, block, quality, python, profile_wanted(config)),
+            metrics=metrics_id(config),
+            observed=events_wanted(config),
         )
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"
         measurements.append(

@@ -159,6 +159,16 @@ class Quality:
 
 
 @dataclass
+class RecordedEvents:
+    """What events.jsonl.zst beside the record holds."""
+
+    bundles: int
+    left_out: int = 0  # later ones, that measure.events_mb had no room for
+    # Unix time at which the clock of the events and of telemetry was 0; None: it was simulated
+    unix_s: float | None = None
+
+
+@dataclass
 class Validity:
     """Whether the measurement may be quoted, and why not."""
 
@@ -277,6 +287,7 @@ class Record:
     quality: Quality | None = None
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
     validity: Validity = field(default_factory=Validity)
+    events: RecordedEvents | None = None  # with measure.events
     digests: dict[str, str] | None = None  # SHA-256 of each table beside it, by file name
     slimmed: list[str] | None = None  # tables that an archive has left out
 

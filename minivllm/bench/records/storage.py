@@ -21,6 +21,7 @@ HANDOVER = ".record.part"  # a worker's finished record, before the supervisor c
 REQUESTS = "requests.parquet"
 STEPS = "steps.parquet"
 TELEMETRY = "telemetry.parquet"
+EVENTS = "events.jsonl.zst"  # of measure.events
 TABLES = (REQUESTS, STEPS, TELEMETRY)  # whose digests the record has
 CONFIG = "config.yaml"
 LOG = "run.log"
@@ -127,9 +128,10 @@ def finish(directory: Path, record: dict[str, Any]) -> None:
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """SHA-256 of each table in a record directory, by file name; of those that are there."""
+    """SHA-256 of each table in a record directory, and of its events, by file name; of those that
+    are there."""
     hashes = {}
-    for name in TABLES:
+    for name in (*TABLES, EVENTS):
         with suppress(FileNotFoundError), (directory / name).open("rb") as file:
             hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.records import archive
 from minivllm.bench.records.schema import Damaged
-from minivllm.bench.records.storage import REQUESTS, STEPS, TABLES
+from minivllm.bench.records.storage import EVENTS, REQUESTS, STEPS, TABLES
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _check_kind(column: str, kind: pyarrow.DataType) -> None:
 
 
 def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
-    """Tables of a record that are missing, torn, or not those that it was written with.
+    """Tables and events of a record that are missing, torn, or not those that it was written with.
 
     Of a table without a digest, as of every record of schema 1, only the first and the last bytes
     are looked at.
@@ -102,7 +102,7 @@ def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
     if row.get("status") != "ok":
         return []
     directory, damaged = Path(row["directory"]), []
-    for name in TABLES:
+    for name in (*TABLES, *[EVENTS] * (row.get(f"digests.{EVENTS}") is not None)):
         path, digest = directory / name, row.get(f"digests.{name}")
         # Of a simulated engine there is no telemetry; an archive may leave some tables out.
         required = (name in (REQUESTS, STEPS) or digest is not None) and name not in (

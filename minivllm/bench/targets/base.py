@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from minivllm.bench.hardware.clock import ClockProtocol
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.engine.options import SamplingParams
+from minivllm.extras.observation.bundle import StepBundle
+from minivllm.extras.observation.observer import StepObserver
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,20 @@ class Profiled(Protocol):
 @runtime_checkable
 class ProfiledEngine(BenchEngine, Profiled, Protocol):
     """An engine that `runtime.profile` can trace: it computes in this process, with torch."""
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """What `measure.events` asks of an engine, or of its class before there is an engine."""
+
+    def observe(self, sink: Callable[[StepBundle], None]) -> StepObserver:
+        """Give `sink` the whole state and then a bundle of each step, until the observer is
+        closed. Called after reset(), which ends it, too."""
+
+
+@runtime_checkable
+class ObservableEngine(BenchEngine, Observable, Protocol):
+    """An engine whose steps can be seen one by one."""
 
 
 @runtime_checkable

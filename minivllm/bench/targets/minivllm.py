@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -34,6 +34,8 @@ from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.graphs import GraphExecutor
+from minivllm.extras.observation.bundle import StepBundle
+from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scoring import sequence_logits
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.kernels.modules import kernel_name, matrix_dtype
@@ -249,6 +251,10 @@ class MinivllmEngine(Adapter):
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """See LogitsEngine."""
         return sequence_logits(self.engine, token_ids).cpu().numpy()
+
+    def observe(self, sink: Callable[[StepBundle], None]) -> StepObserver:
+        """See Observable."""
+        return StepObserver(self.engine.scheduler, sink)
 
     def phases(self) -> AbstractContextManager[None]:
         """See ProfiledEngine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,8 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
+from minivllm.extras.observation.bundle import StepBundle
+from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scheduling.preemption import make_preemption
 from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.speculation import Speculator
@@ -326,6 +328,10 @@ class SimulatedEngine(Adapter):
             return None
         proposer = self.speculator.proposer
         return SpeculationReport(proposer.name, proposer.options, self.speculator.counters)
+
+    def observe(self, sink: Callable[[StepBundle], None]) -> StepObserver:
+        """See Observable."""
+        return StepObserver(self.scheduler, sink)
 
     def _counters(self) -> Counters:
         return scheduling_counters(self.scheduler, self.cache)
