@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -70,13 +71,19 @@ def test_the_file_gives_back_what_the_sink_got_and_it_accounts_for_the_time_of_e
     account = Account.of(items)
     lives = {life.new.request_id: life for life in account.lives.values()}
     assert len(result.requests) == len(lives) == 6
+    unaccounted = []
     for row in result.requests:
         life = lives[row["request_id"]]
         client_ms = 1e3 * (life.new.arrival_s - row["scheduled_s"])
         spent = parts(life, client_ms)
-        assert sum(spent.values()) == pytest.approx(row["e2e_ms"], rel=0.01)
+        assert life.end_s is not None
+        late_ms = 1e3 * (row["last_token_s"] - life.end_s)  # from the step's end to the caller
+        assert sum(spent.values()) + late_ms == pytest.approx(row["e2e_ms"]) and late_ms >= 0
+        unaccounted.append(late_ms / row["e2e_ms"])
         assert spent["prefill"] > 0 and spent["decode"] > 0
         assert life.steps["decode"] == row["output_tokens"] - 1
+    # Of the middle one: a machine that is busy with something else delays some.
+    assert statistics.median(unaccounted) < 0.01
     assert sum("queued" in life.ms for life in lives.values()) >= 3
 
 

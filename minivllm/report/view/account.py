@@ -124,6 +124,9 @@ class Account:
                 life.part = RESTING.get(life.state, "between")
         elif "step" in item:
             self._plan(item, sizes)
+        for number in item.get("decoded", ()):
+            self.lives[number].num_tokens += 1
+            self.lives[number].num_computed += 1
         for number, (num_tokens, num_computed) in sizes.items():
             life = self.lives[number]
             life.num_tokens, life.num_computed = num_tokens, num_computed
@@ -146,14 +149,17 @@ class Account:
 
     def _plan(self, item: Mapping[str, Any], sizes: Mapping[int, list[int]]) -> None:
         """Decide what each request spends a step on."""
+        decoded = {*item.get("decoded", ())}
         scheduled = {one[0]: Scheduled(*one) for one in item.get("scheduled", ())}
         swapped = {number: how for number, _, how in item.get("preempted", ())}
         held = Hold(*item["held"]) if "held" in item else None
         for number, life in self._unfinished.items():
             work = scheduled.get(number)
-            if work is not None:
-                first = work.start < life.new.num_prompt_tokens and work.why != "decode"
-                life.part = "prefill" if first else "decode"
+            if number in decoded:
+                life.part = "decode"
+            elif work is not None:
+                is_prompt = work.start < life.new.num_prompt_tokens and work.why != "verify"
+                life.part = "prefill" if is_prompt else "decode"
                 if work.start < life.num_lost:
                     life.part = "recompute"
             elif life.state == "preempted":

@@ -74,7 +74,7 @@ def test_running_is_prefill_decode_stalled_and_between() -> None:
                 0.043,
                 0.050,
                 states=states((0, "done")),
-                scheduled=[[0, 6, 1, "decode"]],
+                decoded=[0],
             ),
         ],
         keep_spans=True,
@@ -88,6 +88,7 @@ def test_running_is_prefill_decode_stalled_and_between() -> None:
         "decode": 7,
     }
     assert life.end_s == 0.050 and sum(life.ms.values()) == pytest.approx(46)
+    assert (life.num_tokens, life.num_computed) == (8, 7)
     assert life.steps == {"prefill": 2, "stalled": 1, "decode": 1}
     assert [(one.part, one.step) for one in life.spans] == [
         ("queued", None),
@@ -190,7 +191,7 @@ def test_a_fork_has_lived_as_its_parent() -> None:
                 states=states((0, "decode"), (1, "decode")),
                 scheduled=[[0, 0, 6, "prefill"]],
             ),
-            step(1, 0.020, 0.025, scheduled=[[1, 6, 1, "decode"]]),
+            step(1, 0.020, 0.025, decoded=[1]),
         ]
     )
     assert by_part(account, 0) == {"queued": 10, "prefill": 10, "stalled": 5}
@@ -202,7 +203,7 @@ def test_time_before_the_whole_state_is_unseen() -> None:
     account = Account.of(
         [
             {**START, "time_s": 0.010, "end_s": 0.010, **seen},
-            step(0, 0.012, 0.020, scheduled=[[0, 7, 1, "decode"]]),
+            step(0, 0.012, 0.020, decoded=[0]),
             {**START, "time_s": 0.050, "end_s": 0.050, **seen},
             {**START, "time_s": 0.060, "end_s": 0.060},
         ]
@@ -211,7 +212,7 @@ def test_time_before_the_whole_state_is_unseen() -> None:
     account = Account.of(
         [
             {**START, "time_s": 0.010, "end_s": 0.010, **seen},
-            step(0, 0.012, 0.020, scheduled=[[0, 7, 1, "decode"]]),
+            step(0, 0.012, 0.020, decoded=[0]),
             {**START, "time_s": 0.050, "end_s": 0.050, **seen},
         ]
     )
