@@ -178,7 +178,7 @@ class Mine(MinivllmEngine):
         "measure=mine",
         "measure.metrics.tokens.share",
         """
-from minivllm.bench.metrics.metrics import Distribution
+from minivllm.bench.metrics.latency import Distribution
 class Mine(Distribution):
     unit = "tokens"
     def __init__(self, share: float = 0.5):

@@ -92,6 +92,9 @@ def complete(
             memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
         )
         memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
+        for place, device in enumerate((record.get("devices") or {}).get("each", ())):
+            device["memory_used"] = peak(rows, f"gpu_memory_used_{place}")
+            device["memory_process"] = peak(rows, f"gpu_process_memory_{place}")
         interval = measurement.settings.measure.telemetry_interval_s
         start, end = window
         seen = check_telemetry(rows, start, end, interval, facts.get("clocks"))

@@ -18,14 +18,15 @@ from minivllm.bench.records.measurement import SIMULATED
 def device_lock(
     config: dict[str, Any], waiting: Callable[[str], None] = lambda holder: None
 ) -> Iterator[None]:
-    """Hold the device, so that no two supervisors on this machine measure on it at once.
+    """Hold the device, or each of several, so that no two supervisors on this machine measure on
+    one at once.
 
     Simulations use none, and go on side by side.
 
     Args:
         config: the resolved configuration.
-        waiting: called once if another supervisor holds the device, with who and since when; ""
-            where that is not known.
+        waiting: called if another supervisor holds a device, with who and since when; "" where that
+            is not known.
 
     Raises:
         BadInput: the lock file cannot be used.
@@ -34,13 +35,15 @@ def device_lock(
         yield
         return
     device = (config.get("runtime") or {}).get("device") or "auto"
-    name = re.sub(r"[^A-Za-z0-9-]", "-", open_gpu(device).describe().get("uuid") or "cpu")
-    path = Path(tempfile.gettempdir()) / f"minivllm-{name}.lock"
-    lock = HolderLock(path, f"runtime.device={device}", mode=0o666)
-    if not lock.acquire():
-        waiting(lock.holder())
-        lock.acquire(wait=True)
-    try:
+    gpu = open_gpu(device)
+    names = {str(one.describe().get("uuid") or "cpu") for one in gpu.each or (gpu,)}
+    with contextlib.ExitStack() as held:
+        for name in sorted(names):  # in one order, so that no two wait for each other
+            plain = re.sub(r"[^A-Za-z0-9-]", "-", name)
+            path = Path(tempfile.gettempdir()) / f"minivllm-{plain}.lock"
+            lock = HolderLock(path, f"runtime.device={device}", mode=0o666)
+            if not lock.acquire():
+                waiting(lock.holder())
+                lock.acquire(wait=True)
+            held.callback(lock.release)
         yield
-    finally:
-        lock.release()

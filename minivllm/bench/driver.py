@@ -13,9 +13,10 @@ from typing import cast
 
 from minivllm.bench.hardware.clock import ClockProtocol
 from minivllm.bench.metrics.request_trace import COMPLETED, RequestTrace
-from minivllm.bench.targets.base import BenchEngine, EngineOutput
+from minivllm.bench.targets.base import BenchEngine, ChatEngine, EngineOutput
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency
 from minivllm.bench.workloads.conversations import Conversations
+from minivllm.bench.workloads.stopping import Stopping
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -43,6 +44,7 @@ def drive(
     clock: ClockProtocol,
     on_progress: Callable[[DriveProgress], None] | None = None,
     seed: int = 0,
+    stopping: Stopping | None = None,
 ) -> list[RequestTrace]:
     """Run every request of a workload and trace it. Single-threaded.
 
@@ -60,17 +62,18 @@ def drive(
         clock: source of all times.
         on_progress: called about four times a second and at the end.
         seed: of the arrival process.
+        stopping: ends the run before the workload does; None never.
 
     Returns:
-        A trace for each request, in the workload's order. A request that the engine rejects
-        (BadInput) or aborts has the reason in its trace, and so have the later turns of its
-        conversation.
+        A trace for each request that was sent, in the workload's order. A request that the engine
+        rejects (BadInput) or aborts has the reason in its trace, and so have the later turns of
+        its conversation.
 
     Raises:
         BadInput: `params` cannot be measured, or the arrival process gives no valid schedule.
         RuntimeError: the engine answered for a request that is not in flight.
     """
-    return Drive(engine, workload, arrival, params, clock, on_progress, seed).run()
+    return Drive(engine, workload, arrival, params, clock, on_progress, seed, stopping).run()
 
 
 def warm_up(
@@ -108,7 +111,8 @@ def warm_up(
     )
     if others:
         requests = tuple(
-            replace(r, prompt_token_ids=tuple(r.prompt_token_ids)[::-1]) for r in requests
+            replace(r, prompt_token_ids=tuple(r.prompt_token_ids)[::-1], chat=None)
+            for r in requests
         )
     params = replace(
         params, min_tokens=min(params.min_tokens, *(request.max_tokens for request in requests))
@@ -124,7 +128,7 @@ def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
     Args:
         num_requests: of the workload; with conversations `Workload.num_conversations`.
     """
-    return min(max_num_seqs, num_requests, arrival.concurrency or num_requests)
+    return min(max_num_seqs, num_requests, arrival.slots or num_requests)
 
 
 def prompt_for(engine: BenchEngine, token_ids: Sequence[int]) -> list[int]:
@@ -145,7 +149,13 @@ def request_params(
     base = seed if params.seed is None else params.seed
     return [
         replace(
-            params, max_tokens=r.max_tokens, ignore_eos=r.ignore_eos, seed=request_seed(base, i)
+            params,
+            **{
+                "max_tokens": r.max_tokens,
+                "ignore_eos": r.ignore_eos,
+                "seed": request_seed(base, i),
+                **(r.sampling or {}),
+            },
         )
         for i, r in enumerate(requests)
     ]
@@ -172,22 +182,25 @@ class Drive:
         clock: ClockProtocol,
         on_progress: Callable[[DriveProgress], None] | None,
         seed: int,
+        stopping: Stopping | None = None,
     ) -> None:
         require_one_completion(params)
         requests = workload.requests
         self.engine, self.clock, self.on_progress = engine, clock, on_progress
         self.requests = requests
+        self.chat = engine if engine.info.takes_chat and isinstance(engine, ChatEngine) else None
         self.index = {request.request_id: i for i, request in enumerate(requests)}
         self.params = request_params(params, requests, seed)
         self.conversations = Conversations(requests, simulated=engine.info.clock is not None)
         self.prompts = {
             i: prompt_for(engine, self.conversations.prompt(i)) for i in self.conversations.openings
         }
-        self.concurrency = arrival.concurrency
+        self.slots, self.closed = arrival.slots, arrival.concurrency is not None
+        self.stopping = stopping or Stopping()
         openings = [requests[i] for i in self.conversations.openings]
         self.due = _checked(arrival.due(openings, seed), len(openings))
         self.begun = 0  # conversations
-        self.free_slots: deque[float] = deque()  # when each free slot of a closed loop became free
+        self.free_slots: deque[float] = deque()  # when each free slot became free
         self.traces: dict[int, RequestTrace] = {}  # by the request's place in the workload
         self.open: dict[str, RequestTrace] = {}
         self.output_tokens = 0
@@ -196,11 +209,12 @@ class Drive:
         clock, poll = self.clock, self.engine.poll
         start = now = clock.now()
         self.due = [start + offset for offset in self.due]
-        self.free_slots.extend([start] * (self.concurrency or 0))
+        self.stopping.start_s = start
+        self.free_slots.extend([start] * (self.slots or 0))
         next_report = start if self.on_progress else math.inf
-        while True:
+        while not self.stopping.failing:
             self.submit_due(now)
-            next_due = min(self.opening_due(), self.conversations.next_due())
+            next_due = min(self.opening_due(), self.turn_due())
             if self.open:
                 outputs = poll(min(next_due - now, PATIENCE_S))
                 now = clock.now()
@@ -215,26 +229,28 @@ class Drive:
                 self.report(now - start)
                 next_report = now + PROGRESS_INTERVAL_S
         self.report(now - start)
-        return [self.traces[i] for i in range(len(self.requests))]
+        return [self.traces[i] for i in sorted(self.traces)]
 
     def opening_due(self) -> float:
         """When the next conversation is due; infinite if none is, or if it waits for a slot."""
-        if self.begun == len(self.due):
+        if self.begun == len(self.due) or (self.slots is not None and not self.free_slots):
             return math.inf
-        if self.concurrency is None:
-            return self.due[self.begun]
-        return self.free_slots[0] if self.free_slots else math.inf
+        return self.stopping.in_time(self.free_slots[0] if self.closed else self.due[self.begun])
+
+    def turn_due(self) -> float:
+        """When the next turn is due of a conversation that goes on; infinite if none is."""
+        return self.stopping.in_time(self.conversations.next_due())
 
     def submit_due(self, now: float) -> None:
         """Submit whatever is due by `now`, in the order of the times at which it was."""
-        while (opening := self.opening_due()) <= now or self.conversations.next_due() <= now:
-            if self.conversations.next_due() <= opening:
+        while (opening := self.opening_due()) <= now or self.turn_due() <= now:
+            if self.turn_due() <= opening:
                 scheduled_s, turn = self.conversations.pop()
                 self.submit(
                     turn, prompt_for(self.engine, self.conversations.prompt(turn)), scheduled_s
                 )
                 continue
-            if self.concurrency is not None:
+            if self.slots is not None:
                 self.free_slots.popleft()
             index = self.conversations.openings[self.begun]
             self.begun += 1
@@ -245,7 +261,11 @@ class Drive:
         trace = RequestTrace(request_id, len(prompt), scheduled_s, submitted_s=self.clock.now())
         self.traces[index] = trace
         try:
-            self.engine.submit(request_id, prompt, self.params[index])
+            if self.chat is None:
+                self.engine.submit(request_id, prompt, self.params[index])
+            else:
+                chat = self.requests[index].chat
+                self.chat.submit_chat(request_id, chat, prompt, self.params[index])
         except BadInput as error:
             trace.error = str(error)
             self.finish(trace, "refused", self.clock.now())
@@ -274,6 +294,10 @@ class Drive:
             self.output_tokens += len(token_ids)
             if trace.started_s is None:
                 trace.started_s = output.started_s
+            if output.begins_answer:
+                trace.answer_s = now
+            if output.reasoning_tokens:
+                trace.reasoning_tokens = output.reasoning_tokens
             if output.finish_reason is not None:
                 del self.open[output.request_id]
                 if output.finish_reason not in COMPLETED:
@@ -287,6 +311,7 @@ class Drive:
         trace.finish_reason = reason
         trace.finished_s = trace.token_times[-1] if trace.completed else now
         index = self.index[trace.request_id]
+        self.stopping.note_end(failed=reason not in (*COMPLETED, "shed"))
         if reason in COMPLETED:
             if self.conversations.answered(index, trace.token_ids, trace.finished_s):
                 return
@@ -297,7 +322,7 @@ class Drive:
                 never = RequestTrace(request.request_id, len(request.stand_in), now, error=error)
                 never.finish_reason, never.finished_s = reason, now
                 self.traces[turn] = never
-        if self.concurrency is not None:
+        if self.slots is not None:
             self.free_slots.append(now)
 
     def report(self, elapsed_s: float) -> None:

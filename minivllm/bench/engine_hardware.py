@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from minivllm.bench.hardware.energy import NullMeter, open_meter
-from minivllm.bench.hardware.gpu import device_of, open_gpu
+from minivllm.bench.hardware.gpu import device_indices, device_of, open_gpu
 from minivllm.bench.hardware.limits import last_level_cache, probe
-from minivllm.bench.hardware.readings import Energy, Roofline
+from minivllm.bench.hardware.readings import DeviceEnergy, Energy, Roofline
 from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.metrics.roofline import exceeds, raised, usage
 from minivllm.bench.metrics.rows import Rows, kv_waste
@@ -43,6 +43,7 @@ class EngineHardware:
         self._idle_watts: float | None = None
         self._limits = Roofline()
         self._probed = False
+        self._names: list[str | None] = []  # of several devices
 
     @property
     def device(self) -> str:
@@ -58,7 +59,9 @@ class EngineHardware:
             return
         device, costs = self.device, self._engine.info.model
         # Before the probes, whose heat a GPU's counter still tells of when they have ended.
-        self._meter = open_meter(device, open_gpu(device), _synchroniser(device))
+        gpu = open_gpu(device)
+        self._names = [one.describe().get("name") for one in gpu.each]
+        self._meter = open_meter(device, gpu, _synchroniser(device))
         self._idle_watts = self._meter.idle_watts()
         if Config.of(self._config).measure.roofline and costs and "torch" in sys.modules:
             self._emit("probing")
@@ -109,6 +112,11 @@ class EngineHardware:
             return Energy(reason=NOT_COMPUTED)
         return self._meter.end_window(self._idle_watts)
 
+    def each(self) -> list[tuple[str | None, DeviceEnergy]]:
+        """The names of several devices, and what each took in the last window; none for one."""
+        energies = self._meter.each or [DeviceEnergy() for _ in self._names]
+        return list(zip(self._names, energies, strict=True))
+
     def memory(self, steps: Rows) -> Memory:
         """Bytes that the engine took, of which a simulated one has only the waste of its blocks."""
         if self._engine.info.clock is not None:
@@ -129,7 +137,9 @@ class EngineHardware:
 
 def _synchroniser(device: str) -> Callable[[], object]:
     torch = sys.modules.get("torch")
-    if device.startswith("cuda") and torch is not None:
+    if not device.startswith("cuda") or torch is None:
+        return lambda: None
+    if len(indices := device_indices(device)) == 1:
         synchronise: Callable[[], object] = torch.cuda.synchronize
         return synchronise
-    return lambda: None
+    return lambda: [torch.cuda.synchronize(index) for index in indices]

@@ -39,7 +39,11 @@ class WorkloadMaker:
         info, generator = engine.info, build(node)
         tokenizer = engine.text([0]) is not None
         # A user's own generator may not take it.
-        chat = {"render_chat": chat_renderer(engine)} if isinstance(generator, Generator) else {}
+        chat = (
+            {"render_chat": chat_renderer(engine), "takes_chat": info.takes_chat}
+            if isinstance(generator, Generator)
+            else {}
+        )
         workload: Workload = generator.generate(
             engine.encode if tokenizer else None,
             info.vocab_size,

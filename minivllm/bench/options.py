@@ -44,6 +44,9 @@ class MeasureOptions(Options):
     prefix_cache: Literal["cold", "warm"] = "cold"
     seed: int = knob(0, at_least=0)
     timeout_s: float = knob(1800, above=0)
+    duration_s: float | None = knob(None, above=0, unasked=True)
+    cooldown_s: float = knob(0.0, at_least=0, unasked=True)
+    max_error_rate: float | None = knob(None, at_least=0, at_most=1)
     isolation: Literal["cell", "run"] = "cell"
     slo: SLOOptions = field(default_factory=SLOOptions)
     price: PriceOptions = field(default_factory=PriceOptions)
@@ -59,10 +62,17 @@ class MeasureOptions(Options):
         super().__post_init__()
         if self.target_ci is not None and self.max_repeats < self.repeats:
             raise self.bad("max_repeats", f"must be at least measure.repeats={self.repeats}")
+        if self.cooldown_s and self.duration_s is None:
+            raise self.bad("cooldown_s", "follows a measurement that ends by measure.duration_s")
         if not all(map(names_class, self.metrics.values())):
             raise self.bad(
                 "metrics", "must name a class each, such as {mine: {_target_: my_package.MyMetric}}"
             )
+
+    @property
+    def sent_s(self) -> float | None:
+        """Seconds after the start from which on no request is sent; None is no end."""
+        return None if self.duration_s is None else self.duration_s + self.cooldown_s
 
 
 @option("quality")

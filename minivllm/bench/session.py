@@ -14,7 +14,6 @@ from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
     Drive,
     DriveProgress,
-    full_batch,
     prompt_for,
     warm_up,
 )
@@ -23,9 +22,8 @@ from minivllm.bench.hardware.clock import Clock, Reading
 from minivllm.bench.hardware.energy import per_token
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.making import WorkloadMaker
-from minivllm.bench.metrics import metrics, validity
-from minivllm.bench.metrics.own import own_metrics
-from minivllm.bench.metrics.price import cost, remarks
+from minivllm.bench.metrics import validity
+from minivllm.bench.metrics.price import by_device, cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import Rows, breakdown, recorded_requests
 from minivllm.bench.metrics.speculation import (
@@ -34,6 +32,7 @@ from minivllm.bench.metrics.speculation import (
     require_trained,
     speculation,
 )
+from minivllm.bench.offered_load import OfferedLoad
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.quality import Reference
 from minivllm.bench.quality_evaluator import QualityEvaluator
@@ -41,8 +40,7 @@ from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Cold, Record
 from minivllm.bench.targets.base import BenchEngine, SpeculatingEngine
-from minivllm.bench.workloads.arrivals import Arrival
-from minivllm.bench.workloads.workload import Workload
+from minivllm.bench.targets.supported_knobs import require_line_sampling
 from minivllm.config.compose import build
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
@@ -62,17 +60,6 @@ class SessionResult:
     events: list[bytes]  # of events.jsonl.zst
     # first arrival and last token, monotonic seconds; None: simulated
     window_s: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class OfferedLoad:
-    """What the engine is to serve."""
-
-    workload: Workload
-    arrival: Arrival
-    params: SamplingParams
-    seed: int
-    metrics: dict[str, metrics.Metric]  # of the user's own
 
 
 class Session:
@@ -175,7 +162,8 @@ class Session:
             traces, engine.info.clock is None, None if drafts is None else drafts.counters
         )
         start = min(trace.scheduled_s for trace in traces)
-        window = (start, start + (record.metrics.duration_s or 0.0))
+        end = max((t.ended_s for t in traces if t.ended_s is not None), default=start)
+        window = (start, end)
         engine.reset()
         self._quality.fill(record, engine, reference)
         self._cold, self.usable = False, True
@@ -186,9 +174,9 @@ class Session:
     def _load_of(self, measurement: Measurement) -> OfferedLoad:
         config, measure = measurement.config, measurement.settings.measure
         workload = self._maker.make(self.engine, config["workload"], measure.seed)
-        own = own_metrics(measure.metrics)
+        require_line_sampling(config["engine"], workload)
         arrival, params = build(config["arrival"]), build(config["decoding"])
-        return OfferedLoad(workload, arrival, params, measure.seed, own)
+        return OfferedLoad.of(workload, arrival, params, measure)
 
     def _warm_up(self, load: OfferedLoad, measure: MeasureOptions) -> float | None:
         """Seconds of the first batch, after which the engine is as empty as before; None where none
@@ -234,6 +222,7 @@ class Session:
                 clock or Clock(),
                 tick,
                 load.seed,
+                load.stopping,
             )
             self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
             self._hardware.begin_window()
@@ -258,8 +247,7 @@ class Session:
         measure, info = measurement.settings.measure, self.engine.info
         liveness = self.engine.liveness()
         overlapped = validity.overlap_steps(liveness) > 0
-        max_running = full_batch(info.max_num_seqs, load.arrival, load.workload.num_conversations)
-        figures = metrics.compute(traces, vars(measure.slo), max_running, load.metrics)
+        whole, figures = load.figures(traces, info.max_num_seqs)
         cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
         drafts = self._drafts()
         record = self._record(
@@ -269,20 +257,24 @@ class Session:
             metrics=figures,
             memory=self._hardware.memory(steps),
             energy=energy,
-            roofline=self._hardware.reached(steps, overlapped, figures.duration_s),
+            roofline=self._hardware.reached(steps, overlapped, whole.duration_s),
             breakdown=breakdown(steps),
             speculation=None if drafts is None else speculation(drafts, steps),
             liveness=liveness,
         )
         require_trained(record.speculation, info.weights)
-        energy.joules_per_output_token = per_token(energy, figures.output_tokens)
-        record.cost = cost(vars(measure.price), figures, energy)
+        energy.joules_per_output_token = per_token(energy, whole.output_tokens)
+        each, price = self._hardware.each(), vars(measure.price)
+        record.cost = cost(price, whole, energy, max(1, len(each)))
+        record.devices = by_device(each, figures, whole, price)
         record.validity = validity.check(
-            *(traces, load.workload, figures),
+            *(traces, load.sent(traces), whole),
             energy=energy,
             roofline=record.roofline,
             liveness=liveness,
             cold=measure.prefix_cache != "warm",
+            max_concurrency=load.arrival.max_concurrency,
+            stopping=load.stopping,
         )
         if info.clock is None:
             record.validity.ok &= self._jumped is None
@@ -293,7 +285,7 @@ class Session:
             *acceptance_notes(record.speculation, info.weights),
             *self._notes,
             *self._hardware.notes,
-            *load.workload.notes,
+            *load.notes(traces),
             *remarks(vars(measure.price), energy),
         ]
         return record

@@ -10,6 +10,8 @@ from minivllm.platform.options import Options, knob, option, require_folder_name
 from minivllm.platform.plug_ins import names_class
 from minivllm.platform.threads import wanted_cores
 
+_GPUS = r"\d{1,3}(-\d{1,3})?"  # one, or a range
+
 
 @option("runtime")
 @dataclass(frozen=True)
@@ -35,8 +37,12 @@ class RuntimeOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise self.bad("device", "must be auto, cpu, cuda or cuda:<number>")
+        if not re.fullmatch(rf"auto|cpu|cuda(:{_GPUS}(,{_GPUS})*)?", self.device):
+            raise self.bad(
+                "device", "must be auto, cpu, cuda or cuda:<number>; several are such as cuda:0-3"
+            )
+        if any(int(last) < int(first) for first, last in re.findall(r"(\d+)-(\d+)", self.device)):
+            raise self.bad("device", "has a range whose end lies before its beginning")
         wanted_cores({"cores": self.cores})
         if not all(map(names_class, self.passes)):
             raise self.bad(

@@ -146,5 +146,5 @@ def _check_load(config: dict[str, Any], simulated: bool) -> Any:
     if not simulated:  # a simulation's clock does not wait
         measure = view.measure
         num_requests = getattr(view.workload, "num_requests", None)  # conversations have none
-        check_span(arrival, num_requests, measure.seed, measure.timeout_s)
+        check_span(arrival, num_requests, measure.seed, measure.timeout_s, measure.sent_s)
     return workload

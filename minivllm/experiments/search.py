@@ -12,7 +12,7 @@ from typing import Any
 from minivllm.analysis.ablation.findings import Goal
 from minivllm.analysis.format import count
 from minivllm.analysis.ranking import caution
-from minivllm.bench.metrics import metrics
+from minivllm.bench.metrics.latency import fewest
 from minivllm.bench.records import identity
 from minivllm.bench.records.folder_lock import folder_lock
 from minivllm.bench.records.measurement import DEFAULT_ARM
@@ -273,7 +273,7 @@ def _needed(name: str, config: dict[str, Any]) -> str | None:
     known = view.target("workload") in OPTIONS
     requests = getattr(view.workload, "num_requests", None) if known else None
     if group == "metrics" and figure in ONE_A_REQUEST and p and requests is not None:
-        least = metrics.fewest(int(p))
+        least = fewest(int(p))
         if requests < least:
             return f"{least} requests: raise workload.num_requests={requests}"
     if name == "metrics.goodput_requests_per_s" and not any(vars(view.measure.slo).values()):

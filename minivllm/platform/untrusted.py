@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.platform.unpacking import UNREADABLE, unpacked, unreadable
 
 MIB = 1 << 20
 MAX_JSON = 64 * MIB  # a configuration, an index, a record
@@ -132,7 +133,8 @@ def read_text(path: Path, limit: int, what: str, advice: str = "") -> str:
 
 
 def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[bytes]:
-    """Iterate over the lines of a file, without their ends (LF, CRLF), in constant memory.
+    """Iterate over the lines of a file, without their ends (LF, CRLF), in constant memory; gzip's
+    files are unpacked.
 
     Args:
         path: the file.
@@ -142,14 +144,13 @@ def read_lines(path: Path, what: str, advice: str = "", longest: int = MAX_LINE)
     Raises:
         BadInput: as `open_file`; or a line is longer; the message has its number.
     """
-    with open_file(path, what, advice) as file:
+    with unpacked(open_file(path, what, advice)) as file:
         for number in itertools.count(1):
             try:
                 line = file.readline(longest + 2)
-            except OSError as error:
-                raise BadInput(
-                    _line(f"{what} cannot be read: {error.strerror or error}", advice)
-                ) from None
+            except UNREADABLE as error:
+                reason = unreadable(error)
+                raise BadInput(_line(f"{what} cannot be read: {reason}", advice)) from None
             if not line:
                 return
             line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -186,7 +187,8 @@ def read_text_lines(path: Path, what: str, advice: str = "") -> Iterator[str]:
 
 
 def read_list(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) -> Iterator[Any]:
-    """Iterate over the values of a JSON list in a file, in constant memory.
+    """Iterate over the values of a JSON list in a file, in constant memory; gzip's files are
+    unpacked.
 
     Args:
         path: the file.
@@ -197,7 +199,8 @@ def read_list(path: Path, what: str, advice: str = "", longest: int = MAX_LINE) 
         BadInput: as `open_file`; or the file is no JSON list or a value is longer. These messages
             begin with the file and the number of the line.
     """
-    with io.TextIOWrapper(open_file(path, what, advice), encoding="utf-8-sig", newline="") as file:
+    file_bytes = unpacked(open_file(path, what, advice))
+    with io.TextIOWrapper(file_bytes, encoding="utf-8-sig", newline="") as file:
         yield from _ListReader(file, path, longest)
 
 
@@ -275,8 +278,8 @@ class _ListReader:
             more = self._file.read(count)
         except UnicodeDecodeError:
             raise self._error("not UTF-8 from here on", self._at) from None
-        except OSError as error:
-            raise self._error(f"cannot be read ({error.strerror or error})", self._at) from None
+        except UNREADABLE as error:
+            raise self._error(f"cannot be read ({unreadable(error)})", self._at) from None
         self._text, self._at, self._ended = self._text[self._at :] + more, 0, not more
 
     def _error(self, message: str, place: int) -> BadInput:

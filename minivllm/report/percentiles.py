@@ -11,7 +11,7 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import listing
 from minivllm.analysis.rows import Row, number, status_of
 from minivllm.analysis.tables import frame
-from minivllm.bench.metrics.metrics import fewest
+from minivllm.bench.metrics.latency import fewest
 from minivllm.bench.records.storage import REQUESTS
 from minivllm.report.figures.distributions import token_gaps
 from minivllm.report.tables import COLUMNS, Column

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minivllm.analysis.rows import read_rows
-from minivllm.bench.metrics.metrics import fewest
+from minivllm.bench.metrics.latency import fewest
 from minivllm.bench.records import archive
 from minivllm.bench.records.identity import cell_id
 from minivllm.bench.records.reading import record_files

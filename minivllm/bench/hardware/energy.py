@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minivllm.bench.hardware.gpu import NullGpu
-from minivllm.bench.hardware.readings import Energy
+from minivllm.bench.hardware.readings import DeviceEnergy, Energy
 
 POWERCAP = Path("/sys/class/powercap")
 SHORT_GPU_WINDOW_S = 5.0  # the counter is refreshed about every 0.1 s
@@ -28,6 +28,7 @@ class NullMeter:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+        self.each: list[DeviceEnergy] = []  # of several devices, after a window
         self._began_s: float | None = None
 
     def begin_window(self) -> None:
@@ -134,6 +135,45 @@ class CounterMeter(NullMeter):
         return (ended - joules) / (time.monotonic() - began)
 
 
+class GroupMeter(CounterMeter):
+    """Reads the counters of several GPUs, whose sum is the energy; what each took is in `each`
+    after the window.
+
+    Args:
+        gpus: each has a counter.
+        synchronise: waits until all have finished what they were given.
+    """
+
+    def __init__(
+        self, gpus: Sequence[NullGpu], synchronise: Callable[[], object] = lambda: None
+    ) -> None:
+        super().__init__(self._sum, "nvml", synchronise, SHORT_GPU_WINDOW_S)
+        self._gpus = gpus
+        self._latest: list[float | None] = []
+        self._first: list[float | None] = []
+
+    def _sum(self) -> float | None:
+        self._latest = [gpu.energy_joules() for gpu in self._gpus]
+        known = [joules for joules in self._latest if joules is not None]
+        return sum(known) if len(known) == len(self._latest) else None
+
+    def begin_window(self) -> None:
+        """Wait for the devices, then read their counters."""
+        super().begin_window()
+        self._first = self._latest
+
+    def end_window(self, idle_watts: float | None = None) -> Energy:
+        """See CounterMeter."""
+        energy = super().end_window(idle_watts)
+        self.each = []
+        for first, last in zip(self._first, self._latest, strict=True):
+            if energy.joules is None or first is None or last is None or not energy.window_s:
+                self.each.append(DeviceEnergy())
+            else:
+                self.each.append(DeviceEnergy(last - first, (last - first) / energy.window_s))
+        return energy
+
+
 def per_token(energy: Energy, output_tokens: int) -> float | None:
     """Joules a token: all of the window's, over the tokens that throughput and cost count
     (`Metrics.output_tokens`)."""
@@ -205,6 +245,8 @@ def open_meter(
             return NullMeter(gpu.reason or "no GPU")
         if gpu.energy_joules() is None:
             return NullMeter("this GPU has no energy counter (NVML)")
+        if gpu.each:
+            return GroupMeter(gpu.each, synchronise)
         return CounterMeter(gpu.energy_joules, "nvml", synchronise, SHORT_GPU_WINDOW_S)
     try:
         rapl = Rapl(root)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -39,6 +41,11 @@ class NullGpu:
     def power_watts(self) -> float | None:
         """Present power draw; none here."""
         return None
+
+    @property
+    def each(self) -> Sequence[NullGpu]:
+        """The GPUs that this one stands for, where it stands for several; else none."""
+        return ()
 
 
 class Gpu(NullGpu):
@@ -112,6 +119,89 @@ class Gpu(NullGpu):
         return None if milliwatts is None else milliwatts / 1000
 
 
+class GpuGroup(NullGpu):
+    """Several GPUs as one: power, memory and energy are sums.
+
+    Args:
+        gpus: two or more.
+    """
+
+    present = True
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        super().__init__("")
+        self.reason = None
+        self._gpus = tuple(gpus)
+
+    @property
+    def each(self) -> Sequence[NullGpu]:
+        """The GPUs."""
+        return self._gpus
+
+    def describe(self) -> dict[str, Any]:
+        """As of one GPU, with sums of memory and power limits, and each one's own below `each`."""
+        each = [gpu.describe() for gpu in self._gpus]
+        names = [str(one["name"]) for one in each]
+        alike = f"{len(each)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+        return {
+            **each[0],
+            "name": alike,
+            "memory": _total(one["memory"] for one in each),
+            "power_limit_w": _total(one["power_limit_w"] for one in each),
+            "each": each,
+        }
+
+    def sample(self, pids: Collection[int]) -> dict[str, float | int | None]:
+        """A row with sums of power, memory and processes, the lowest clock, the highest
+        temperature, and what each GPU has of power and memory in columns that end in its place."""
+        rows = [gpu.sample(pids) for gpu in self._gpus]
+        result = {name: _JOINED.get(name, _total)([row[name] for row in rows]) for name in rows[0]}
+        for place, row in enumerate(rows):
+            result |= {f"{name}_{place}": row[name] for name in OF_EACH}
+        return result
+
+    def energy_joules(self) -> float | None:
+        """The sum of the energy counters; None where one cannot be read."""
+        return _total(gpu.energy_joules() for gpu in self._gpus)
+
+    def power_watts(self) -> float | None:
+        """The sum of the present power draws."""
+        return _total(gpu.power_watts() for gpu in self._gpus)
+
+
+def _total(values: Iterable[Any]) -> Any:
+    known = list(values)
+    return None if None in known else sum(known)
+
+
+def _known(choose: Callable[[list[Any]], Any]) -> Callable[[Iterable[Any]], Any]:
+    """A choice among the values that were read; None where none was."""
+
+    def chosen(values: Iterable[Any]) -> Any:
+        known = [value for value in values if value is not None]
+        return choose(known) if known else None
+
+    return chosen
+
+
+def _any_bit(values: list[int]) -> int:
+    return functools.reduce(operator.or_, values)
+
+
+# What is given of each GPU, and how what is no sum comes together.
+OF_EACH = ("gpu_power_w", "gpu_memory_used", "gpu_process_memory")
+_JOINED: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "gpu_process_memory": _known(sum),
+    "gpu_processes": _known(max),
+    "gpu_other_processes": _known(max),
+    "gpu_utilisation": _known(lambda values: sum(values) / len(values)),
+    "gpu_sm_mhz": _known(min),
+    "gpu_memory_mhz": _known(min),
+    "gpu_temperature": _known(max),
+    "gpu_throttle_reasons": _known(_any_bit),
+}
+
+
 def _text(value: Any) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
@@ -160,7 +250,8 @@ def open_gpu(device: str) -> NullGpu:
         device: "auto", or one that `device_of` returns.
 
     Returns:
-        `Gpu`, or `NullGpu` whose `reason` says why there is none.
+        `Gpu`, `GpuGroup` for a device that names several, or `NullGpu` whose `reason` says why
+        there is none.
     """
     if device != "auto" and not device.startswith("cuda"):
         return NullGpu(f"the run is on device {device!r}")
@@ -170,22 +261,39 @@ def open_gpu(device: str) -> NullGpu:
         import pynvml
     except ImportError:
         return NullGpu("pynvml (package nvidia-ml-py) is not installed")
-    index = int(device.partition(":")[2] or 0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         pynvml.nvmlInit()
-        if visible is not None:  # CUDA numbers only the visible devices, NVML numbers all
-            names = [name.strip() for name in visible.split(",") if name.strip()]
-            if index >= len(names) or names[index] == "-1":
-                return NullGpu("CUDA_VISIBLE_DEVICES hides every GPU")
-            if not names[index].isdigit():
-                return Gpu(pynvml, _by_uuid(pynvml, names[index]))
-            index = int(names[index])
-        return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+        gpus = [_open(pynvml, index, visible) for index in device_indices(device)]
+        return gpus[0] if len(gpus) == 1 else GpuGroup(gpus)
+    except LookupError:
+        return NullGpu("CUDA_VISIBLE_DEVICES hides every GPU")
     except pynvml.NVMLError as error:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
         return NullGpu(f"NVML: {error}")
+
+
+def _open(nvml: Any, index: int, visible: str | None) -> Gpu:
+    """One GPU by its number of CUDA; LookupError where CUDA_VISIBLE_DEVICES hides it."""
+    if visible is not None:  # CUDA numbers only the visible devices, NVML numbers all
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        if names[index] == "-1":
+            raise LookupError
+        if not names[index].isdigit():
+            return Gpu(nvml, _by_uuid(nvml, names[index]))
+        index = int(names[index])
+    return Gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+
+
+def device_indices(device: str) -> list[int]:
+    """The numbers of GPUs that a device names: "cuda" is 0, "cuda:1" is 1, "cuda:0-2,5" are 0, 1, 2
+    and 5; "auto" is 0."""
+    indices: list[int] = []
+    for part in device.partition(":")[2].split(","):
+        first, _, last = part.partition("-")
+        indices += range(int(first or 0), int(last or first or 0) + 1)
+    return list(dict.fromkeys(indices))
 
 
 @cache

@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 
 @dataclass
+class DeviceEnergy:
+    """Energy of the measured window on one of several devices."""
+
+    joules: float | None = None
+    mean_watts: float | None = None
+
+
+@dataclass
 class Energy:
     """Energy of the measured window, read from a counter; null with the reason where there is
     none."""

@@ -7,7 +7,8 @@ import inspect
 import re
 from typing import Literal, NamedTuple
 
-from minivllm.bench.metrics.metrics import METRICS, Metric
+from minivllm.bench.metrics.latency import Metric
+from minivllm.bench.metrics.metrics import METRICS
 
 
 class Figure(NamedTuple):

@@ -13,130 +13,15 @@ caller).
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-import numpy as np
-
+from minivllm.bench.metrics.latency import E2E, ITL, TPOT, TTFO, TTFT, Distribution, Metric, Queue
+from minivllm.bench.metrics.objectives import Attained, Goodput, GoodTokens
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.window import Run, Span
-from minivllm.bench.records.record import Metrics, Percentiles, Window
-
-
-class Metric(ABC):
-    """One entry of the record's `metrics`: `name` is its field there.
-
-    A metric's docstring says what it is, after `Formula:` how it is computed, and after `Example:`
-    a case by hand.
-    """
-
-    name: ClassVar[str]
-    unit: ClassVar[str]
-    direction: ClassVar[Literal["lower", "higher"] | None] = None  # which is better; None: neither
-
-    @abstractmethod
-    def measure(self, run: Run) -> Any:
-        """The metric's value; None where it is not defined."""
-
-
-class Distribution(Metric):
-    """A metric with samples, recorded as mean and percentiles."""
-
-    unit = "ms"
-    direction = "lower"
-
-    @abstractmethod
-    def samples(self, trace: RequestTrace) -> list[float]:
-        """What one completed request adds."""
-
-    def measure(self, run: Run) -> Percentiles:
-        """Mean, percentiles and number of the samples of all requests."""
-        return percentiles([sample for trace in run.traces for sample in self.samples(trace)])
-
-
-class TTFT(Distribution):
-    """Time to first token: how long a caller waits for a sign of life, queueing included.
-
-    Formula: 1000 (t_1 - scheduled), a sample a request.
-    Example: a 101 - 100 s, b 104 - 100 s: 1000 and 4000 ms, mean 2500.
-    """
-
-    name = "ttft_ms"
-
-    def samples(self, trace: RequestTrace) -> list[float]:
-        return [1e3 * (trace.token_times[0] - trace.scheduled_s)]
-
-
-class ITL(Distribution):
-    """Inter-token latency: how evenly tokens flow. Tokens that arrive together share the wait for
-    them.
-
-    Formula: k tokens that arrive together at t, the previous at t', give k samples of 1000 (t - t')
-    / k; of those that come with the first token, each after it gives a sample of 0. Pooled over
-    requests, so that a request of n tokens gives n - 1 samples with the sum 1000 (t_n - t_1). One
-    all of whose tokens come at once, as a beam search's do, has none.
-    Example: a's two tokens at 102 share the second since 101: 500 and 500 ms, then 1000; b 1000:
-    mean 750.
-    """
-
-    name = "itl_ms"
-
-    def samples(self, trace: RequestTrace) -> list[float]:
-        times = trace.token_times
-        if times[-1] == times[0]:
-            return []
-        gaps: list[float] = []
-        last, start = times[0], 1
-        while start < len(times):
-            end = start + 1
-            while end < len(times) and times[end] == times[start]:
-                end += 1
-            gaps.extend([1e3 * (times[start] - last) / (end - start)] * (end - start))
-            last, start = times[start], end
-        return gaps
-
-
-class TPOT(Distribution):
-    """Time per output token after the first, one figure a request; those whose tokens come at once
-    have none.
-
-    Formula: (E2E - TTFT) / (n - 1) = 1000 (t_n - t_1) / (n - 1).
-    Example: a 2000 / 3 = 666.7 ms, b 1000 / 1: mean 833.333.
-    """
-
-    name = "tpot_ms"
-
-    def samples(self, trace: RequestTrace) -> list[float]:
-        times = trace.token_times
-        return [1e3 * (times[-1] - times[0]) / (len(times) - 1)] if times[-1] > times[0] else []
-
-
-class E2E(Distribution):
-    """End-to-end latency: from when a request was due to its last token.
-
-    Formula: 1000 (t_n - scheduled).
-    Example: a 103 - 100 s, b 105 - 100 s: 3000 and 5000 ms, mean 4000.
-    """
-
-    name = "e2e_ms"
-
-    def samples(self, trace: RequestTrace) -> list[float]:
-        return [1e3 * (trace.token_times[-1] - trace.scheduled_s)]
-
-
-class Queue(Distribution):
-    """The part of TTFT before a request's first step, where the engine says when that was.
-
-    Formula: 1000 (started - scheduled).
-    Example: a starts at once, b at 103: 0 and 3000 ms, mean 1500.
-    """
-
-    name = "queue_ms"
-
-    def samples(self, trace: RequestTrace) -> list[float]:
-        return [] if trace.started_s is None else [1e3 * (trace.started_s - trace.scheduled_s)]
+from minivllm.bench.records.record import Metrics, Window
 
 
 class Rate(Metric):
@@ -153,7 +38,7 @@ class Rate(Metric):
         return (
             None
             if span is None
-            else sum(self.count(trace, span) for trace in run.traces) / span.duration_s
+            else sum(self.count(trace, span) for trace in run.present) / span.duration_s
         )
 
     def measure(self, run: Run) -> float | None:
@@ -202,30 +87,6 @@ class RequestThroughput(Rate):
 
     def count(self, trace: RequestTrace, span: Span) -> int:
         return int(trace.token_times[-1] in span)
-
-
-class Goodput(Metric):
-    """Requests per second that meet every objective set in `measure.slo`; null if none is set.
-
-    Formula: requests with TTFT <= slo.ttft_ms, TPOT <= slo.tpot_ms and E2E <= slo.e2e_ms, of those
-    that are set, / (last token - first arrival). A request of one token meets any TPOT.
-    Example: with slo.ttft_ms=2000 a alone counts: 1 in 5 s, 0.2.
-    """
-
-    name = "goodput_requests_per_s"
-    unit = "requests/s"
-    direction = "higher"
-
-    def measure(self, run: Run) -> float | None:
-        limits = [(metric, run.slo.get(metric.name)) for metric in (TTFT(), TPOT(), E2E())]
-        limits_set = [(metric, limit) for metric, limit in limits if limit is not None]
-        if not limits_set or run.whole is None:
-            return None
-        good = sum(
-            all(sample <= limit for metric, limit in limits_set for sample in metric.samples(trace))
-            for trace in run.traces
-        )
-        return good / run.whole.duration_s
 
 
 class Duration(Metric):
@@ -285,6 +146,22 @@ class OutputTokens(Metric):
         return sum(len(trace.token_times) for trace in run.traces)
 
 
+class ReasoningTokens(Metric):
+    """Output tokens of thinking blocks, which `output_tokens` counts, too; null where the engine
+    tells of none.
+
+    Formula: sum of the server's counts of reasoning tokens, or of the tokens of its chunks of
+    reasoning.
+    Example: if a's tokens at 101 and 102 s are a thinking block: 3.
+    """
+
+    name = "reasoning_tokens"
+    unit = "tokens"
+
+    def measure(self, run: Run) -> int | None:
+        return sum(trace.reasoning_tokens for trace in run.traces) or None
+
+
 class Steady(Metric):
     """Throughput while the engine is fully loaded: ramp-up and the drain at the end are left out.
 
@@ -311,6 +188,7 @@ class Steady(Metric):
 
 METRICS: tuple[Metric, ...] = (
     TTFT(),
+    TTFO(),
     ITL(),
     TPOT(),
     E2E(),
@@ -319,10 +197,13 @@ METRICS: tuple[Metric, ...] = (
     TotalThroughput(),
     RequestThroughput(),
     Goodput(),
+    GoodTokens(),
+    Attained(),
     Duration(),
     NumRequests(),
     InputTokens(),
     OutputTokens(),
+    ReasoningTokens(),
     Steady(),
 )
 
@@ -332,6 +213,7 @@ def compute(
     slo: Mapping[str, float | None],
     max_running: int,
     own: Mapping[str, Metric] | None = None,
+    until_s: float | None = None,
 ) -> Metrics:
     """All metrics of one measurement.
 
@@ -340,28 +222,21 @@ def compute(
         slo: limits in milliseconds by `ttft_ms`, `tpot_ms`, `e2e_ms`; None or missing is not set.
         max_running: most requests that can run at once (`driver.full_batch`).
         own: metrics of the user's own, by their names in the record's `metrics.own`.
+        until_s: clock seconds at which the measurement ended by time: requests that were due later
+            are not measured, and throughput counts up to there. None: the workload ended it.
     """
-    completed = [trace for trace in traces if trace.completed]
+    measured, others = list(traces), []
+    if until_s is not None:
+        measured = [trace for trace in traces if trace.scheduled_s < until_s]
+        others = [trace for trace in traces if trace.scheduled_s >= until_s and trace.completed]
+    completed = [trace for trace in measured if trace.completed]
     first_arrival = min((trace.scheduled_s for trace in traces), default=None)
     last_end = max((trace.ended_s for trace in traces if trace.ended_s is not None), default=None)
-    run = Run(completed, first_arrival, last_end, max_running, slo)
+    run = Run(
+        *(completed, first_arrival, last_end, max_running, slo, len(measured), others, until_s)
+    )
     values = {metric.name: metric.measure(run) for metric in METRICS}
     return Metrics(**values, own={name: one.measure(run) for name, one in (own or {}).items()})
-
-
-def fewest(p: float) -> int:
-    """Samples that the p-th percentile takes: 1 / (1 - p), so that one of them lies beyond it."""
-    return math.ceil(round(100 / (100 - p), 6))  # 100 - 99.9 is not quite 0.1
-
-
-def percentiles(samples: Sequence[float]) -> Percentiles:
-    """Mean and percentiles, linear between ranks; those that take more samples are null."""
-    n = len(samples)
-    if n == 0:
-        return Percentiles()
-    values = np.asarray(samples, dtype=np.float64)
-    known = {f"p{p}": float(np.percentile(values, p)) for p in (50, 90, 95, 99) if n >= fewest(p)}
-    return Percentiles(mean=float(values.mean()), n=n, **known)
 
 
 def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[dict[str, Any]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minivllm.bench.metrics.metrics import Metric
+from minivllm.bench.metrics.latency import Metric
 from minivllm.platform.plug_ins import make_own
 
-OTHERWISE = "no metric: derive it from minivllm.bench.metrics.metrics.Metric or Distribution"
+OTHERWISE = "no metric: derive it from minivllm.bench.metrics.latency.Metric or Distribution"
 
 
 def own_metrics(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Metric]:

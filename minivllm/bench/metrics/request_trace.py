@@ -24,6 +24,8 @@ class RequestTrace:
     # "stop" | "length" | "abort" | "shed" | "refused"; None: not finished
     finish_reason: str | None = None
     error: str | None = None  # why it did not complete
+    answer_s: float | None = None  # first token after those of a thinking block, if it had one
+    reasoning_tokens: int = 0  # of the thinking block, where the engine tells it apart
 
     @property
     def completed(self) -> bool:

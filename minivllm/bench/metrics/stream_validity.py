@@ -59,7 +59,9 @@ def check_stream(
             f"{others:.0f} of {requests:.0f} requests"
         )
         as_text = engine.get("prompts") == "text"
-        if as_text and abs(counted - sent) <= OTHER_PROMPTS * sent:
+        if engine.get("prompts") == "messages":
+            notes.append(f"{line}: its chat template and images make others of the messages")
+        elif as_text and abs(counted - sent) <= OTHER_PROMPTS * sent:
             notes.append(f"{line}: it cuts their text into other tokens")
         else:
             reasons.append(f"{line}: it did other work than was asked")

@@ -12,6 +12,7 @@ from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN, RequestTrace
 from minivllm.bench.metrics.roofline import exceeds
 from minivllm.bench.metrics.stream_validity import check_stream
 from minivllm.bench.records.record import Metrics, Validity
+from minivllm.bench.workloads.stopping import Stopping
 from minivllm.bench.workloads.workload import Workload
 
 # Little's law is exact over the whole window; this leaves room for late endings
@@ -20,6 +21,7 @@ LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to su
 WINDOW_TOLERANCE = 0.1  # between the energy's window and the throughput's
 LONG_ANSWER = 8  # tokens, of which all are alike by accident in no text
 NAMED = 3  # examples named in a sentence
+ANSWERED = ("ok", "empty", "shed")  # statuses of requests that did not fail
 
 
 def check(
@@ -31,6 +33,8 @@ def check(
     roofline: Roofline | None = None,
     liveness: Mapping[str, Mapping[str, float | str]] | None = None,
     cold: bool = False,
+    max_concurrency: int | None = None,
+    stopping: Stopping | None = None,
 ) -> Validity:
     """Judge one measurement, but for what was seen from outside, see `telemetry_validity`.
 
@@ -42,9 +46,17 @@ def check(
         roofline: with MBU and MFU.
         liveness: what the engine counted within the window.
         cold: whether the prefix cache should have been empty before.
+        max_concurrency: of an open loop; None is no limit.
+        stopping: when it was to stop, and whether too many requests had failed.
     """
+    stopping = stopping or Stopping()
+    failures = _failures(traces)
+    failed = sum(trace.status not in ANSWERED for trace in traces)
+    tolerated = not stopping.failing and failed <= (stopping.max_error_rate or 0) * len(traces)
     stream_reasons, stream_notes = check_stream(liveness or {}, metrics.e2e_ms.mean)
     reasons = [
+        *([stopped] if (stopped := stopping.reason()) else []),
+        *([] if tolerated else failures),
         *_counts(traces, workload),
         *stream_reasons,
         *_times(traces),
@@ -52,8 +64,9 @@ def check(
         *_above_limit(roofline or Roofline()),
     ]
     notes = [
+        *([f"{line}, which measure.max_error_rate allows" for line in failures if tolerated]),
         *_shed(traces),
-        *_lateness(traces),
+        *_lateness(traces, max_concurrency),
         *_limit_notes(roofline or Roofline()),
         *_energy_notes(energy, metrics),
         *_recordings(liveness or {}),
@@ -68,6 +81,18 @@ def check(
     return Validity(not reasons, reasons, notes)
 
 
+def _failures(traces: Sequence[RequestTrace]) -> list[str]:
+    """A sentence on the requests that did not complete, if there are any."""
+    failed = [
+        f"{trace.request_id}: {trace.error or trace.status}"
+        for trace in traces
+        if trace.status not in ANSWERED
+    ]
+    if not failed:
+        return []
+    return [f"{len(failed)} of {len(traces)} requests did not complete ({_examples(failed)})"]
+
+
 def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]:
     """Every request asked for was answered, with the tokens it asked for."""
     asked = {request.request_id: request for request in workload.requests}
@@ -77,13 +102,6 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
             "same"
         )
         return
-    failed = [
-        f"{trace.request_id}: {trace.error or trace.status}"
-        for trace in traces
-        if trace.status not in ("ok", "empty", "shed")
-    ]
-    if failed:
-        yield f"{len(failed)} of {len(traces)} requests did not complete ({_examples(failed)})"
     empty = [trace.request_id for trace in traces if trace.status == "empty"]
     if empty:
         yield f"{len(empty)} of {len(traces)} requests produced no token ({_examples(empty)})"
@@ -211,7 +229,7 @@ def _limit_notes(roofline: Roofline) -> Iterator[str]:
         )
 
 
-def _lateness(traces: Sequence[RequestTrace]) -> Iterator[str]:
+def _lateness(traces: Sequence[RequestTrace], max_concurrency: int | None = None) -> Iterator[str]:
     """How late the single-threaded driver was; the latencies include it."""
     sent = [trace for trace in traces if trace.completed and trace.submitted_s is not None]
     if not sent:
@@ -219,6 +237,13 @@ def _lateness(traces: Sequence[RequestTrace]) -> Iterator[str]:
     late = sum((trace.submitted_s or 0.0) - trace.scheduled_s for trace in sent) / len(sent)
     latency = sum(trace.token_times[-1] - trace.scheduled_s for trace in sent) / len(sent)
     if late > LATE_SHARE * latency:
+        if max_concurrency is not None:
+            yield (
+                f"requests waited {1e3 * late:.1f} ms on average for one of "
+                f"arrival.max_concurrency={max_concurrency} places, {100 * late / latency:.0f} % "
+                "of their latency, which includes it"
+            )
+            return
         yield (
             f"requests were submitted {1e3 * late:.1f} ms late on average, "
             f"{100 * late / latency:.0f} % of their latency, which includes it: the engine's "

@@ -34,19 +34,29 @@ class Span:
 class Run:
     """What the metrics are computed from."""
 
-    traces: Sequence[RequestTrace]  # the completed ones
+    traces: Sequence[RequestTrace]  # the completed ones that are measured
     first_arrival_s: float | None  # over all requests, the failed ones too
     last_end_s: float | None  # over those that completed or were shed
     max_running: int
     slo: Mapping[str, float | None]
+    asked: int = 0  # requests that are measured, the failed ones too
+    # completed ones that kept up the load after the measured ones, whose tokens count in spans
+    others: Sequence[RequestTrace] = ()
+    until_s: float | None = None  # when the measurement ended by time
+
+    @cached_property
+    def present(self) -> Sequence[RequestTrace]:
+        """All completed requests of the load."""
+        return [*self.traces, *self.others] if self.others else self.traces
 
     @cached_property
     def whole(self) -> Span | None:
         """From the first arrival to the last token, or to when the last request was shed, if that
-        is later."""
+        is later; or to when the measurement ended by time."""
         if self.first_arrival_s is None or self.last_end_s is None:
             return None
-        span = Span(self.first_arrival_s, self.last_end_s)
+        end_s = self.last_end_s if self.until_s is None else self.until_s
+        span = Span(self.first_arrival_s, end_s)
         return span if span.duration_s > 0 else None
 
     @cached_property
@@ -57,15 +67,15 @@ class Run:
         None if the batch never is full, if it fills only with the last request, or if the engine
         does not say when requests start.
         """
-        starts = [trace.started_s for trace in self.traces if trace.started_s is not None]
-        if not starts or len(starts) < len(self.traces):
+        starts = [trace.started_s for trace in self.present if trace.started_s is not None]
+        if not starts or len(starts) < len(self.present):
             return None
         # A request that ends at the moment another starts has made room for it.
         changes = sorted(
             [(start, 1) for start in starts]
-            + [(trace.token_times[-1], -1) for trace in self.traces]
+            + [(trace.token_times[-1], -1) for trace in self.present]
         )
-        running, full = 0, min(self.max_running, len(self.traces))
+        running, full = 0, min(self.max_running, len(self.present))
         for time_s, change in changes:
             running += change
             if running >= full:

@@ -16,6 +16,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.provenance import environment
 from minivllm.bench.records.reading import record_files
 from minivllm.bench.records.storage import STEPS
+from minivllm.bench.workloads.from_file.tables import saved_files
 from minivllm.config.groups import OPTIONS, TARGETLESS
 from minivllm.config.moved import first, present, with_targets
 from minivllm.errors import BadInput
@@ -43,6 +44,7 @@ NEUTRAL_MEASURE = frozenset(
         "target_ci",
         "max_repeats",
         "timeout_s",
+        "max_error_rate",
         "isolation",
         "slo",
         "price",
@@ -91,12 +93,19 @@ def digest(value: Any) -> str:
 
 
 def _content(path: Any) -> Any:
-    """The hash of a file's bytes, which identifies it better than its name; other values as they
-    are."""
-    if isinstance(path, str) and os.path.isfile(file_path := Path(os.path.expanduser(path))):
-        with file_path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    return path
+    """The hash of a file's bytes, or of those of a folder's files, which identifies it better than
+    its name; other values as they are."""
+    if not isinstance(path, str) or not os.path.exists(place := Path(os.path.expanduser(path))):
+        return path
+    if not place.is_dir():
+        return _file_digest(place)
+    below = {str(file.relative_to(place)): _file_digest(file) for file in saved_files(place)}
+    return digest(below) if below else path
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _with_content(knobs: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     parts["engine"] = {k: v for k, v in parts.get("engine", {}).items() if k not in NEUTRAL_ENGINE}
     decoding = parts.get("decoding", {})  # of these the workload decides, for each request
     parts["decoding"] = {k: v for k, v in decoding.items() if k not in ("max_tokens", "ignore_eos")}
-    measure = config.get("measure") or {}
+    measure = asked("measure", config.get("measure") or {})
     parts["measure"] = {key: value for key, value in measure.items() if key not in NEUTRAL_MEASURE}
     return digest(parts)
 

@@ -40,10 +40,22 @@ class Window:
 
 
 @dataclass
+class Attainment:
+    """Share of the requests that meet each objective of `measure.slo`; null for one that is not
+    set."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    all: float | None = None  # of those that are set
+
+
+@dataclass
 class Metrics:
     """What the requests saw. Times in milliseconds; definitions in metrics.py."""
 
     ttft_ms: Percentiles = field(default_factory=Percentiles)
+    ttfo_ms: Percentiles | None = None  # of requests that think first
     itl_ms: Percentiles = field(default_factory=Percentiles)
     tpot_ms: Percentiles = field(default_factory=Percentiles)
     e2e_ms: Percentiles = field(default_factory=Percentiles)
@@ -52,10 +64,13 @@ class Metrics:
     total_tokens_per_s: float | None = None
     requests_per_s: float | None = None
     goodput_requests_per_s: float | None = None
+    goodput_tokens_per_s: float | None = None
+    attainment: Attainment | None = None
     duration_s: float | None = None
     num_requests: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int | None = None
     steady: Window = field(default_factory=Window)
     own: dict[str, Any] = field(default_factory=dict)  # of `measure.metrics`: numbers, Percentiles
 
@@ -83,6 +98,29 @@ class Cost:
 
     currency: str | None = None
     per_million_output_tokens: float | None = None
+
+
+@dataclass
+class DeviceFigures:
+    """What one of several devices took. Memory in bytes, at its greatest."""
+
+    name: str | None = None
+    memory_used: int | None = None  # by all processes (NVML)
+    memory_process: int | None = None  # by the worker's
+    joules: float | None = None
+    mean_watts: float | None = None
+    cost_per_million_output_tokens: float | None = None  # its part of it
+
+
+@dataclass
+class Devices:
+    """Several devices: their number, throughput by device, and what each took."""
+
+    count: int = 0
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    each: list[DeviceFigures] = field(default_factory=list)
 
 
 @dataclass
@@ -281,6 +319,7 @@ class Record:
     memory: Memory = field(default_factory=Memory)
     energy: Energy = field(default_factory=Energy)
     cost: Cost = field(default_factory=Cost)
+    devices: Devices | None = None  # where there are several; else it is left out
     roofline: Roofline = field(default_factory=Roofline)
     breakdown: Breakdown = field(default_factory=Breakdown)
     speculation: SpeculationFigures | None = None
@@ -296,7 +335,10 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionary, ready for JSON."""
-        return asdict(self)
+        plain = asdict(self)
+        if self.devices is None:
+            del plain["devices"]
+        return plain
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ MEASURED = (
     "memory",
     "energy",
     "cost",
+    "devices",
     "roofline",
     "breakdown",
     "cold",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -33,6 +33,9 @@ class EngineOutput:
     started_s: float | None = None
     error: str | None = None  # why the engine ended it, where it did and knows
     counts: tuple[int, ...] | None = None  # see above
+    begins_answer: bool = False  # these tokens are the first after those of a thinking block
+    # with the last output: tokens of the thinking block, where the API tells it apart
+    reasoning_tokens: int | None = None
 
 
 @dataclass
@@ -55,6 +58,7 @@ class EngineInfo:
     attention_backend: str | None = None
     warnings: list[str] = field(default_factory=list)
     keeps_prefixes: bool = False  # reset() cannot empty its prefix cache
+    takes_chat: bool = False  # see ChatEngine
     # of an engine whose time is simulated; None is the machine's
     clock: ClockProtocol | None = None
 
@@ -146,3 +150,18 @@ class SpeculatingEngine(BenchEngine, Protocol):
 
     def speculation(self) -> SpeculationReport | None:
         """Knobs and counters since reset(); None: it does not draft."""
+
+
+@runtime_checkable
+class ChatEngine(BenchEngine, Protocol):
+    """An engine that is sent messages as they are (roles, images, tools) if `info.takes_chat`."""
+
+    def submit_chat(
+        self,
+        request_id: str,
+        chat: Mapping[str, Any] | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+    ) -> None:
+        """Take a request. `chat` has its messages and what goes with them, as the chat API has
+        them; None: the prompt's text is one message of a user. See `submit`."""

@@ -1,5 +1,5 @@
-"""engine=openai: any server that speaks OpenAI's completions API, behind the interface of every
-engine."""
+"""engine=openai: any server that speaks OpenAI's completions, chat or responses API, behind the
+interface of every engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from typing import Any
 
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.targets.http.bodies import PATHS, Bodies
+from minivllm.bench.targets.http.response_event import read_response_event
 from minivllm.bench.targets.http.stream import Tokens, read_stream
-from minivllm.bench.targets.http.stream_event import ServerError, served_models, server_words
+from minivllm.bench.targets.http.stream_event import (
+    ServerError,
+    read_event,
+    served_models,
+    server_words,
+)
 from minivllm.bench.targets.options import INSTALL, OpenAIOptions
 from minivllm.bench.targets.peer_process import Child
 from minivllm.bench.targets.supported_knobs import require_supported
@@ -43,6 +50,15 @@ NOTES = (
     "bandwidth is known",
     "first tokens include the way over HTTP",
 )
+MESSAGES = (
+    "prompts were sent as messages, which the server's own chat template writes: input tokens are "
+    "those of the template known here"
+)
+SENT = {
+    "completions": "prompts were sent as text: the server may cut them into other tokens",
+    "chat": MESSAGES,
+    "responses": MESSAGES,
+}
 KEEPS = (
     "the server's prefix cache was not emptied, and has what earlier measurements have shown it "
     "of these prompts (the warm-up shows it others): start it without one, or set "
@@ -73,7 +89,9 @@ class OpenAIEngine(Adapter):
         source = resolve(config["model"], allow_random=False)[1]
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
-        self._extra = TOKEN_IDS if options.extra is None else options.extra
+        self._api, self._bodies = options.api, Bodies(options.api, self.tokenizer)
+        ids = {} if options.api == "responses" else TOKEN_IDS
+        self._extra = ids if options.extra is None else options.extra
         self._counting: dict[str, Any] = {}  # the one of COUNTING that the server takes
         self._reset_path, self._idle_s = options.cache_reset, options.idle_timeout_s
         self._keep_prefixes = view.measure.prefix_cache == "warm"
@@ -87,7 +105,7 @@ class OpenAIEngine(Adapter):
             options.url, os.environ.get(options.api_key_env), options.max_connections
         )
         try:
-            begin, self._as_text = time.monotonic(), False
+            begin = time.monotonic()
             served = self._reach(options.command, options.start_timeout_s)
             self._model = self._chosen(served, options.model)
             limit = view.model.max_model_len or sizes.max_position_embeddings
@@ -102,6 +120,7 @@ class OpenAIEngine(Adapter):
                 load_s=time.monotonic() - begin,
                 warnings=[*source.warnings, *NOTES],
                 keeps_prefixes=self._reset_path is None,
+                takes_chat=self._api != "completions",
             )
             if self._reset_path is None and not self._keep_prefixes:
                 self.info.warnings.append(KEEPS)
@@ -167,8 +186,10 @@ class OpenAIEngine(Adapter):
         """Find out with short requests whether prompts go as ids or text, and how tokens can be
         counted."""
         rejections: list[str] = []
-        for self._as_text in {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]:
-            if self._as_text and self.tokenizer is None:
+        ways = {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]
+        bodies = self._bodies
+        for bodies.as_text in (True,) if self.info.takes_chat else ways:
+            if self._bodies.as_text and self.tokenizer is None:
                 rejections.append("as text they need a tokenizer, which this model option has not")
                 continue
             try:
@@ -181,11 +202,10 @@ class OpenAIEngine(Adapter):
                 f"engine.url={self._client.address('')}: the server rejects requests as this "
                 f"engine sends them: {'; '.join(dict.fromkeys(rejections))}"
             )
-        if self._as_text:
-            self.info.warnings.append(
-                "prompts were sent as text: the server may cut them into other tokens"
-            )
-        for self._counting in () if tokens.by_ids else (*COUNTING, {}):
+        if self._bodies.as_text:
+            self.info.warnings.append(SENT[self._api])
+        countings = () if tokens.by_ids or self._api == "responses" else (*COUNTING, {})
+        for self._counting in countings:
             try:
                 if not self._counting or self._ask(2).sizes_known:
                     break
@@ -197,9 +217,8 @@ class OpenAIEngine(Adapter):
         does not come."""
         outputs: list[EngineOutput] = []
         tokens = self._tokens("probe", outputs.append, max_tokens)
-        body = self._body(
-            list(PROBE), max_tokens, SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        )
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        body = self._asked(self._bodies.body(list(PROBE), max_tokens, params))
         patience = min(PATIENCE_S, self._idle_s)
         try:
             self._client.wait(asyncio.wait_for(self._stream(body, tokens), patience))
@@ -221,50 +240,37 @@ class OpenAIEngine(Adapter):
 
     # ---- requests
 
-    def _body(self, prompt: list[int], max_tokens: int, params: SamplingParams) -> dict[str, Any]:
-        optional = {
-            "seed": None if params.greedy else params.seed,
-            "presence_penalty": params.presence_penalty or None,
-            "frequency_penalty": params.frequency_penalty or None,
-            "ignore_eos": params.ignore_eos or None,
-        }
-        return {
-            "model": self._model,
-            "prompt": self._as_server_text(prompt) if self._as_text else prompt,
-            "max_tokens": max_tokens,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **{name: value for name, value in optional.items() if value is not None},
-            **self._counting,
-            **self._extra,
-        }
-
-    def _as_server_text(self, prompt: list[int]) -> str:
-        """A prompt as text from which a server makes the same tokens: special tokens are written
-        out, but for those that it puts in front of every text."""
-        assert self.tokenizer is not None
-        added = self.tokenizer.encode("")
-        own = prompt[len(added) :] if prompt[: len(added)] == added else prompt
-        return self.tokenizer.decode(own, skip_special_tokens=False)
-
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""
+        self.submit_chat(request_id, None, prompt_token_ids, params)
+
+    def submit_chat(
+        self,
+        request_id: str,
+        chat: Mapping[str, Any] | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+    ) -> None:
+        """See ChatEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
-        body = self._body(prompt_token_ids, max_tokens, params)
+        body = self._asked(self._bodies.body(prompt_token_ids, max_tokens, params, chat))
         tokens = self._tokens(request_id, self._results.put, max_tokens)
         self._seen.append((len(prompt_token_ids), tokens))
         if not self._tasks:
             self._heard_s = time.monotonic()
         self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
 
+    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A body with what every request has."""
+        return {"model": self._model, **body, **self._counting, **self._extra}
+
     def _tokens(
         self, request_id: str, deliver: Callable[[EngineOutput], None], max_tokens: int
     ) -> Tokens:
         tokenizer = self.tokenizer
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, False))
-        return Tokens(request_id, deliver, max_tokens, count, self.info.vocab_size)
+        read = read_response_event if self._api == "responses" else read_event
+        return Tokens(request_id, deliver, max_tokens, count, self.info.vocab_size, read)
 
     async def _serve(self, body: dict[str, Any], tokens: Tokens) -> None:
         """One request; whatever happens, an output says that it has ended."""
@@ -276,7 +282,7 @@ class OpenAIEngine(Adapter):
             tokens.fail(f"{type(error).__name__}: {server_words(str(error))}")
 
     async def _stream(self, body: dict[str, Any], tokens: Tokens) -> None:
-        async with aclosing(self._client.lines("completions", body)) as lines:
+        async with aclosing(self._client.lines(PATHS[self._api], body)) as lines:
             await read_stream(lines, tokens)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
@@ -339,7 +345,7 @@ class OpenAIEngine(Adapter):
         return {
             "engine": {
                 "requests": float(len(tokens)),
-                "prompts": "text" if self._as_text else "ids",
+                "prompts": self._prompts_as,
                 "chunks": float(sum(t.chunks for t in tokens)),
                 "tokens_counted_late": float(sum(t.late for t in tokens)),
                 "prompts_of_other_length": float(sum(sent != counted for sent, counted in counts)),
@@ -354,6 +360,10 @@ class OpenAIEngine(Adapter):
             },
             "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens for t in tokens))},
         }
+
+    @property
+    def _prompts_as(self) -> str:
+        return "messages" if self.info.takes_chat else "text" if self._bodies.as_text else "ids"
 
     def close(self) -> None:
         """See BenchEngine."""

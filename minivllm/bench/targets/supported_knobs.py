@@ -6,12 +6,14 @@ is worse than none. What each peer supports is declared in `options.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from functools import cache
 from typing import Any
 
 from minivllm.bench.targets.options import ALL, EngineOptions, Knobs, Support
+from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
 from minivllm.config.groups import GROUPS, OPTIONS
 from minivllm.errors import BadInput
@@ -42,12 +44,43 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
         BadInput: a knob that the engine does not support is set away from its default; names it.
     """
     support = support or support_of(config["engine"])
+    device = str((config.get("runtime") or {}).get("device"))
+    if support is not None and not support.several_devices and re.search("[-,]", device):
+        raise BadInput(
+            f"runtime.device={device}: {support.engine} computes on one device; name one of them"
+        )
     if support is None or support.knobs is None:
         return
     choices = config.get("choices") or {}
     for group in GROUPS:
         if group not in HARNESS and isinstance(node := config.get(group), dict):
             _check(support, group, node, choices.get(group))
+
+
+def require_line_sampling(engine: Mapping[str, Any], workload: Workload) -> None:
+    """Check the sampling that requests of a file have of their own.
+
+    Args:
+        engine: the resolved group.
+        workload: the requests.
+
+    Raises:
+        BadInput: a request sets what the engine does not support.
+    """
+    support = support_of(engine)
+    if support is None or support.knobs is None:
+        return
+    known = support.knobs.get("decoding", Knobs()).names
+    if known == ALL:
+        return
+    for request in workload.requests:
+        for name in request.sampling or ():
+            if name not in known:
+                raise BadInput(
+                    f"request {request.request_id}: its line sets {name}, which is not supported "
+                    f"by {support.engine}: leave it out, or set workload.line_sampling=false; "
+                    f"it supports {', '.join(known) or 'none'}"
+                )
 
 
 def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -> None:

@@ -28,10 +28,17 @@ class Arrival:
     Open loop (`concurrency` is None): `schedule` says when each request is due, whatever the engine
     does. Closed loop: at most `concurrency` requests are in flight, and a request is due the moment
     its slot becomes free; the schedule is then not used. A conversation keeps its slot while
-    its user thinks.
+    its user thinks. An open loop with `max_concurrency` has so many slots as well: what is due
+    while none is free waits for one, and stays due since then.
     """
 
     concurrency: int | None = None
+    max_concurrency: int | None = None
+
+    @property
+    def slots(self) -> int | None:
+        """Most requests, or conversations, in flight; None is no limit."""
+        return self.concurrency or self.max_concurrency
 
     def schedule(self, n: int, seed: int) -> list[float]:
         """Seconds after the start at which each of `n` requests is due, ascending; all at once by
@@ -143,7 +150,13 @@ def check_times(arrival: object, workload: object) -> None:
         raise BadInput(NO_TIMES)
 
 
-def check_span(arrival: Arrival, num_requests: object, seed: int, timeout_s: float) -> None:
+def check_span(
+    arrival: Arrival,
+    num_requests: object,
+    seed: int,
+    timeout_s: float,
+    sent_s: float | None = None,
+) -> None:
     """Fail early where the last request would be due after the measurement has timed out.
 
     Args:
@@ -151,10 +164,18 @@ def check_span(arrival: Arrival, num_requests: object, seed: int, timeout_s: flo
         num_requests: of the workload; None where that is not known yet.
         seed: of the arrivals.
         timeout_s: of the measurement.
+        sent_s: seconds after which nothing more is sent; None is no end.
 
     Raises:
         BadInput: it would.
     """
+    if sent_s is not None:
+        if sent_s > timeout_s:
+            raise BadInput(
+                f"measure.duration_s and measure.cooldown_s are {sent_s:g} s together, and a "
+                f"measurement has measure.timeout_s={timeout_s:g}; raise that"
+            )
+        return
     if (
         not isinstance(num_requests, int)
         or getattr(arrival, "replays", False)

@@ -7,8 +7,10 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+from minivllm.bench.workloads.from_file.tables import saved_files
 from minivllm.bench.workloads.lengths import Lengths
 from minivllm.bench.workloads.options import FromFileOptions
 from minivllm.bench.workloads.prompts import Encode
@@ -33,6 +35,7 @@ class Reader:
         decode: token ids to text, to store the prompts' text beside their ids; None leaves it out.
         render_chat: messages to the text that the chat template writes and its token ids; None
             without a template.
+        takes_chat: whether the engine is sent messages as they are, with images and tools.
     """
 
     encode: Encode | None
@@ -40,6 +43,7 @@ class Reader:
     max_model_len: int
     decode: Decode | None
     render_chat: RenderChat | None = None
+    takes_chat: bool = False
 
     @property
     def encode_further(self) -> Encode | None:
@@ -86,17 +90,19 @@ class Generator(ABC):
         seed: int,
         decode: Decode | None = None,
         render_chat: RenderChat | None = None,
+        takes_chat: bool = False,
     ) -> Workload:
         """Make the requests; equal arguments make equal requests.
 
         Args:
-            encode, vocab_size, max_model_len, decode, render_chat: see `Reader`.
+            encode, vocab_size, max_model_len, decode, render_chat, takes_chat: see `Reader`.
             seed: of lengths and prompts.
 
         Raises:
             BadInput: a request is longer than the context, or cannot be made.
         """
-        return self.make(Reader(encode, vocab_size, max_model_len, decode, render_chat), seed)
+        reader = Reader(encode, vocab_size, max_model_len, decode, render_chat, takes_chat)
+        return self.make(reader, seed)
 
     @abstractmethod
     def make(self, reader: Reader, seed: int) -> Workload:
@@ -147,10 +153,9 @@ class FromFile(FromFileOptions, Generator):
             BadInput: the file is missing, a line is wrong, or a request is longer than the context.
         """
         try:
-            status = os.stat(self.file)
+            state = tuple(map(_state, (self.file, *saved_files(self.file))))
         except (OSError, ValueError):
             return self.check_file(max_model_len)  # which says what is wrong
-        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         checked = (type(self), repr(vars(self)), state, max_model_len)
         if checked not in _CHECKED:
             self.check_file(max_model_len)
@@ -159,6 +164,12 @@ class FromFile(FromFileOptions, Generator):
     @abstractmethod
     def check_file(self, max_model_len: int) -> None:
         """See `check_lengths`."""
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes when a file does."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # Files that were found good, with the knobs that they were found good for.

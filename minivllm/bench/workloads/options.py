@@ -149,20 +149,46 @@ class FromFileOptions(Options):
     too_long: Literal["error", "skip"] = "error"
 
 
+# What `workload.columns` may give another name.
+PROMPT_COLUMNS = (
+    *("prompt", "prompt_token_ids", "messages", "conversations"),
+    *("input_len", "output_len"),
+)
+
+
 @option("minivllm.bench.workloads.from_file.file.File")
 @dataclass(frozen=True)
 class FileOptions(FromFileOptions):
     """workload=file.
 
     Args:
-        format: jsonl, sharegpt or auto (see `read_prompt_file`).
+        format: jsonl, sharegpt, csv, parquet, dataset or auto (see `read_prompt_file`).
+        split: of a saved dataset that has several.
+        columns: the file's own names of its columns, by the names known here: prompt,
+            prompt_token_ids, messages, conversations, input_len, output_len.
         output_len: tokens to generate where a line does not say.
         ignore_eos: go on to the full output length past an end-of-sequence token.
+        line_sampling: sample each request as its line says, where it says anything.
+        oversample: begin the file again where it has fewer than `num_requests`.
     """
 
-    format: Literal["auto", "jsonl", "sharegpt"] = "auto"
+    format: Literal["auto", "jsonl", "sharegpt", "csv", "parquet", "dataset"] = "auto"
+    split: str | None = knob(None, unasked=True)
+    columns: dict[str, Any] | None = knob(None, unasked=True)
     output_len: int = knob(128, at_least=1)
     ignore_eos: bool = False
+    line_sampling: bool = knob(True, unasked=True)
+    oversample: bool = knob(False, unasked=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for known, name in (self.columns or {}).items():
+            if known not in PROMPT_COLUMNS or not isinstance(name, str) or not name:
+                raise self.bad(
+                    "columns", f"must give names of columns to some of {', '.join(PROMPT_COLUMNS)}"
+                )
+        if self.oversample and self.num_requests is None:
+            raise self.bad("oversample", "needs workload.num_requests: how many requests to make")
 
 
 @option("minivllm.bench.workloads.served.Served")
@@ -222,16 +248,29 @@ class ConcurrencyOptions(Options):
     concurrency: int = knob(8, at_least=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenLoopOptions(Options):
+    """What every open loop has.
+
+    Args:
+        max_concurrency: most requests, or conversations, in flight; those that are due wait in the
+            client, which counts as latency. None is no limit.
+    """
+
+    group = "arrival"
+    max_concurrency: int | None = knob(None, at_least=1, unasked=True)
+
+
 @option("minivllm.bench.workloads.arrivals.Constant", "minivllm.bench.workloads.arrivals.Poisson")
 @dataclass(frozen=True)
-class RateOptions(Options):
+class RateOptions(OpenLoopOptions):
     """arrival=constant and arrival=poisson.
 
     Args:
         rate: mean arrivals per second.
+        max_concurrency: see `OpenLoopOptions`.
     """
 
-    group = "arrival"
     rate: float = knob(2.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
 
 
@@ -242,6 +281,7 @@ class GammaOptions(RateOptions):
 
     Args:
         rate: mean arrivals per second.
+        max_concurrency: see `OpenLoopOptions`.
         burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less
             comes in bursts, more is more even. The gaps' coefficient of variation is 1 /
             sqrt(burstiness).
@@ -252,16 +292,16 @@ class GammaOptions(RateOptions):
 
 @option("minivllm.bench.workloads.arrivals.Ramp")
 @dataclass(frozen=True)
-class RampOptions(Options):
+class RampOptions(OpenLoopOptions):
     """arrival=ramp.
 
     Args:
         start_rate: arrivals per second at the start.
         end_rate: the same at the end, and from there on.
         duration_s: how long the ramp takes; None is as long as the requests are expected to last.
+        max_concurrency: see `OpenLoopOptions`.
     """
 
-    group = "arrival"
     start_rate: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
     end_rate: float = knob(8.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
     duration_s: float | None = knob(None, above=0)
@@ -269,12 +309,12 @@ class RampOptions(Options):
 
 @option("minivllm.bench.workloads.arrivals.Replay")
 @dataclass(frozen=True)
-class ReplayOptions(Options):
+class ReplayOptions(OpenLoopOptions):
     """arrival=replay.
 
     Args:
         rate_scale: how many times faster than they came.
+        max_concurrency: see `OpenLoopOptions`.
     """
 
-    group = "arrival"
     rate_scale: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)

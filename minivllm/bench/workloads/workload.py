@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,10 @@ class WorkloadRequest:
     follows: str | None = None  # the request of the turn before
     think_s: float | None = None  # of a later turn
     history_len: int = 0  # most tokens of the turns before, prompts and answers
+    # fields of SamplingParams that this request has of its own
+    sampling: Mapping[str, Any] | None = None
+    # for an engine that takes them: messages, tools, as the chat API has them
+    chat: Mapping[str, Any] | None = None
 
     @property
     def length(self) -> int:
@@ -62,6 +66,9 @@ class WorkloadRequest:
             row["prompt_token_ids"] = None
             row["prompt_runs"] = [[run.start, run.stop] for run in prompt.runs]
             row["prompt_vocab_size"], row["prompt_seed"] = prompt.vocab_size, prompt.seed
+        for name in AS_JSON:
+            if name in row:
+                row[name] = json.dumps(row[name], sort_keys=True)
         return row
 
 
@@ -71,8 +78,9 @@ MISSING = object()
 OPTIONAL = {
     item.name: item.default
     for item in fields(WorkloadRequest)
-    if item.name in ("due_s", "follows", "think_s", "history_len")
+    if item.name in ("due_s", "follows", "think_s", "history_len", "sampling", "chat")
 }
+AS_JSON = ("sampling", "chat")  # columns of many shapes
 
 
 @dataclass(frozen=True)
@@ -99,8 +107,8 @@ class Workload:
     @cached_property
     def hash(self) -> str:
         """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and, where it has
-        them, the time that a request came or the turn that it follows and when; 16 hexadecimal
-        digits."""
+        them, the time that a request came, the turn that it follows and when, its sampling and its
+        messages; 16 hexadecimal digits."""
         digest = hashlib.sha256()
         place = {request.request_id: i for i, request in enumerate(self.requests)}
         for request in self.requests:
@@ -119,6 +127,9 @@ class Workload:
                 row.append(request.due_s)
             if request.follows is not None:
                 row.append([place[request.follows], request.think_s])
+            row += [
+                {name: value} for name in AS_JSON if (value := getattr(request, name)) is not None
+            ]
             digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
         return digest.hexdigest()[:16]
 

@@ -11,7 +11,7 @@ from minivllm import assembly
 from minivllm.bench.completion import classify
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
-from minivllm.bench.metrics.metrics import ITL
+from minivllm.bench.metrics.latency import ITL
 from minivllm.bench.metrics.speculation import speculation
 from minivllm.bench.targets.base import SpeculatingEngine
 from minivllm.bench.targets.minivllm import MinivllmEngine

@@ -109,8 +109,8 @@ def test_a_server_that_begins_texts_itself_is_not_sent_the_beginning(
     assert engine.tokenizer is not None
     ids, encode = engine.tokenizer.encode("of"), engine.tokenizer.encode
     monkeypatch.setattr(engine.tokenizer, "encode", lambda text: [0, *encode(text)])
-    assert engine._as_server_text([0, *ids]) == engine._as_server_text(ids) == "of"
-    assert engine._as_server_text([0, 0, *ids]) == "<|endoftext|>of"
+    assert engine._bodies.server_text([0, *ids]) == engine._bodies.server_text(ids) == "of"
+    assert engine._bodies.server_text([0, 0, *ids]) == "<|endoftext|>of"
 
 
 def test_text_is_not_fallen_back_to_where_ids_are_wanted(make: Make) -> None:

@@ -544,7 +544,7 @@ def test_every_form_of_a_line(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user"}]}', r"messages\[0\].content must be a non-empty string"),
         ('{"messages": [{"content": "x"}]}', r"messages\[0\].role must be a non-empty string"),
         (
-            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            '{"messages": [{"role": "user", "content": [{"type": "audio"}]}]}',
             "parts that are not text",
         ),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens=0 must be a whole number"),
@@ -580,7 +580,7 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
         File()
     with pytest.raises(BadInput, match="there is no such file"):
         File(str(tmp_path / "none.jsonl")).check_lengths(100)
-    with pytest.raises(BadInput, match="is a folder, not a regular file"):
+    with pytest.raises(BadInput, match="is a folder, and none that save_to_disk"):
         File(str(tmp_path)).check_lengths(100)
     with pytest.raises(BadInput, match="holds no prompts"):
         File(str(prompt_file(tmp_path, "", " "))).check_lengths(100)
@@ -691,8 +691,11 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path = prompt_file(tmp_path, '{"prompt": "a"}')
     with pytest.raises(BadInput, match="a ShareGPT file is one JSON list"):
         File(str(path), format="sharegpt").check_lengths(200)
-    with pytest.raises(BadInput, match=r"workload\.format='csv' must be auto or jsonl or sharegpt"):
-        File(str(path), format="csv")
+    with pytest.raises(
+        BadInput,
+        match=r"workload\.format='xml' must be auto or jsonl or sharegpt or csv or parquet",
+    ):
+        File(str(path), format="xml")
 
 
 @pytest.mark.fuzz("prompt files")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
-from minivllm.bench.metrics.metrics import ITL
+from minivllm.bench.metrics.latency import ITL
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records.record import Breakdown, Memory
 from minivllm.bench.records.storage import write_record

@@ -25,7 +25,7 @@ MOST_EVENT = 8 * MIB  # of a stream: some repeat the prompt
 MOST_LINES = 1000  # that it is written in; all known servers write one
 # characters; the longest of known vocabularies, runs of spaces, have a few hundred
 LONGEST_TOKEN = 1024
-REASONS = {"stop": "stop", "length": "length"}
+REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop"}
 
 
 class Tokens:
@@ -42,6 +42,7 @@ class Tokens:
         max_tokens: tokens that were asked for; a stream that holds more is wrong.
         count: counts the tokens of a text with our own tokenizer; None where there is none.
         vocab_size: token ids are below; None: not checked.
+        read: checks an event of the API at hand.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Tokens:
         max_tokens: int = MOST_TOKENS,
         count: Callable[[str], int] | None = None,
         vocab_size: int | None = None,
+        read: Callable[[Any, int | None], StreamEvent] = read_event,
     ) -> None:
+        self._read = read
         self._request_id, self._deliver = request_id, deliver
         self._max_tokens, self._count, self._vocab_size = max_tokens, count, vocab_size
         self._reason: str | None = None
@@ -69,6 +72,9 @@ class Tokens:
         self.end_lag_s: float | None = None  # from the last token to the end of the stream
         self._last_s = 0.0
         self.prompt_tokens: int | None = None  # as the server counts them
+        self._thoughts: list[int] = []  # indices of the tokens of a thinking block
+        self._answers = False  # whether something else has come
+        self.reasoning_tokens: int | None = None  # as the server counts them, or else we
         self.cached_tokens = 0  # of the prompt, that the server had computed before
 
     @property
@@ -83,19 +89,22 @@ class Tokens:
             ServerError: it is an error, has a field of the wrong type, or makes more tokens than
                 were asked for.
         """
-        seen = read_event(event, self._vocab_size)
+        seen = self._read(event, self._vocab_size)
         if seen.prompt_tokens is not None:
             self.prompt_tokens = seen.prompt_tokens
         if seen.cached_tokens is not None:
             self.cached_tokens = seen.cached_tokens
         if seen.total is not None:
             self._total = seen.total
+        if seen.reasoning_tokens is not None:
+            self.reasoning_tokens = seen.reasoning_tokens
         self._reason = seen.finish_reason or self._reason
         size = self._size(seen)
-        unsure = size is None and bool(seen.text)
+        text = seen.reasoning + seen.text
+        unsure = size is None and bool(text)
         if unsure:
-            self._texts[self.produced] = seen.text
-            self._room -= len(seen.text)
+            self._texts[self.produced] = text
+            self._room -= len(text)
         held = int(unsure) if size is None else size
         # The last text of a stream may be what a stop string had held back: a chunk without a token
         # of its own.
@@ -109,7 +118,20 @@ class Tokens:
             raise ServerError(f"the stream holds {tokens}, and max_tokens is {self._max_tokens}")
         if held:
             self.chunks += 1
-            self._pass_on(seen.token_ids or (UNKNOWN_TOKEN,) * held)
+            begins = self._begins_answer(seen, held)
+            self._pass_on(seen.token_ids or (UNKNOWN_TOKEN,) * held, begins=begins)
+
+    def _begins_answer(self, seen: StreamEvent, held: int) -> bool:
+        """Whether a chunk is the first of the answer after a thinking block, whose tokens are
+        noted; a chunk without text belongs to what was before it."""
+        if self._answers:
+            return False
+        if seen.text:
+            self._answers = True
+            return bool(self._thoughts)
+        if seen.reasoning or self._thoughts:
+            self._thoughts += range(self.produced, self.produced + held)
+        return False
 
     def _size(self, seen: StreamEvent) -> int | None:
         """How many tokens a chunk holds; None where nothing but its text tells."""
@@ -131,16 +153,27 @@ class Tokens:
         reason: str | None = None,
         error: str | None = None,
         counts: tuple[int, ...] | None = None,
+        begins: bool = False,
     ) -> None:
         if self._ended:
             return
+        if reason is not None and self.reasoning_tokens is None and self._thoughts:
+            self.reasoning_tokens = sum(1 if counts is None else counts[i] for i in self._thoughts)
         self.produced = (self.produced if counts is None else sum(counts)) + len(ids)
         self._ended = reason is not None
         if ids:
             self._last_s = time.monotonic()
         if reason in REASONS and self.produced:
             self.end_lag_s = time.monotonic() - self._last_s
-        self._deliver(EngineOutput(self._request_id, ids, reason, error=error, counts=counts))
+        self._deliver(
+            EngineOutput(
+                *(self._request_id, ids, reason),
+                error=error,
+                counts=counts,
+                begins_answer=begins,
+                reasoning_tokens=self.reasoning_tokens if reason is not None else None,
+            )
+        )
 
     def end(self) -> None:
         """The stream is over; one that gave no reason for it was cut off."""

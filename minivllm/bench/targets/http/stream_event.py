@@ -58,6 +58,7 @@ class StreamEvent:
     finish_reason: str | None
     prompt_tokens: int | None
     cached_tokens: int | None
+    reasoning_tokens: int | None = None  # of the output tokens so far, where the server tells
 
 
 def read_event(value: Any, vocab_size: int | None = None) -> StreamEvent:
@@ -70,66 +71,82 @@ def read_event(value: Any, vocab_size: int | None = None) -> StreamEvent:
     Raises:
         ServerError: it is an error, or a field has a value that it may not have.
     """
-    event = _object(value, "the event itself")
+    event = an_object(value, "the event itself")
     error = event.get("error") or (event if event.get("object") == "error" else None)
     if error:
         message = error.get("message", error) if isinstance(error, dict) else error
         raise ServerError(server_words(str(message)))
     choices = event.get("choices")
     if choices is not None and not isinstance(choices, list):
-        raise _wrong("choices", choices, "a list")
+        raise wrong("choices", choices, "a list")
     if choices and len(choices) > 1:
         raise ServerError(
             f"an event of the stream holds {len(choices)} choices, and one was asked for"
         )
-    choice = _object(choices[0], "choices[0]") if choices else {}
-    delta = _object(choice.get("delta") or {}, "delta")  # of the chat API
-    usage = _object(event.get("usage") or {}, "usage")
-    timings = _object(event.get("timings") or {}, "timings")  # of llama.cpp
-    details = _object(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
-    logprobs = _object(choice.get("logprobs") or {}, "logprobs")
-    total = _whole(usage, "completion_tokens")
+    choice = an_object(choices[0], "choices[0]") if choices else {}
+    delta = an_object(choice.get("delta") or {}, "delta")  # of the chat API
+    usage = an_object(event.get("usage") or {}, "usage")
+    timings = an_object(event.get("timings") or {}, "timings")  # of llama.cpp
+    details = an_object(usage.get("prompt_tokens_details") or {}, "usage.prompt_tokens_details")
+    made = an_object(usage.get("completion_tokens_details") or {}, "completion_tokens_details")
+    logprobs = an_object(choice.get("logprobs") or {}, "logprobs")
+    count = _length(logprobs, "tokens")
+    total = whole_number(usage, "completion_tokens")
     return StreamEvent(
         holds_choice=bool(choices),
         text=_optional(choice, "text", str, "text")
         or _optional(delta, "content", str, "text")
+        or _calls(delta)
         or "",
         reasoning=_optional(delta, "reasoning_content", str, "text")
         or _optional(delta, "reasoning", str, "text")
         or "",
         token_ids=_token_ids(choice.get("token_ids"), vocab_size),
-        count=_length(logprobs, "tokens"),
-        total=_whole(timings, "predicted_n") if total is None else total,
+        count=_length(logprobs, "content") if count is None else count,
+        total=whole_number(timings, "predicted_n") if total is None else total,
         finish_reason=_optional(choice, "finish_reason", str, "text") or None,
-        prompt_tokens=_whole(usage, "prompt_tokens"),
-        cached_tokens=_whole(details, "cached_tokens"),
+        prompt_tokens=whole_number(usage, "prompt_tokens"),
+        cached_tokens=whole_number(details, "cached_tokens"),
+        reasoning_tokens=whole_number(made, "reasoning_tokens"),
     )
 
 
-def _wrong(name: str, value: Any, expected: str) -> ServerError:
+def _calls(delta: Mapping[str, Any]) -> str:
+    """What a chunk adds to the calls of tools: names and arguments."""
+    calls = _optional(delta, "tool_calls", list, "a list") or []
+    old = delta.get("function_call")  # as it was before tools
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] + [old]
+    words = [f.get(key) for f in functions if isinstance(f, dict) for key in ("name", "arguments")]
+    return "".join(word for word in words if isinstance(word, str))
+
+
+def wrong(name: str, value: Any, expected: str) -> ServerError:
+    """The error for a field of an event."""
     shown = printable(reprlib.repr(value))
     return ServerError(
         f"an event of the stream is wrong: {name} is {shown}, and must be {expected}"
     )
 
 
-def _object(value: Any, name: str) -> Mapping[str, Any]:
+def an_object(value: Any, name: str) -> Mapping[str, Any]:
+    """The value itself; ServerError where it is no object."""
     if not isinstance(value, dict):
-        raise _wrong(name, value, "an object")
+        raise wrong(name, value, "an object")
     return value
 
 
 def _optional(node: Mapping[str, Any], name: str, kind: type[T], expected: str) -> T | None:
     value = node.get(name)
     if value is not None and not isinstance(value, kind):
-        raise _wrong(name, value, expected)
+        raise wrong(name, value, expected)
     return value
 
 
-def _whole(node: Mapping[str, Any], name: str) -> int | None:
+def whole_number(node: Mapping[str, Any], name: str) -> int | None:
+    """A field that counts something; ServerError where it does not, None where it is missing."""
     value = whole(node.get(name))
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise _wrong(name, value, "a whole number of 0 or more")
+        raise wrong(name, value, "a whole number of 0 or more")
     return value
 
 
@@ -145,7 +162,7 @@ def _token_ids(value: Any, vocab_size: int | None) -> tuple[int, ...] | None:
     if not isinstance(value, list) or not all(
         type(item) is int and 0 <= item < limit for item in value
     ):
-        raise _wrong("token_ids", value, f"a list of whole numbers from 0 to {limit - 1}")
+        raise wrong("token_ids", value, f"a list of whole numbers from 0 to {limit - 1}")
     return tuple(value)
 
 

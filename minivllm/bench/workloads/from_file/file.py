@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle, islice
+
+import numpy as np
 
 from minivllm.bench.workloads.checks import check_amount, check_fits
-from minivllm.bench.workloads.from_file.prompt_file import PromptLine, read_prompt_file
+from minivllm.bench.workloads.from_file.prompt_file import read_prompt_file
+from minivllm.bench.workloads.from_file.prompt_line import PromptLine
+from minivllm.bench.workloads.from_file.prompt_row import TOOLS
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.options import FileOptions
-from minivllm.bench.workloads.prompts import Encode
+from minivllm.bench.workloads.prompts import Encode, draw_prompts
 from minivllm.bench.workloads.tally import Tally
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
@@ -17,6 +24,8 @@ FILE_ADVICE = (
     "shorten the prompt, lower its max_tokens or workload.output_len, raise model.max_model_len "
     "if it is below the model's own, or leave it out with workload.too_long=skip"
 )
+DRAWN_STREAM = 0xF11E  # keeps the drawing of prompts apart from arrivals with the same seed
+DRAWN = "requests have a length and no prompt: theirs was drawn"
 SLOW_S = 2.0  # of a chat template that rejects messages
 AS_LINES = (
     "requests are messages that the model's chat template rejects, written as lines of `role: "
@@ -29,11 +38,13 @@ NO_TEMPLATE = (
 
 
 class File(FromFile, FileOptions):
-    """Prompts of one's own: a JSON object a line, or the conversations of a ShareGPT file.
+    """Prompts of one's own: a JSON object a line, the rows of a table, or the conversations of a
+    ShareGPT file.
 
     A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's, written by the model's
     chat template, or as `role: content` lines where it has none), and may have `max_tokens`,
-    `output_len` or another usual name of the output's length; other keys are left alone. Of a
+    `output_len` or another usual name of the output's length, and sampling of its own; other keys
+    are left alone. A line that has only a length of its prompt gets a drawn one. Of a
     conversation the first question of its user is the prompt, and the answer to it says how long
     the output is. What is not taken is counted in the notes.
 
@@ -48,13 +59,12 @@ class File(FromFile, FileOptions):
         """See `FromFile.check_lengths`: the file is missing, a line is wrong, or a request is
         longer than the context."""
         taken = 0
-        for line in read_prompt_file(self.file, self.format):
+        for line in self._lines(Tally()):
             if taken == self.num_requests:
                 break
-            if line.token_ids is not None:
-                taken += self._fits(
-                    line, len(line.token_ids), self._output_len(line), max_model_len
-                )
+            known = line.input_len if line.token_ids is None else len(line.token_ids)
+            if known is not None:
+                taken += self._fits(line, known, self._output_len(line), max_model_len)
                 continue
             taken += 1  # how many tokens its text has is not known yet
             if not self.skips and (asked := self._output_len(line)) > max_model_len:
@@ -62,6 +72,9 @@ class File(FromFile, FileOptions):
                     f"{line.where}: the request has {asked} output tokens beside its prompt, and "
                     f"the context holds {max_model_len}: {FILE_ADVICE}"
                 )
+
+    def _lines(self, tally: Tally) -> Iterator[PromptLine]:
+        return read_prompt_file(self.file, self.format, tally, self.columns, self.split)
 
     def make(self, reader: Reader, seed: int) -> Workload:
         """The file's requests, in its order; see `Generator.generate`.
@@ -73,10 +86,16 @@ class File(FromFile, FileOptions):
         requests: list[WorkloadRequest] = []
         tokens = 0
         further, tally = reader.encode_further, Tally()
+        rng = np.random.default_rng([DRAWN_STREAM, seed])  # of prompts of which a length is given
         too_long = f"requests were left out, longer than the context of {reader.max_model_len}"
-        for line in read_prompt_file(self.file, self.format, tally):
-            text, token_ids = self._prompt(line, reader, tally)
+        for line in self._lines(tally):
             output_len = self._output_len(line, further)
+            if line.input_len is not None:
+                if not self._fits(line, line.input_len, output_len, reader.max_model_len):
+                    tally.left_out[too_long] += 1
+                    continue
+                tally.unused[DRAWN] += 1
+            text, token_ids = self._prompt(line, reader, tally, rng)
             if not self._fits(line, len(token_ids), output_len, reader.max_model_len):
                 tally.left_out[too_long] += 1
                 continue
@@ -84,12 +103,12 @@ class File(FromFile, FileOptions):
             tokens += len(token_ids)
             check_amount(f"workload.path={self.path}", len(requests) + 1, tokens, FEWER)
             requests.append(
-                WorkloadRequest(
-                    f"r{len(requests)}", token_ids, output_len, self.ignore_eos, prompt_text
-                )
+                self._request(f"r{len(requests)}", line, token_ids, output_len, prompt_text, reader)
             )
             if len(requests) == self.num_requests:
                 break
+        if reader.takes_chat:
+            tally.unused.pop(TOOLS, None)  # they are sent
         notes = tally.notes(self.name, len(requests), self.num_requests)
         if not requests:
             skipped = tally.left_out[too_long]
@@ -99,12 +118,62 @@ class File(FromFile, FileOptions):
                 else "; ".join(note.partition(": ")[2] for note in notes)
             )
             raise BadInput(f"workload.path={self.path} has no request that can be used: {why}")
-        return Workload(tuple(requests), notes)
+        return Workload(*self._oversampled(requests, notes))
+
+    def _request(
+        self,
+        request_id: str,
+        line: PromptLine,
+        token_ids: tuple[int, ...],
+        output_len: int,
+        text: str | None,
+        reader: Reader,
+    ) -> WorkloadRequest:
+        """A line as a request."""
+        sampling = dict(line.sampling or {}) if self.line_sampling else {}
+        ignore_eos = sampling.pop("ignore_eos", self.ignore_eos)
+        if line.images and not reader.takes_chat:
+            raise BadInput(
+                f"{line.where}: its messages have images, which only engine=openai sends, with "
+                "engine.api=chat or responses"
+            )
+        chat = line.chat if reader.takes_chat else None
+        return WorkloadRequest(
+            *(request_id, token_ids, output_len, ignore_eos, text),
+            sampling=sampling or None,
+            chat=chat,
+        )
+
+    def _oversampled(
+        self, requests: list[WorkloadRequest], notes: tuple[str, ...]
+    ) -> tuple[tuple[WorkloadRequest, ...], tuple[str, ...]]:
+        """The requests, with `oversample` as many as were asked for, and the notes."""
+        asked, given = self.num_requests or 0, len(requests)
+        if not self.oversample or given >= asked:
+            return tuple(requests), notes
+        check_amount(
+            f"workload.path={self.path}",
+            asked,
+            asked / given * sum(len(request.prompt_token_ids) for request in requests),
+            FEWER,
+        )
+        more = (
+            replace(request, request_id=f"r{i}")
+            for i, request in enumerate(islice(cycle(requests), asked))
+        )
+        note = (
+            f"workload={self.name}: oversampled: its {given} requests were repeated to make "
+            f"{asked}, so that each prompt came {asked / given:.3g} times on average; a prefix "
+            "cache finds the repeats"
+        )
+        return tuple(more), (*notes[:-1], note)  # the last one says that there are fewer
 
     def _prompt(
-        self, line: PromptLine, reader: Reader, tally: Tally
+        self, line: PromptLine, reader: Reader, tally: Tally, rng: np.random.Generator
     ) -> tuple[str | None, tuple[int, ...]]:
         """A request's text, where it has one, and its token ids."""
+        if line.input_len is not None:
+            return None, draw_prompts([line.input_len], reader.encode, reader.vocab_size, rng)[0]
         text, token_ids, vocab_size = line.text, line.token_ids, reader.vocab_size
         if text is not None:
             if reader.encode is None:

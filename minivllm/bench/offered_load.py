@@ -1,0 +1,88 @@
+"""What an engine is to serve in one measurement, and which of it is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from minivllm.bench.driver import full_batch
+from minivllm.bench.metrics import metrics
+from minivllm.bench.metrics.latency import Metric
+from minivllm.bench.metrics.own import own_metrics
+from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.options import MeasureOptions
+from minivllm.bench.records.record import Metrics
+from minivllm.bench.workloads.arrivals import Arrival
+from minivllm.bench.workloads.stopping import Stopping
+from minivllm.bench.workloads.workload import Workload
+from minivllm.engine.options import SamplingParams
+
+
+@dataclass(frozen=True)
+class OfferedLoad:
+    """A workload, when its requests come, how they are decoded, and when the measurement stops."""
+
+    workload: Workload
+    arrival: Arrival
+    params: SamplingParams
+    seed: int
+    metrics: Mapping[str, Metric]  # of the user's own
+    slo: Mapping[str, float | None]
+    stopping: Stopping
+
+    @classmethod
+    def of(
+        cls, workload: Workload, arrival: Arrival, params: SamplingParams, measure: MeasureOptions
+    ) -> OfferedLoad:
+        """The load of a measurement with these settings. Raises BadInput for wrong metrics."""
+        own, slo = own_metrics(measure.metrics), vars(measure.slo)
+        stopping = Stopping(measure.duration_s, measure.cooldown_s, measure.max_error_rate)
+        return cls(workload, arrival, params, measure.seed, own, slo, stopping)
+
+    def sent(self, traces: Sequence[RequestTrace]) -> Workload:
+        """The requests that were sent."""
+        if len(traces) == len(self.workload):
+            return self.workload
+        names = {trace.request_id for trace in traces}
+        return Workload(tuple(r for r in self.workload.requests if r.request_id in names))
+
+    def until_s(self, traces: Sequence[RequestTrace]) -> float | None:
+        """When the measurement ended by time; None where the workload had ended before."""
+        until_s = self.stopping.measured_until_s
+        later = any(trace.scheduled_s >= until_s for trace in traces)
+        by_time = math.isfinite(until_s) and (later or len(traces) < len(self.workload))
+        return until_s if by_time and not self.stopping.failing else None
+
+    def figures(self, traces: Sequence[RequestTrace], max_num_seqs: int) -> tuple[Metrics, Metrics]:
+        """The metrics of all that was sent, and of what is measured.
+
+        Args:
+            traces: one a request that was sent.
+            max_num_seqs: most requests that the engine runs at once.
+        """
+        batch = full_batch(max_num_seqs, self.arrival, self.sent(traces).num_conversations)
+        whole = metrics.compute(traces, self.slo, batch, self.metrics)
+        if (until_s := self.until_s(traces)) is None:
+            return whole, whole
+        return whole, metrics.compute(traces, self.slo, batch, self.metrics, until_s)
+
+    def notes(self, traces: Sequence[RequestTrace]) -> list[str]:
+        """Sentences for the record on what was left out, or not measured."""
+        stopping, notes, count = self.stopping, list(self.workload.notes), len(self.workload)
+        if stopping.duration_s is None or stopping.failing:
+            return notes
+        until_s = self.until_s(traces)
+        if until_s is None:
+            return [
+                *notes,
+                f"the {count} requests of the workload were over before "
+                f"measure.duration_s={stopping.duration_s:g}: ask for more",
+            ]
+        cooling = sum(trace.scheduled_s >= until_s for trace in traces)
+        return [
+            *notes,
+            f"measure.duration_s={stopping.duration_s:g}: the {len(traces) - cooling} of {count} "
+            f"requests that were due within it are measured; {cooling} more kept up the load for "
+            f"{stopping.cooldown_s:g} s, and energy and cost include them",
+        ]

@@ -1,0 +1,206 @@
+"""One row of a file of prompts: which of its columns are the prompt, the lengths and the
+sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minivllm.bench.workloads.from_file import row_lengths
+from minivllm.bench.workloads.from_file.prompt_line import PromptLine, short_name
+from minivllm.bench.workloads.from_file.row_sampling import line_sampling
+from minivllm.bench.workloads.tally import Tally
+from minivllm.errors import BadInput
+from minivllm.models.load import messages as openai
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+# Other usual names of a prompt's text and of its ids, as `plain` writes them.
+TEXT_NAMES = frozenset(
+    (
+        *("instruction", "instructions", "question", "query", "input", "inputtext", "text"),
+        *("userprompt", "userinput", "prompttext", "content"),
+    )
+)
+ID_NAMES = frozenset(
+    ("inputids", "inputtokenids", "tokenids", "promptids", "prompttokens", "tokens")
+)
+CHAT_KEYS = ("tools", "tool_choice", "parallel_tool_calls")
+IMAGE_PARTS = ("image_url", "input_image")
+TOOLS = "requests have tools, whose descriptions are not part of the prompt"
+
+
+def mapped(row: Any, columns: Mapping[str, str], where: str) -> Any:
+    """A row in which the columns that `workload.columns` names have the names known here, and no
+    other column stands for the same.
+
+    Raises:
+        BadInput: starting with `where`: a column is missing.
+    """
+    if not columns or not isinstance(row, dict):
+        return row
+    for known, name in columns.items():
+        if name not in row:
+            there = ", ".join(map(short_name, list(row)[:12])) or "nothing"
+            raise BadInput(
+                f"{where}: there is no {short_name(name)}, which workload.columns.{known} names; "
+                f"it has {there}"
+            )
+    taken = {name: value for name, value in row.items() if name not in columns.values()}
+    if any(known in (*PROMPT_KEYS, "conversations") for known in columns):
+        for key in (*PROMPT_KEYS, "conversations", "conversation", "body"):
+            taken.pop(key, None)
+    if "output_len" in columns:
+        taken = {k: v for k, v in taken.items() if row_lengths.plain(k) not in row_lengths.OUTPUT}
+    if "input_len" in columns:
+        taken = {k: v for k, v in taken.items() if row_lengths.plain(k) not in row_lengths.INPUT}
+    return {**taken, **{known: row[name] for known, name in columns.items()}}
+
+
+def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
+    """One request as JSON; OpenAI's batch files have it in `body`. A key that is null is as if it
+    were not there.
+
+    Raises:
+        BadInput: starting with `where`.
+    """
+    if not isinstance(row, dict):
+        raise BadInput(f'{where}: a line must be a JSON object such as {{"prompt": "..."}}')
+    present = [key for key in PROMPT_KEYS if row.get(key) is not None]
+    if not present and isinstance(row.get("body"), dict):
+        row = row["body"]
+        present = [key for key in PROMPT_KEYS if row.get(key) is not None]
+    if not present and (key := _by_another_name(row, where)) is not None:
+        row = {**row, key[1]: row[key[0]]}
+        present = [key[1]]
+    max_tokens = row_lengths.output_len(row, where, tally)
+    sampling = line_sampling(row, where)
+    if not present and (length := row_lengths.input_len(row, where)) is not None:
+        return PromptLine(where, None, None, max_tokens, input_len=length, sampling=sampling)
+    if len(present) != 1:
+        keys = f"it has {' and '.join(present)}" if present else "it has none of them"
+        raise BadInput(
+            f"{where}: a line must have exactly one of {', '.join(PROMPT_KEYS)}; {keys} "
+            "(workload.columns says which of its columns is one)"
+        )
+    kind, value = present[0], row[present[0]]
+    if kind == "prompt" and isinstance(value, list) and value:  # as the completions API takes them
+        if isinstance(value[0], int):
+            kind = "prompt_token_ids"
+        elif isinstance(value[0], dict):
+            kind = "messages"
+        else:
+            value = _single(value, where)
+    if kind == "prompt":
+        words = text(value, f"{where}: prompt")
+        return PromptLine(where, words, None, max_tokens, sampling=sampling)
+    if kind == "prompt_token_ids":
+        ids = _token_ids(value, f"{where}: {present[0]}")
+        return PromptLine(where, None, ids, max_tokens, sampling=sampling)
+    return _messages(row, value, where, max_tokens, sampling, tally)
+
+
+def _by_another_name(row: dict[str, Any], where: str) -> tuple[str, str] | None:
+    """The column that is a prompt under another usual name, and which kind of prompt it is; None
+    where there is none.
+
+    Raises:
+        BadInput: there are several, starting with `where`.
+    """
+    found = [
+        (key, "prompt" if isinstance(value, str) else "prompt_token_ids")
+        for key, value in row.items()
+        if (isinstance(value, str) and value and row_lengths.plain(key) in TEXT_NAMES)
+        or (isinstance(value, list) and row_lengths.plain(key) in ID_NAMES)
+    ]
+    if len(found) > 1:
+        names = [short_name(key) for key, _ in found]
+        raise BadInput(
+            f"{where}: {' and '.join(names)} may be the prompt; say which one, such as "
+            f"workload.columns={{{found[0][1]}: {names[0]}}}"
+        )
+    return found[0] if found else None
+
+
+def _messages(
+    row: dict[str, Any],
+    value: Any,
+    where: str,
+    max_tokens: int | None,
+    sampling: Mapping[str, Any] | None,
+    tally: Tally,
+) -> PromptLine:
+    """A request of the chat API."""
+    if row.get("tools"):
+        tally.unused[TOOLS] += 1
+    texts, images = _without_images(value, where)
+    parsed = openai.parse_messages(texts, where)
+    if not openai.says_something(parsed) and not images:
+        raise BadInput(
+            f"{where}: messages[0].content must be a non-empty string, as no other message has text"
+        )
+    chat = {"messages": value, **{k: row[k] for k in CHAT_KEYS if row.get(k) is not None}}
+    return PromptLine(
+        where,
+        openai.as_lines(parsed),
+        None,
+        max_tokens,
+        messages=tuple(parsed),
+        sampling=sampling,
+        chat=chat,
+        images=images,
+    )
+
+
+def _without_images(value: Any, where: str) -> tuple[Any, int]:
+    """Messages without the images in their contents, and how many these are.
+
+    Raises:
+        BadInput: an image is no data: URI, starting with `where`.
+    """
+    if not isinstance(value, list):
+        return value, 0
+    texts, count = [], 0
+    for i, message in enumerate(value):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            images = [p for p in content if isinstance(p, dict) and p.get("type") in IMAGE_PARTS]
+            for part in images:
+                _check_image(part, f"{where}: messages[{i}]")
+            count += len(images)
+            message = {**message, "content": [p for p in content if p not in images]}
+        texts.append(message)
+    return texts, count
+
+
+def _check_image(part: dict[str, Any], where: str) -> None:
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    if not isinstance(url, str) or not url.startswith("data:image/"):
+        raise BadInput(
+            f"{where}: an image must be a data: URI, such as data:image/png;base64,...; one that "
+            "a server fetches would be measured with the network"
+        )
+
+
+def _single(value: list[Any], where: str) -> Any:
+    """The only one of a list of prompts."""
+    if len(value) > 1:
+        raise BadInput(f"{where}: prompt holds {len(value)} prompts; give each a line of its own")
+    return value[0]
+
+
+def text(value: Any, what: str) -> str:
+    """A text that is not empty. Raises BadInput, starting with `what`, for anything else."""
+    if not isinstance(value, str) or not value:
+        raise BadInput(f"{what} must be a non-empty string")
+    return openai.checked(value, what)
+
+
+def _token_ids(value: Any, what: str) -> tuple[int, ...]:
+    if (
+        not isinstance(value, list)
+        or not value
+        or any(type(token) is not int or token < 0 for token in value)
+    ):
+        raise BadInput(f"{what} must be a non-empty list of whole numbers, 0 or more")
+    return tuple(value)

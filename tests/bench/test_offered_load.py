@@ -1,0 +1,88 @@
+"""What is measured of a load that ends by time, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from minivllm.bench.driver import drive
+from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.metrics.validity import check
+from minivllm.bench.offered_load import OfferedLoad
+from minivllm.bench.options import MeasureOptions, SLOOptions
+from minivllm.bench.records.record import Attainment
+from minivllm.bench.workloads.arrivals import Arrival, Constant
+from minivllm.bench.workloads.stopping import Stopping
+from minivllm.engine.options import SamplingParams
+from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
+
+MEASURE = MeasureOptions(duration_s=4.0, cooldown_s=2.0, slo=SLOOptions(e2e_ms=2500))
+
+
+def driven(
+    measure: MeasureOptions, arrival: Arrival, count: int
+) -> tuple[OfferedLoad, list[RequestTrace]]:
+    """Requests of 3 tokens, a step a second, due at 100 s and then every second."""
+    load = OfferedLoad.of(workload(*[(2, 3)] * count), arrival, SamplingParams(), measure)
+    engine = ScriptedEngine(ScriptedClock(100.0))
+    traces = drive(
+        engine, load.workload, arrival, load.params, engine.clock, stopping=load.stopping
+    )
+    return load, traces
+
+
+def test_requests_of_the_window_are_measured_and_the_rest_keeps_up_the_load() -> None:
+    load, traces = driven(MEASURE, Constant(1.0), 10)
+    whole, figures = load.figures(traces, 64)
+    assert (whole.num_requests, figures.num_requests) == (6, 4)  # due at 100..105, 100..103
+    assert (whole.duration_s, figures.duration_s) == (8, 4)
+    # Tokens up to 104: a's 3, b's 3, c's 2 and d's 1; ends of a and b.
+    assert figures.output_tokens_per_s == 9 / 4
+    assert figures.requests_per_s == 2 / 4
+    assert figures.e2e_ms.mean == 3000 and figures.e2e_ms.n == 4
+    assert figures.attainment == Attainment(e2e_ms=0, all=0)
+    (note,) = load.notes(traces)
+    assert "the 4 of 10 requests that were due within it are measured; 2 more kept up" in note
+    assert check(traces, load.sent(traces), whole, stopping=load.stopping).reasons == []
+
+
+def test_tokens_of_the_cool_down_count_within_the_window_alone() -> None:
+    """A request that was due later cannot have a token before; one at the very end is not in it."""
+    load, traces = driven(replace(MEASURE, duration_s=2.5, cooldown_s=9.0), Constant(1.0), 12)
+    whole, figures = load.figures(traces, 64)
+    assert figures.duration_s == 2.5 and figures.output_tokens_per_s == 3 / 2.5  # 101, 102, 102
+    assert whole.output_tokens == 36
+
+
+def test_a_workload_that_is_over_too_soon_is_said_to_be() -> None:
+    load, traces = driven(replace(MEASURE, duration_s=60.0), Constant(1.0), 3)
+    whole, figures = load.figures(traces, 64)
+    assert figures is whole and load.sent(traces) is load.workload
+    assert (
+        "3 requests of the workload were over before measure.duration_s=60" in load.notes(traces)[0]
+    )
+
+
+def test_failures_within_the_allowance_are_a_note_and_others_a_reason() -> None:
+    load, traces = driven(MeasureOptions(), Constant(1.0), 4)
+    traces[0].finish_reason, traces[0].error = "abort", "gone"
+    figures = load.figures(traces, 64)[0]
+    strict = check(traces, load.workload, figures)
+    assert strict.reasons == ["1 of 4 requests did not complete (a: gone)"]
+    allowed = check(traces, load.workload, figures, stopping=Stopping(max_error_rate=0.25))
+    assert allowed.ok and allowed.notes[0].endswith("which measure.max_error_rate allows")
+    less = check(traces, load.workload, figures, stopping=Stopping(max_error_rate=0.2))
+    assert less.reasons == strict.reasons
+
+
+def test_a_wait_for_a_place_is_told_as_such() -> None:
+    load, traces = driven(MeasureOptions(), Constant(rate=1.0, max_concurrency=1), 4)
+    whole = load.figures(traces, 64)[0]
+    notes = check(traces, load.workload, whole, max_concurrency=1).notes
+    assert any("on average for one of arrival.max_concurrency=1 places" in note for note in notes)
+
+
+def test_a_cool_down_follows_a_duration() -> None:
+    with pytest.raises(Exception, match=r"measure\.cooldown_s=1\.0 follows a measurement"):
+        MeasureOptions(cooldown_s=1.0)
