@@ -1,97 +1,72 @@
-"""A page in headless Chromium, over its debugging protocol: what it drew, and what it complained
-about."""
+"""Pages in headless Chromium: what they draw, and what they complain about."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import subprocess
-import time
-import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tornado.websocket import WebSocketClientConnection, websocket_connect
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 CHROMIUM = next(
     (path for name in ("chromium", "google-chrome", "chrome") if (path := which(name))), None
 )
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--remote-debugging-port=0"
-)
-PATIENCE_S = 120.0
-COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded")
+PATIENCE_MS = 120_000.0
+OWN = ("file:", "data:", "blob:", "about:")  # addresses that are no network
 
 
-def visit(page: Path, profile: Path, done: str, width: int = 390) -> tuple[Any, list[str]]:
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser; skips the test where there is none.
+
+    While it runs, nothing else may run an asyncio loop in this thread.
+    """
+    if CHROMIUM is None:
+        pytest.skip("no Chromium to open the page in")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+def watch(page: Page, *own: str) -> list[str]:
+    """What the page complains of from now on, and every address that it asks for, but for those
+    that begin with one of `own`."""
+    found: list[str] = []
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on(
+        "console",
+        lambda said: found.append(said.text) if said.type in ("error", "assert") else None,
+    )
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith((*OWN, *own)) else found.append(asked.url),
+    )
+    return found
+
+
+def visit(browser: Browser, file: Path, done: str, width: int = 390) -> tuple[Any, list[str]]:
     """Open a page, wait until it has loaded and the expression `done` is true; return that with its
     errors.
 
     Args:
-        page: the file.
-        profile: a new folder for the browser's data.
-        done: JavaScript; the last value is returned where it never becomes true.
+        browser: of `chromium`.
+        file: the page.
+        done: JavaScript.
         width: of the window, in pixels.
     """
-    size, data = f"--window-size={width},20000", f"--user-data-dir={profile}"
-    command = [str(CHROMIUM), *FLAGS.split(), size, data, "about:blank"]
-    browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        return asyncio.run(_visit(page.as_uri(), profile / "DevToolsActivePort", done))
-    finally:
-        browser.kill()
-        browser.wait()
-
-
-async def _visit(url: str, port_file: Path, done: str) -> tuple[Any, list[str]]:
-    deadline = time.monotonic() + PATIENCE_S
-    while not port_file.exists() or not port_file.read_text().strip():
-        assert time.monotonic() < deadline, "the browser did not start"
-        await asyncio.sleep(0.1)
-    port = port_file.read_text().split()[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-        target = next(t for t in json.load(answer) if t["type"] == "page")
-    socket = await websocket_connect(target["webSocketDebuggerUrl"], max_message_size=1 << 26)
-    errors: list[str] = []
-    for method in ("Runtime.enable", "Log.enable", "Page.enable"):
-        await _call(socket, errors, method)
-    await _call(socket, errors, "Page.navigate", url=url)
-    # An expression asked for while the page is read would see elements whose scripts have not run
-    # yet.
-    loaded = f"location.href !== 'about:blank' && document.readyState === 'complete' && ({done})"
-    value = None
-    while not value and time.monotonic() < deadline:
-        await asyncio.sleep(0.2)
-        found = await _call(
-            socket, errors, "Runtime.evaluate", expression=loaded, returnByValue=True
-        )
-        value = found["result"].get("value")
-    socket.close()
+    page = browser.new_page(viewport={"width": width, "height": 20_000})
+    errors = watch(page)
+    page.goto(file.as_uri())
+    value = page.wait_for_function(done).json_value()
+    page.close()
     return value, errors
-
-
-async def _call(
-    socket: WebSocketClientConnection, errors: list[str], method: str, **params: Any
-) -> Any:
-    """Send a command and return its result; errors of the page that arrive meanwhile are noted."""
-    await socket.write_message(json.dumps({"id": 1, "method": method, "params": params}))
-    while True:
-        text = await socket.read_message()
-        assert text is not None, "the browser is gone"
-        message = json.loads(text)
-        complaint = message.get("params", {})
-        if message.get("method") == "Runtime.consoleAPICalled" and complaint["type"] in (
-            "error",
-            "assert",
-        ):
-            errors.append(str(complaint["args"]))
-        elif message.get("method") == COMPLAINTS[0] or (
-            message.get("method") == COMPLAINTS[1] and complaint["entry"]["level"] == "error"
-        ):
-            errors.append(str(complaint))
-        if message.get("id") == 1:
-            assert "error" not in message, message
-            return message["result"]

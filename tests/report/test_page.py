@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 import pytest
 
 from minivllm.bench.records.record import STATUSES
 from minivllm.bench.records.storage import OPERATIONS
-from tests.report.browser import CHROMIUM, visit
+from tests.report.browser import chromium, visit
 from tests.report.pagereader import Page, build, build_report, table
 from tests.report.synthetic import counted, failed, make_record, make_sweep, write
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,12 @@ class Built:
 
     sweep: Path  # as the fixture of this name
     index: Path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -143,22 +154,20 @@ def test_a_thousand_records_are_read(tmp_path: Path) -> None:
     assert len(rows) == 200 and {row["blocks_ok"] for row in rows.values()} == {"5"}
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_a_browser_draws_every_figure_without_an_error(built: Built, tmp_path: Path) -> None:
+def test_a_browser_draws_every_figure_without_an_error(browser: Browser, built: Built) -> None:
     index = built.index
     drawn = (
         "[...document.querySelectorAll('.drawing')].every((place) => place.matches('.drawn') && "
         "place.querySelector('.bk-Figure, .bk-Column'))"
     )
     found, errors = visit(
-        index, tmp_path / "profile", f"{drawn} && document.querySelectorAll('.drawing').length"
+        browser, index, f"{drawn} && document.querySelectorAll('.drawing').length"
     )
     assert (found, errors) == (3, [])
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
 def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
-    built: Built, tmp_path: Path
+    browser: Browser, built: Built
 ) -> None:
     index = built.index
     box, card = (
@@ -172,8 +181,8 @@ def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
     )
     bars = f"[{card}.scrollWidth <= {card}.clientWidth, {card}.querySelector('img').currentSrc]"
     (shadows, hint, whole, source), errors = visit(
+        browser,
         index,
-        tmp_path / "phone",
         f"{cut} && {card}.querySelector('img').complete && [...{seen}, ...{bars}]",
     )
     assert shadows == "local, local, scroll, scroll" and "scroll sideways" in hint and errors == []
@@ -181,23 +190,19 @@ def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
     assert whole and 'width="295.2pt"' in narrow  # a drawing of its own
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_the_table_of_results_has_room_in_its_column(built: Built, tmp_path: Path) -> None:
+def test_the_table_of_results_has_room_in_its_column(browser: Browser, built: Built) -> None:
     index = built.index
     place = "document.querySelector('#results .scroll')"
     inside = (
         f"{place}.getBoundingClientRect().right <= "
         "document.querySelector('main').getBoundingClientRect().right"
     )
-    found, errors = visit(
-        index, tmp_path / "profile", f"[!{place}.matches('.cut'), {inside}]", width=1400
-    )
+    found, errors = visit(browser, index, f"[!{place}.matches('.cut'), {inside}]", width=1400)
     assert found == [True, True] and errors == []
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
 def test_figures_are_seen_before_they_are_drawn_and_without_scripts(
-    built: Built, tmp_path: Path
+    browser: Browser, built: Built, tmp_path: Path
 ) -> None:
     index = built.index
     still = tmp_path / "still.html"
@@ -207,13 +212,14 @@ def test_figures_are_seen_before_they_are_drawn_and_without_scripts(
     )
     for page in (index, still):
         at_once = f"scrollY === 0 && document.images.length > 6 && {images}"
-        found, errors = visit(page, tmp_path / page.stem, at_once)
+        found, errors = visit(browser, page, at_once)
         assert len(found) == 7 and errors == []
         assert page is index or all(found)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_a_phone_is_given_pictures_of_its_own(built: Built, tmp_path: Path) -> None:
+def test_a_phone_is_given_pictures_of_its_own(
+    browser: Browser, built: Built, tmp_path: Path
+) -> None:
     """Drawn for its width: scaled down to it, words of a wide picture cannot be read."""
     index = built.index
     still = tmp_path / "still.html"
@@ -222,33 +228,31 @@ def test_a_phone_is_given_pictures_of_its_own(built: Built, tmp_path: Path) -> N
     ready = (
         f"{images}.every((i) => i.complete) && {images}.map((i) => i.naturalWidth / i.offsetWidth)"
     )
-    scales, errors = visit(still, tmp_path / "phone", ready, width=390)
+    scales, errors = visit(browser, still, ready, width=390)
     assert len(scales) == 3 and max(scales) < 2 and errors == []
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_the_glossary_is_closed_but_on_paper(built: Built, tmp_path: Path) -> None:
+def test_the_glossary_is_closed_but_on_paper(browser: Browser, built: Built) -> None:
     index = built.index
     tall = "document.querySelector('#glossary').offsetHeight"
     printing = (
         f"const closed = {tall}; dispatchEvent(new Event('beforeprint')); const printed = {tall};"
     )
     after = f"dispatchEvent(new Event('afterprint')); return [closed, printed, {tall}]"
-    heights, _ = visit(index, tmp_path / "profile", f"(() => {{ {printing} {after} }})()")
+    heights, _ = visit(browser, index, f"(() => {{ {printing} {after} }})()")
     assert heights[0] == heights[2] < 200 and heights[1] > 1000
     led, _ = visit(
-        index, tmp_path / "led", f"location.hash = 'glossary', {tall} > 1000"
+        browser, index, f"location.hash = 'glossary', {tall} > 1000"
     )  # a link of the page opens it
     assert led
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
-def test_a_browsers_complaint_is_heard(tmp_path: Path) -> None:
+def test_a_browsers_complaint_is_heard(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(
         "<script>console.error('one'); nothing.here()</script><script>window.over = 1</script>"
     )
-    found, errors = visit(page, tmp_path / "profile", "window.over")
+    found, errors = visit(browser, page, "window.over")
     assert found == 1 and "one" in errors[0] and "nothing is not defined" in str(errors)
 
 

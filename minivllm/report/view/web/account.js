@@ -1,0 +1,260 @@
+// The life of each request, every millisecond by what it was spent on, as account.py does.
+
+const PARTS = [
+  "client", "unseen", "queued", "blocks", "disk", "prefill", "decode", "recompute",
+  "stalled", "preempted", "swapped", "between",
+];
+const IN_STEPS = new Set(["prefill", "decode", "recompute", "stalled"]);
+const RESTING = { waiting: "queued", preempted: "preempted" };
+// Parts with their reasons, by number, and the numbers.
+const SPENT = [];
+const CODES = new Map();
+
+function codeOf(part, reason) {
+  const key = `${part} ${reason}`;
+  if (!CODES.has(key)) {
+    CODES.set(key, SPENT.length);
+    SPENT.push([part, reason]);
+  }
+  return CODES.get(key);
+}
+
+class Life {
+  constructor(told) {
+    [this.number, this.id, this.numPrompt, this.most, this.priority, this.arrival, this.parent] =
+      told;
+    this.part = "queued";
+    this.reason = "";
+    this.since = this.begin = this.arrival;
+    this.end = null; // null: it goes on
+    this.state = "waiting";
+    this.finishReason = null;
+    this.numTokens = this.numComputed = this.numLost = this.numPreemptions = 0;
+    this.numReused = 0; // tokens found in the prefix cache
+    this.hold = null; // the first one for blocks, and when
+    this.holdTime = Infinity;
+    // Spans, without gaps from arrival on: what each was spent on, and when it ended.
+    this.codes = [];
+    this.ends = [];
+    this.states = [[this.arrival, "waiting"]];
+  }
+
+  enter(time, state, reason) {
+    this.state = state;
+    this.finishReason = reason;
+    this.states.push([Math.max(time, this.arrival), state]);
+    if (state === "preempted") {
+      this.numLost = this.numComputed;
+      this.numPreemptions += 1;
+    }
+  }
+
+  // It waits, since the most urgent request is held.
+  wait(held, time) {
+    const reason = held ? held[1] : "";
+    const isFirst = held !== undefined && held[0] === this.number;
+    if (reason === "blocks" || reason === "reserve") {
+      this.part = "blocks";
+      this.reason = isFirst ? reason : "behind";
+      if (isFirst && this.hold === null) [this.hold, this.holdTime] = [held, time];
+    } else {
+      this.part = reason === "disk" && isFirst ? "disk" : "queued";
+      this.reason = reason;
+    }
+  }
+
+  // Counts the time until then for the present part.
+  spend(until) {
+    if (until <= this.since && !IN_STEPS.has(this.part)) return;
+    const why = this.part === "queued" || this.part === "blocks" ? this.reason : "";
+    const code = codeOf(this.part, why);
+    const last = this.codes.length - 1;
+    this.since = Math.max(until, this.since);
+    if (last >= 0 && this.codes[last] === code && !IN_STEPS.has(this.part)) {
+      this.ends[last] = this.since;
+    } else {
+      this.codes.push(code);
+      this.ends.push(this.since);
+    }
+  }
+
+  // It has lived as its parent until now.
+  follow(parent) {
+    this.codes = [...parent.codes];
+    this.ends = [...parent.ends];
+    this.begin = parent.begin;
+  }
+
+  // What its time until then was spent on: milliseconds and steps by part, in the order of PARTS,
+  // and milliseconds by reason.
+  until(time) {
+    const ms = {};
+    const steps = {};
+    const reasons = {};
+    let from = this.begin;
+    let total = 0;
+    for (let index = 0; index < this.ends.length && from < time; index += 1) {
+      const [part, reason] = SPENT[this.codes[index]];
+      const end = Math.min(this.ends[index], time);
+      const spent = 1e3 * (end - from);
+      ms[part] = (ms[part] ?? 0) + spent;
+      total += spent;
+      if (IN_STEPS.has(part)) steps[part] = (steps[part] ?? 0) + 1;
+      if (part === "queued" || part === "blocks") reasons[reason] = (reasons[reason] ?? 0) + spent;
+      from = end;
+    }
+    const parts = PARTS.filter((part) => ms[part] > 0).map((part) => [part, ms[part]]);
+    const states = this.states.filter(([at]) => at <= time);
+    return {
+      parts, steps, reasons, total,
+      state: states.at(-1)?.[1] ?? "waiting",
+      isDone: this.end !== null && this.end <= time,
+      numPreemptions: states.filter(([, state]) => state === "preempted").length,
+      hold: this.holdTime <= time ? this.hold : null,
+    };
+  }
+}
+
+class Account {
+  constructor() {
+    this.engine = null;
+    this.lives = new Map(); // by number, also of those that have ended
+    this.unfinished = new Map();
+  }
+
+  take(bundle) {
+    const told = bundle.new ?? [];
+    if (bundle.engine) this.begin(bundle.engine, told);
+    const born = told.filter((one) => !this.unfinished.has(one[0])).map((one) => this.meet(one));
+    for (const [time, number, state, reason] of bundle.states ?? []) {
+      this.unfinished.get(number)?.enter(time, state, reason);
+    }
+    const sizes = new Map((bundle.sizes ?? []).map(([number, ...counts]) => [number, counts]));
+    for (const life of this.unfinished.values()) {
+      if (bundle.engine) [life.part, life.reason] = ["unseen", ""];
+      life.spend(bundle.time_s);
+    }
+    if (bundle.engine) {
+      for (const life of this.unfinished.values()) life.part = RESTING[life.state] ?? "between";
+    } else if (bundle.step !== undefined) {
+      this.plan(bundle, sizes);
+    }
+    for (const number of bundle.decoded ?? []) {
+      this.lives.get(number).numTokens += 1;
+      this.lives.get(number).numComputed += 1;
+    }
+    for (const [number, counts] of sizes) {
+      [this.lives.get(number).numTokens, this.lives.get(number).numComputed] = counts;
+    }
+    for (const [number, , reused] of bundle.admitted ?? []) {
+      const life = this.unfinished.get(number);
+      if (life && !life.numPreemptions) life.numReused = reused;
+    }
+    this.finish(bundle, born.filter((one) => this.lives.has(one.parent)));
+  }
+
+  // The whole state follows: unfinished requests that it does not name are forgotten.
+  begin(engine, told) {
+    this.engine = engine;
+    const named = new Map(told.map(([number, id]) => [number, id]));
+    for (const [number, life] of this.unfinished) {
+      if (named.get(number) === life.id) continue;
+      this.lives.delete(number);
+      this.unfinished.delete(number);
+    }
+  }
+
+  meet(told) {
+    const life = new Life(told);
+    this.lives.set(life.number, life);
+    this.unfinished.set(life.number, life);
+    return life;
+  }
+
+  // Decides what each request spends a step on.
+  plan(bundle, sizes) {
+    const decoded = new Set(bundle.decoded);
+    const scheduled = new Map((bundle.scheduled ?? []).map((one) => [one[0], one]));
+    const swapped = new Map((bundle.preempted ?? []).map((one) => [one[0], one[2]]));
+    for (const [number, life] of this.unfinished) {
+      const work = scheduled.get(number);
+      if (decoded.has(number)) {
+        life.part = "decode";
+      } else if (work) {
+        const [, start, , why] = work;
+        life.part = start < life.numPrompt && why !== "verify" ? "prefill" : "decode";
+        if (start < life.numLost) life.part = "recompute";
+      } else if (life.state === "preempted") {
+        if (life.part !== "preempted" && life.part !== "swapped") {
+          life.part = swapped.get(number) ? "swapped" : "preempted";
+        }
+      } else if (life.state === "waiting") {
+        life.wait(bundle.held, bundle.time_s);
+      } else if (life.state !== "done" || life.part === "between") {
+        // With overlapping steps a token of the step before arrives in this one.
+        const grows = sizes.has(number) && sizes.get(number)[0] > life.numTokens;
+        life.part = grows ? "decode" : "stalled";
+      }
+    }
+  }
+
+  finish(bundle, forks) {
+    for (const life of this.unfinished.values()) life.spend(bundle.end_s);
+    for (const life of forks) life.follow(this.lives.get(life.parent));
+    for (const [number, life] of this.unfinished) {
+      if (life.state === "done") {
+        life.end = bundle.end_s;
+        this.unfinished.delete(number);
+      } else if (IN_STEPS.has(life.part)) {
+        life.part = "between";
+      }
+    }
+  }
+}
+
+// Why the request took as long as it did: what most of its time was spent on, then the rest.
+function sentence(life, spent, engine) {
+  const texts = WORDS.sentence;
+  const { parts, total } = spent;
+  const kind = spent.isDone ? "done" : "unfinished";
+  const said = [fill(texts[kind], { request: life.id, total: duration(total) })];
+  if (!(total > 0)) return said[0];
+  const share = (ms) => rounded((100 * ms) / total, 0);
+  const [[most, ms], ...others] = [...parts].sort((a, b) => b[1] - a[1]);
+  const reason = because(most, life, spent, engine);
+  said.push(fill(texts.most, { share: share(ms), time: duration(ms), because: reason }));
+  const rest = others
+    .filter(([, each]) => Number(share(each)) >= 1)
+    .map(([part, each]) => fill(texts.one, { part: WORDS.parts[part], share: share(each) }));
+  if (rest.length) said.push(fill(texts.rest, { list: rest.join(", ") }));
+  return said.join(" ");
+}
+
+function because(part, life, spent, engine) {
+  let reason = "";
+  if (part === "queued" || part === "blocks") {
+    let longest = "";
+    let most = -1;
+    for (const [name, ms] of Object.entries(spent.reasons)) {
+      if (name in WORDS[part] && ms > most) [longest, most] = [name, ms];
+    }
+    const [, , needed, free, spare] = spent.hold ?? [0, "", 0, 0, 0];
+    reason = fill(WORDS[part][longest], { ...engine, needed, free, spare });
+  }
+  return fill(WORDS.because[part], {
+    reason,
+    prompt_tokens: life.numPrompt,
+    steps: counted(WORDS.sentence.steps, spent.steps[part] ?? 0),
+    times: counted(WORDS.sentence.times, spent.numPreemptions),
+  });
+}
+
+function rounded(value, digits) {
+  const scale = 10 ** digits;
+  return (Math.floor(value * scale + 0.5) / scale).toFixed(digits);
+}
+
+function duration(ms) {
+  if (ms >= 1000) return fill(WORDS.sentence.s, { value: rounded(ms / 1000, 2) });
+  return fill(WORDS.sentence.ms, { value: rounded(ms, ms >= 100 ? 0 : ms >= 10 ? 1 : 2) });
+}

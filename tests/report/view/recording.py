@@ -1,0 +1,76 @@
+"""Recordings of imaginary engines, whose steps take time: what the page and the account read."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from minivllm.cache.spec import CacheLayout
+from minivllm.engine.batching import BatchingPolicy, Continuous
+from minivllm.engine.request import Request
+from minivllm.engine.step import StepPlan
+from minivllm.extras.observation.observer import StepObserver
+from tests.engine.imaginary import Machine
+
+TOKEN_S, STEP_S = 5e-5, 4e-3  # of a step: for each token, and beside
+
+
+class Timed(Machine):
+    """A machine whose steps take as long as they have tokens."""
+
+    def carry_out(self, plan: StepPlan) -> list[Request]:
+        if plan.scheduled:
+            self.clock.time_s += STEP_S + TOKEN_S * plan.num_tokens
+        return super().carry_out(plan)
+
+
+def record(
+    policy: BatchingPolicy | None = None,
+    num_requests: int = 24,
+    blocks: int = 40,
+    mean_gap_s: float = 0.03,
+    most: int = 64,
+    seed: int = 0,
+    **layout: object,
+) -> list[dict[str, Any]]:
+    """Items of a run in which requests wait, share prefixes and are preempted, as JSON gives them
+    back.
+
+    Args:
+        policy: of the batches; a continuous one unless it is given.
+        num_requests: in all.
+        blocks: of the cache, four tokens each.
+        mean_gap_s: between two arrivals.
+        most: tokens of a prompt, and of an output.
+        seed: of lengths and arrivals.
+        layout: further options of `CacheLayout`.
+    """
+    policy = policy or Continuous(8, 48, watermark=0.05)
+    kept = {"prefix_caching": True, **layout}
+    machine = Timed(policy, CacheLayout(4, blocks + 1, **kept))  # type: ignore[arg-type]
+    machine.observer.close()
+    items: list[dict[str, Any]] = []
+    machine.observer = StepObserver(
+        machine.scheduler, lambda bundle: items.append(json.loads(json.dumps(bundle)))
+    )
+    rng = random.Random(seed)
+    due, arrivals = 0.0, []
+    for _ in range(num_requests):
+        due += rng.expovariate(1 / mean_gap_s)
+        arrivals.append(due)
+    while arrivals or machine.scheduler.has_unfinished:
+        if not machine.scheduler.has_unfinished:
+            machine.clock.time_s = max(machine.clock.time_s, arrivals[0])
+        while arrivals and arrivals[0] <= machine.clock.time_s:
+            shared = [7] * rng.choice([0, 8, 16])
+            prompt = [*shared, *(rng.randrange(5) for _ in range(rng.randint(4, most)))]
+            request = machine.request(prompt, rng.randint(4, most), arrival_s=arrivals.pop(0))
+            machine.scheduler.add(request)
+            machine.requests.append(request)
+        machine.step()
+        machine.observer.flush()
+        last = items[-1]
+        gauges = {"time_s": last["end_s"], "memory_bytes": 2**30 + 1024 * last["num_used_blocks"]}
+        items.append({"gauges": gauges})
+    return items
