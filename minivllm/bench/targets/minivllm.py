@@ -221,9 +221,14 @@ class MinivllmEngine(Adapter):
         graphs = self._graphs
         counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
-        experts = sum(step.experts_run for step in self._steps)
+        model: dict[str, float | str] = {}
+        if loaded.config.num_experts:
+            model["experts_run"] = float(sum(step.experts_run for step in self._steps))
+        if loaded.stored_bytes:
+            model["stored"] = ", ".join(f"{k} {v} bytes" for k, v in loaded.stored_bytes.items())
+            model["stored_bytes"] = float(sum(loaded.stored_bytes.values()))
         return {
-            **({"model": {"experts_run": float(experts)}} if loaded.config.num_experts else {}),
+            **({"model": model} if model else {}),
             "quant": {
                 "kernels": self._kernels,
                 "dtype": str(loaded.model.dtype).removeprefix("torch."),

@@ -110,6 +110,7 @@ def load(config: Config, attn_implementation: str, peer: str) -> Pretrained:
     device = select_device(config.runtime.device)
     torch.set_num_threads(thread_count(config["runtime"]))
     _, source = resolve(config["model"], allow_random=False)
+    source.reject_gguf(peer)
     dtype = config.quant.dtype
     sizes = ModelConfig.from_dict(source.config)
     if sizes.quantization is not None:

@@ -57,6 +57,7 @@ class VllmEngine(Adapter):
         view = Config.of(config)
         begin = time.monotonic()
         source = resolve(config["model"], allow_random=False)[1]
+        source.reject_gguf("engine=vllm")
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
         self._keep_prefixes = view.measure.prefix_cache == "warm"

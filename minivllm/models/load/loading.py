@@ -22,8 +22,9 @@ from minivllm.models.cpu_layers import share_packed
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.head_norm import HeadNorm
 from minivllm.models.layers import Linear
-from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.generation import decoding_defaults
+from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, open_checkpoint
+from minivllm.models.load.gguf.weights import GGUFWeights, rounding
 from minivllm.models.load.prequantized import Prequantized, part_names
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ class LoadedModel:
     # Fields of SamplingParams from generation_config.json.
     decoding_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    stored_bytes: dict[str, int] = field(default_factory=dict)  # of a GGUF file, by its formats
     passes: list[PassReport] = field(default_factory=list)  # reports of passes, in order
 
 
@@ -112,11 +114,17 @@ def _load(
     widths = {path: linear.in_features for path, linear in linears.items()}
     reader: WeightSource = RandomWeights(seed, progress)
     before: Prequantized | None = None
+    stored_bytes: dict[str, int] = {}
     if source.weights == "checkpoint":
         assert source.folder is not None
-        reader = CheckpointWeights(Checkpoint.open(source.folder), progress)
-        if config.quantization is not None:
-            before = Prequantized(config.quantization, quant, reader, model)
+        checkpoint = open_checkpoint(source.folder)
+        if isinstance(checkpoint, GGUFCheckpoint):
+            reader, stored_bytes = GGUFWeights(checkpoint, progress), checkpoint.stored_bytes()
+            reader.warnings.append(rounding(checkpoint, quant))
+        else:
+            reader = CheckpointWeights(checkpoint, progress)
+            if config.quantization is not None:
+                before = Prequantized(config.quantization, quant, reader, model)
     stored = before.shapes if before is not None else {}
     reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
     sizes = _fill(model, reader, quant, context, before)
@@ -129,6 +137,7 @@ def _load(
         fingerprint=source.fingerprint,
         decoding_defaults=decoding,
         linear_inputs=widths,
+        stored_bytes=stored_bytes,
         passes=[],
         kernels=context.kernels,
         warnings=[*source.warnings, *reader.warnings, *([before.warning] if before else [])],

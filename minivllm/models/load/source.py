@@ -1,4 +1,5 @@
-"""Sources of a model: a folder, the hub's cache, the hub, or a random generator. Free of torch."""
+"""Sources of a model: a folder, a GGUF file, the hub's cache, the hub, or a random generator. Free
+of torch."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig, read_architecture, read_eos
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.generation import read_generation, with_ends
+from minivllm.models.load.gguf.checkpoint import open_checkpoint
+from minivllm.models.load.gguf.config import read_config
+from minivllm.models.load.gguf.file import GGUFFile, is_gguf
 from minivllm.models.registry import check_architecture
 from minivllm.models.rope_config import with_scaling
-from minivllm.platform.untrusted import MIB, place, read_object
+from minivllm.platform.untrusted import MIB, named, place, read_object
 
 EMBEDDED = Path(__file__).parents[2] / "assets" / "tiny"
 _MAX_CONFIG = 4 * MIB  # the longest published config.json has 30 KiB
@@ -32,11 +36,18 @@ _RANDOM = "weights are random: speed and memory are the real model's, its text i
 class Source:
     """A model that can be built."""
 
-    folder: Path | None  # folder of the weights, or at least of the tokenizer
+    folder: Path | None  # of the weights, or at least of the tokenizer; or a GGUF file with both
     weights: str  # "checkpoint" | "random"
     config: dict[str, Any]  # config.json, with all end tokens, see generation.py
     fingerprint: str  # of the checkpoint; for random weights of architecture and seed
     warnings: list[str]
+
+    def reject_gguf(self, peer: str) -> None:
+        """Raise BadInput if the model is a GGUF file, which an engine does not take."""
+        if self.folder is not None and self.folder.is_file():
+            raise BadInput(
+                f"{peer} takes a folder of .safetensors files, not the GGUF file {self.folder.name}"
+            )
 
 
 def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], Source]:
@@ -81,7 +92,8 @@ def _local(path: str) -> Path | None:
                 "scripts/train_tiny.py"
             )
         return EMBEDDED
-    if os.path.exists(os.path.expanduser(path)) or not _HUB_ID.fullmatch(path):
+    at_hand = os.path.exists(os.path.expanduser(path)) or path.endswith(".gguf")
+    if at_hand or not _HUB_ID.fullmatch(path):
         return _existing(path, "model.path")
     return None
 
@@ -90,15 +102,24 @@ def _existing(path: str, knob: str) -> Path:
     folder = place(path, f"{knob}={path}")
     if not folder.exists():
         raise BadInput(
-            f"{knob}={folder} does not exist: give a folder with config.json and .safetensors files"
+            f"{knob}={folder} does not exist: give a folder with config.json and .safetensors "
+            "files, or a GGUF file"
         )
-    if not folder.is_dir():
-        raise BadInput(f"{knob}={folder} is not a folder: give the one that holds config.json")
+    if not folder.is_dir() and not is_gguf(folder):
+        raise BadInput(
+            f"{knob}={folder} is neither a folder nor a GGUF file: give the folder that holds "
+            "config.json"
+        )
     return folder.resolve()
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder, or what stands for it in a GGUF file."""
+    if folder.is_file():
+        return read_config(GGUFFile.open(folder))
     file = folder / "config.json"
+    if not named(file) and (files := sorted(folder.glob("*.gguf"))):
+        raise BadInput(f"{folder} has no config.json, but GGUF files: give model.path={files[0]}")
     config = read_object(
         file, str(file), "give a folder saved by save_pretrained", limit=_MAX_CONFIG
     )
@@ -106,6 +127,11 @@ def _config(folder: Path) -> dict[str, Any]:
     if read_eos(generation):
         config["eos_token_id"] = generation["eos_token_id"]
     return config
+
+
+def _where(folder: Path) -> str:
+    """The file that has the config, as messages name it."""
+    return str(folder if folder.is_file() else folder / "config.json")
 
 
 def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[str, Any]:
@@ -129,8 +155,8 @@ def _checked(config: dict[str, Any], where: str, node: dict[str, Any]) -> dict[s
 
 
 def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Source]:
-    config = _checked(_config(folder), str(folder / "config.json"), node)
-    checkpoint = Checkpoint.open(folder)
+    config = _checked(_config(folder), _where(folder), node)
+    checkpoint = open_checkpoint(folder)
     config, lost = with_ends(config, folder)
     warnings = [*checkpoint.warnings, *lost]
     return node, Source(folder, "checkpoint", config, checkpoint.fingerprint(), warnings)
@@ -147,7 +173,7 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
     if architecture:
         config = _checked(dict(architecture), "model.architecture", node)
     elif folder is not None:
-        config = _checked(_config(folder), str(folder / "config.json"), node)
+        config = _checked(_config(folder), _where(folder), node)
     else:
         raise BadInput(
             f"model.weights=random needs model.architecture, or config.json in model.path={path}"

@@ -7,31 +7,44 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.load.tokenizer_files import as_bad_input, has_tokenizer, read_tokenizer
+from minivllm.models.load.gguf import tokenizer as gguf
+from minivllm.models.load.tokenizer_files import (
+    TokenizerFiles,
+    as_bad_input,
+    has_tokenizer,
+    read_tokenizer,
+)
 
 
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
     Args:
-        folder: the checkpoint, with tokenizer.json, or vocab.json and merges.txt; and perhaps
-            tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
+        place: a GGUF file with a tokenizer; or a folder with tokenizer.json, or vocab.json and
+            merges.txt, and perhaps tokenizer_config.json, special_tokens_map.json and
+            chat_template.jinja.
+        files: what was read of it before, or None.
 
     Raises:
         BadInput: one of these files cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        files = read_tokenizer(folder)
+    def __init__(self, place: Path, files: TokenizerFiles | None = None) -> None:
+        files = files or read_tokenizer(place)
         self.fast, self.special_tokens, self.chat_template = (
             *(files.fast, files.special_tokens),
             files.chat_template,
         )
 
     @classmethod
-    def load(cls, folder: Path | None) -> Tokenizer | None:
-        """The tokenizer of a checkpoint folder, or None if it has none."""
-        return None if folder is None or not has_tokenizer(folder) else cls(folder)
+    def load(cls, place: Path | None) -> Tokenizer | None:
+        """The tokenizer of a checkpoint, or None if it has none."""
+        if place is None:
+            return None
+        if place.is_file():
+            files = gguf.read_tokenizer(place)
+            return None if files is None else cls(place, files)
+        return cls(place) if has_tokenizer(place) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids, with the special tokens that the tokenizer adds, unless they are disabled.

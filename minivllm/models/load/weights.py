@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import INDEX, Checkpoint, sample
+from minivllm.models.load.names import StoredTensor
 from minivllm.quant.stored.format import Shapes
 
 # Called with (done, total), in bytes of a checkpoint or values of random weights.
@@ -34,7 +35,6 @@ _KNOWN_BUFFERS = (
 )  # in old checkpoints; not weights
 _CHUNK = 8 * 1024 * 1024  # bytes read at once, and most memory of a tensor on its way to a device
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_MISMATCH = "config.json and weights do not belong together"
 # Values of the random block; a prime number, so that no two rows start at the same place.
 _PERIOD = 4_194_301
 
@@ -75,6 +75,9 @@ class CheckpointWeights(_Reporting):
         progress: called with the bytes read so far, and those of all checked tensors.
     """
 
+    formats: tuple[str, ...] = tuple(_DTYPES)  # that a tensor of floats may have
+    described_by = "config.json"
+
     def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         super().__init__(progress)
         self.checkpoint = checkpoint
@@ -103,18 +106,18 @@ class CheckpointWeights(_Reporting):
             if shape is not None and stored.shape != shape:
                 raise BadInput(
                     f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)} where "
-                    f"config.json asks for {list(shape)}: {_MISMATCH}"
+                    f"{self.described_by} asks for {list(shape)}: {self._mismatch}"
                 )
-            if stored.dtype not in _DTYPES and name not in as_stored:
+            if stored.dtype not in self.formats and name not in as_stored:
                 raise BadInput(
                     f"{stored.file}: tensor {stored.name} is stored as {stored.dtype}; only "
-                    f"{', '.join(_DTYPES)} are read: use the 16-bit checkpoint"
+                    f"{', '.join(self.formats)} are read: use the 16-bit checkpoint"
                 )
         if extra:
             first = tensors[extra[0]]
             raise BadInput(
                 f"{first.file}: tensor {first.name} ({len(extra)} such) has no place in the "
-                f"architecture of config.json: {_MISMATCH}"
+                f"architecture of {self.described_by}: {self._mismatch}"
             )
         if tied_head and _HEAD in tensors and not self._same(_HEAD, _EMBEDDING):
             raise BadInput(
@@ -141,7 +144,11 @@ class CheckpointWeights(_Reporting):
             if extra
             else ""
         )
-        return f"{what}{instead}: {_MISMATCH}, or a file is missing"
+        return f"{what}{instead}: {self._mismatch}, or a file is missing"
+
+    @property
+    def _mismatch(self) -> str:
+        return f"{self.described_by} and weights do not belong together"
 
     def _same(self, name: str, other: str) -> bool:
         """Whether two tensors are equal in dtype, shape and a sample of their bytes."""
@@ -160,20 +167,25 @@ class CheckpointWeights(_Reporting):
                 for part in out.view(-1).split(_CHUNK // dtype.itemsize):
                     size = part.numel() * dtype.itemsize
                     raw = part.view(torch.uint8) if direct else self._staged(size, out.device)
-                    _read_into(stream, raw)
+                    read_into(stream, raw)
                     if not direct:
                         part.copy_(raw.view(dtype))
                     self._advance(size)
         except OSError as error:
-            raise BadInput(
-                f"{stored.file}: tensor {stored.name} cannot be read ({error}): the file "
-                "changed, or its disk failed"
-            ) from None
+            raise self._unreadable(stored, error) from None
+
+    def _unreadable(self, stored: StoredTensor, error: OSError) -> BadInput:
+        return BadInput(
+            f"{stored.file}: tensor {stored.name} cannot be read ({error}): the file changed, or "
+            "its disk failed"
+        )
 
     def _staged(self, size: int, device: torch.device) -> Tensor:
         """Host memory for bytes on their way to a device; pinned for a GPU."""
-        if self._staging is None:
-            self._staging = torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        if self._staging is None or size > len(self._staging):
+            self._staging = torch.empty(
+                max(size, _CHUNK), dtype=torch.uint8, pin_memory=device.type == "cuda"
+            )
         return self._staging[:size]
 
     def read(self, name: str) -> Tensor:
@@ -227,7 +239,7 @@ class RandomWeights(_Reporting):
             done, offset = done + piece.numel(), 0
 
 
-def _read_into(stream: FileIO, out: Tensor) -> None:
+def read_into(stream: FileIO, out: Tensor) -> None:
     """Read exactly the bytes of `out`. Raises OSError if the file ends before."""
     data: Any = out.numpy()
     view = memoryview(data)

@@ -354,7 +354,7 @@ def test_wrong_config_is_told_before_weights_are_read(
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 4, "layer_types": None})
     )
-    monkeypatch.setattr(weights_module, "_read_into", lambda *_: pytest.fail("a weight was read"))
+    monkeypatch.setattr(weights_module, "read_into", lambda *_: pytest.fail("a weight was read"))
     with pytest.raises(BadInput, match=r"lacks tensor model\.layers\.3"):
         load(tmp_path)
 
@@ -365,7 +365,7 @@ def test_a_broken_tokenizer_is_told_before_weights_are_read(
     make_checkpoint(tmp_path)
     assert load(tmp_path).tokenizer is None
     (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(weights_module, "_read_into", lambda *_: pytest.fail("a weight was read"))
+    monkeypatch.setattr(weights_module, "read_into", lambda *_: pytest.fail("a weight was read"))
     with pytest.raises(BadInput, match=r"tokenizer\.json cannot be read as a tokenizer"):
         load(tmp_path)
 

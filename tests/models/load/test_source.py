@@ -23,6 +23,7 @@ from minivllm.errors import BadInput
 from minivllm.models.load import source as source_module
 from minivllm.models.load.checkpoint import INDEX, SINGLE, Checkpoint
 from minivllm.models.load.source import resolve
+from tests.gguf_files import LLAMA, tensors, write
 from tests.models.load.test_loading import ARCHITECTURE
 from tests.reference import make_checkpoint
 
@@ -52,6 +53,26 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def node(path: object = "Qwen/Qwen3-0.6B", **changes: Any) -> dict[str, Any]:
     return {"path": str(path), "weights": "auto", "seed": 0, "architecture": None} | changes
+
+
+def test_a_gguf_file_is_a_checkpoint_with_everything(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", LLAMA | {"tokenizer.ggml.eos_token_id": 7}, tensors())
+    given, source = resolve(node(path), allow_random=False)
+    assert (given, source.folder, source.weights) == (node(path), path, "checkpoint")
+    assert source.config["eos_token_id"] == [7] and len(source.fingerprint) == 64
+    assert resolve(node("x", weights=str(path)), allow_random=False)[1] == source
+    _, random = resolve(node(path, weights="random"), allow_random=True)
+    assert random.config == source.config and random.folder == path
+    with pytest.raises(BadInput, match=r"engine=vllm takes a folder .* GGUF file model.gguf"):
+        source.reject_gguf("engine=vllm")
+
+
+def test_gguf_files_are_named_where_a_folder_or_nothing_is_given(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", LLAMA, tensors())
+    with pytest.raises(BadInput, match=r"no config.json, but GGUF files: give model.path=\S+gguf"):
+        resolve(node(tmp_path), allow_random=False)
+    with pytest.raises(BadInput, match=r"absent.gguf does not exist: give a folder"):
+        resolve(node("absent.gguf"), allow_random=True)
 
 
 def test_a_local_folder_is_taken_and_resolving_again_is_the_same(folder: Path) -> None:
@@ -228,7 +249,7 @@ def _a_file(folder: Path) -> None:
     ("damage", "message"),
     [
         (shutil.rmtree, "does not exist"),
-        (_a_file, "is not a folder"),
+        (_a_file, "is neither a folder nor a GGUF file"),
         (_no_config, r"config\.json: there is no such file"),
         (_broken_config, r"config\.json is not valid JSON"),
         (_unsupported, r"config\.json: architecture GPT2LMHeadModel.*Qwen3ForCausalLM"),
