@@ -73,8 +73,15 @@ COLUMNS = (
     MBU,
     Column("roofline.share", "Roofline", "%", 100.0),
 )
-# Shown where a price was set; table.csv has it among the others.
+# Shown where a price or an objective was set, a model thinks, or there are several devices.
 COST = Column("cost.per_million_output_tokens", "Cost", "per million tokens", terminal=True)
+WHERE_ASKED = (
+    Column("metrics.attainment.all", "SLO met", "%", 100.0, terminal=True),
+    Column("metrics.goodput_tokens_per_s", "Good output", "tok/s"),
+    Column("metrics.ttfo_ms.p50", "TTFO p50", "ms"),
+    Column("devices.output_tokens_per_s", "Output per device", "tok/s"),
+    COST,
+)
 WINDOW = Column("metrics.duration_s", "Window", "s")  # of the page
 # Further fields of table.csv: what a script wants and a person would drown in.
 CSV_ONLY = (
@@ -144,7 +151,7 @@ def used_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list
     rows = [row for cell in cells for row in cell.rows]
     return [
         column
-        for column in (*columns, COST)
+        for column in (*columns, *WHERE_ASKED)
         # The first condition alone decides of most columns, and costs little.
         if any(row.get(column.key) is not None for row in rows)
         and any(cell.mean(column.key) is not None for cell in cells)
@@ -185,7 +192,8 @@ def _speedup(cell: Cell, base: Cell) -> float | None:
 def csv_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
     """All cells in the records' own units: mean, least and greatest over the ok blocks of every
     field."""
-    keys = list(dict.fromkeys([*(c.key for c in COLUMNS), *CSV_ONLY, *(c.key for c in columns)]))
+    shown = (*columns, *used_columns(cells, ()))
+    keys = list(dict.fromkeys([*(c.key for c in COLUMNS), *CSV_ONLY, *(c.key for c in shown)]))
     names = list(cells[0].varying) if cells else []
     head = [
         "label",

@@ -11,6 +11,8 @@ import pytest
 from minivllm.bench.completion import complete
 from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.record import DeviceFigures, Devices
+from minivllm.bench.records.schema import current
 
 
 def completed(folder: Path, **figures: Any) -> dict[str, Any]:
@@ -50,3 +52,22 @@ def test_a_record_has_the_digests_of_its_tables_and_a_slow_clock_is_noted(tmp_pa
         "the CPU's fastest core ran at 900 MHz at most, 30 % of its own maximum of 3000 MHz, "
         "for the whole window"
     ]
+
+
+def test_the_memory_of_each_device_is_what_was_seen_from_outside(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    measurement = Measurement("r", "c", "s", "arm", 0, str(folder), {"measure": {}})
+    record = measurement.record("ok")
+    assert "devices" not in record.to_dict()
+    record.devices = Devices(count=2, each=[DeviceFigures("A"), DeviceFigures("B")])
+    storage.hand_over(folder, record)
+    rows = [
+        {"t_s": t, "phase": "measuring", "gpu_memory_used_0": 7, "gpu_process_memory_1": 10 * t}
+        for t in (1.0, 2.0, 3.0)
+    ]
+    complete(measurement, {}, rows, (1.0, 3.0))
+    written = current(json.loads((folder / storage.RECORD).read_text()))
+    first, second = written["devices"]["each"]
+    assert (first["name"], first["memory_used"], first["memory_process"]) == ("A", 7, None)
+    assert (second["name"], second["memory_used"], second["memory_process"]) == ("B", None, 30)

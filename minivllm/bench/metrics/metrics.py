@@ -14,7 +14,7 @@ caller).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minivllm.bench.metrics.latency import E2E, ITL, TPOT, TTFO, TTFT, Distribution, Metric, Queue
@@ -250,6 +250,12 @@ def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[
         samples = metric.samples(trace) if trace.completed else []
         return samples[0] if samples else None
 
+    thoughts: dict[str, Callable[[RequestTrace], float | int | None]] = {
+        "ttfo_ms": lambda trace: one(TTFO(), trace),
+        "reasoning_tokens": lambda trace: trace.reasoning_tokens,
+    }
+    if not any(trace.reasoning_tokens for trace in traces):
+        thoughts = {}
     return [
         {
             "request_id": trace.request_id,
@@ -267,6 +273,7 @@ def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[
             "tpot_ms": one(TPOT(), trace),
             "e2e_ms": one(E2E(), trace),
             "queue_ms": one(Queue(), trace),
+            **{name: read(trace) for name, read in thoughts.items()},
         }
         for trace in traces
     ]

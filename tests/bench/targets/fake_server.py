@@ -11,7 +11,9 @@ that may be POSTed to), step_s, extra_prompt (tokens that it counts besides the 
 without an end), events (instead of tokens: strings as they are, other values as JSON events; "..."
 repeats the one before for ever, "silence" waits), with the probes answered as always; chat (deltas
 that answer every request to the chat API, without which there is none; "silence" waits for a second
-at most).
+at most), thinks (how many tokens of thoughts come before an answer by the chat or responses API,
+whose answers are then of as many tokens as are asked for), calls (the answer calls a tool), details
+(False: how many tokens were thoughts is not told).
 """
 
 from __future__ import annotations
@@ -90,6 +92,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {})
         if self.route == "/v1/chat/completions" and "chat" in self.settings:
             return self.chat(self.settings["chat"])
+        if self.route in ("/v1/chat/completions", "/v1/responses") and "thinks" in self.settings:
+            self.begin()
+            with contextlib.suppress(OSError):
+                (self.think if "messages" in body else self.respond)(body)
+            return None
         if self.route != "/v1/completions":
             return self.answer(404, {"error": {"message": "no such path"}})
         if self.settings.get("fault") == "refuse":
@@ -123,6 +130,57 @@ class Handler(BaseHTTPRequestHandler):
             self.event(choices=[{"delta": {}, "finish_reason": "stop"}])
             self.event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 40})
             self.wfile.write(b"data: [DONE]\n\n")
+
+    def pieces(self, total: int) -> list[tuple[bool, int]]:
+        """Chunks of an answer: whether it still thinks, and how many tokens."""
+        size, thinks = self.settings.get("per_chunk", 1), min(self.settings["thinks"], total)
+        parts = [(True, thinks), (False, total - thinks)]
+        return [
+            (is_thought, min(size, count - start))
+            for is_thought, count in parts
+            for start in range(0, count, size)
+        ]
+
+    def think(self, body: dict[str, Any]) -> None:
+        """An answer of the chat API."""
+        total, thoughts = body["max_tokens"], 0
+        self.event(choices=[{"delta": {"role": "assistant", "content": ""}}])
+        for is_thought, count in self.pieces(total):
+            time.sleep(self.settings.get("step_s", 0.002))
+            thoughts += count * is_thought
+            function = {"index": 0, "function": {"arguments": "x" * count}}
+            said = {"tool_calls": [function]} if self.settings.get("calls") else None
+            said = said or {"content": "x" * count}
+            choice: dict[str, Any] = {
+                "delta": {"reasoning_content": "x" * count} if is_thought else said
+            }
+            if self.settings.get("ids", True):
+                choice["token_ids"] = list(range(5, 5 + count))
+            self.event(choices=[choice])
+        reason = "tool_calls" if self.settings.get("calls") else "length"
+        self.event(choices=[{"delta": {}, "finish_reason": reason}])
+        details = {"completion_tokens_details": {"reasoning_tokens": thoughts}}
+        used = {"prompt_tokens": 11, "completion_tokens": total}
+        self.event(choices=[], usage=used | (details if self.settings.get("details", True) else {}))
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def respond(self, body: dict[str, Any]) -> None:
+        """An answer of the responses API."""
+        total, thoughts = body["max_output_tokens"], 0
+        self.event(type="response.created", response={"status": "in_progress"})
+        for is_thought, count in self.pieces(total):
+            time.sleep(self.settings.get("step_s", 0.002))
+            if self.settings.get("fault") == "error" and total > 2:
+                return self.event(type="error", message="the GPU fell off")
+            thoughts += count * is_thought
+            kind = "reasoning_text" if is_thought else "output_text"
+            self.event(type=f"response.{kind}.delta", delta="x" * count)
+        used: dict[str, Any] = {"input_tokens": 11, "output_tokens": total}
+        if self.settings.get("details", True):
+            used["output_tokens_details"] = {"reasoning_tokens": thoughts}
+        details = {"reason": "max_output_tokens"}
+        response = {"status": "incomplete", "incomplete_details": details, "usage": used}
+        self.event(type="response.incomplete", response=response)
 
     def misbehave(self, events: list[Any]) -> None:
         data = b""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import urllib.request
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -13,6 +14,11 @@ import pytest
 from pydantic import BaseModel
 
 from minivllm import LLM, SamplingParams
+from minivllm.bench.driver import drive
+from minivllm.bench.hardware.clock import Clock
+from minivllm.bench.making import WorkloadMaker
+from minivllm.bench.workloads.arrivals import Offline
+from minivllm.config.compose import build, compose
 from tests.serving.chat_checkpoint import CALL, CONCLUSION, GREETING, SECOND_CALL, THOUGHT
 from tests.serving.running import RunningServer, until_idle
 
@@ -260,3 +266,34 @@ def test_what_a_client_sent_is_repeated_whatever_it_is(talker: openai.OpenAI) ->
 def test_a_body_without_a_model(talker: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="model"):
         talker.post("/responses", body={"input": "x"}, cast_to=object)
+
+
+@pytest.mark.parametrize(
+    ("api", "extra"),
+    [("chat", {"reasoning_effort": "low"}), ("responses", {"reasoning": {"effort": "low"}})],
+)
+def test_a_benchmark_drives_it_with_messages_tools_and_thoughts(
+    chat_server: RunningServer, chat_folder: Path, tmp_path: Path, api: str, extra: dict[str, Any]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    path = tmp_path / "chats.jsonl"
+    rows = [
+        {"messages": [{"role": "user", "content": "naïve 値?"}], "max_tokens": 40},
+        {"messages": [{"role": "user", "content": "x"}], "tools": tools, "max_tokens": 60},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("model=hf", f"model.path={chat_folder}", "workload=file", f"workload.path={path}")
+    config = compose(["engine=openai", f"engine.api={api}", *words])
+    config["engine"] |= {"url": f"{chat_server.url}/v1", "extra": extra}
+    engine = build(config["engine"], config=config)
+    try:
+        work = WorkloadMaker().make(engine, config["workload"], 0)
+        traces = drive(engine, work, Offline(), SamplingParams(), Clock())
+        streams = engine.liveness()["stream"]
+    finally:
+        engine.close()
+    assert [(trace.status, trace.finish_reason) for trace in traces] == [("ok", "stop")] * 2
+    assert traces[0].reasoning_tokens == 4 and traces[0].answer_s in traces[0].token_times[1:]
+    assert streams["requests_uncounted"] == 0 and streams["tokens"] == sum(
+        len(trace.token_ids) for trace in traces
+    )
