@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice, pairwise
 from typing import cast
 
-from minivllm.bench.hardware.clock import ClockProtocol
+from minivllm.bench.hardware.clock import Clock, ClockProtocol
 from minivllm.bench.metrics.request_trace import COMPLETED, RequestTrace
-from minivllm.bench.targets.base import BenchEngine, ChatEngine, EngineOutput
+from minivllm.bench.targets.base import BenchEngine, ChatEngine, EngineOutput, PrimedEngine
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency
 from minivllm.bench.workloads.conversations import Conversations
 from minivllm.bench.workloads.stopping import Stopping
@@ -102,12 +102,9 @@ def warm_up(
     count = batch if num_requests is None else num_requests
     if count == 0 or not workload.requests:
         return None
-    openings = [request for request in workload.requests if request.follows is None]
     requests = tuple(
-        replace(
-            request, request_id=f"warmup-{i}", max_tokens=min(request.max_tokens, WARM_UP_TOKENS)
-        )
-        for i, request in enumerate(islice(cycle(openings), count))
+        replace(alone(request, f"warmup-{i}"), max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
+        for i, request in enumerate(islice(cycle(workload.openings), count))
     )
     if others:
         requests = tuple(
@@ -122,11 +119,48 @@ def warm_up(
     return clock.now() - start
 
 
+def require_priming(engine: BenchEngine, workload: Workload) -> None:
+    """Raises BadInput if the workload has a `priming` and the engine empties its caches whenever it
+    counts anew."""
+    if workload.priming and not isinstance(engine, PrimedEngine):
+        raise BadInput(
+            f"workload.random_starts: engine={engine.info.name} cannot begin with what sessions "
+            "have said so far in its cache; set workload.random_starts=0"
+        )
+
+
+def prime(
+    engine: BenchEngine, workload: Workload, arrival: Arrival, params: SamplingParams, seed: int = 0
+) -> None:
+    """Run a workload's `priming`, one token each, as many at a time as the measurement will run
+    sessions; then let the engine count anew, with its caches as they are.
+
+    Raises:
+        BadInput: the engine rejects a request.
+    """
+    if not workload.priming:
+        return
+    requests = tuple(replace(request, max_tokens=1) for request in workload.priming)
+    batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_conversations)
+    params = replace(params, min_tokens=0)
+    clock = engine.info.clock or Clock()
+    for trace in drive(engine, Workload(requests), Concurrency(batch), params, clock, seed=seed):
+        if not trace.completed:
+            raise BadInput(trace.error or f"request {trace.request_id} is {trace.status}")
+    if isinstance(engine, PrimedEngine):
+        engine.recount()
+
+
+def alone(request: WorkloadRequest, request_id: str) -> WorkloadRequest:
+    """A request as one of no session, under another name."""
+    return replace(request, request_id=request_id, session=None, after=(), after_s=(), think_s=None)
+
+
 def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
     """Most requests that can run at once, of each conversation one turn.
 
     Args:
-        num_requests: of the workload; with conversations `Workload.num_conversations`.
+        num_requests: `Workload.num_conversations`.
     """
     return min(max_num_seqs, num_requests, arrival.slots or num_requests)
 
@@ -243,18 +277,19 @@ class Drive:
 
     def submit_due(self, now: float) -> None:
         """Submit whatever is due by `now`, in the order of the times at which it was."""
+        conversations = self.conversations
         while (opening := self.opening_due()) <= now or self.turn_due() <= now:
             if self.turn_due() <= opening:
-                scheduled_s, turn = self.conversations.pop()
-                self.submit(
-                    turn, prompt_for(self.engine, self.conversations.prompt(turn)), scheduled_s
-                )
+                scheduled_s, index = conversations.pop()
+                prompt = self.prompts.pop(index, None)
+                if prompt is None:
+                    prompt = prompt_for(self.engine, conversations.prompt(index))
+                self.submit(index, prompt, scheduled_s)
                 continue
             if self.slots is not None:
                 self.free_slots.popleft()
-            index = self.conversations.openings[self.begun]
+            conversations.begin(conversations.openings[self.begun], opening)
             self.begun += 1
-            self.submit(index, self.prompts.pop(index), opening)
 
     def submit(self, index: int, prompt: list[int], scheduled_s: float) -> None:
         request_id = self.requests[index].request_id
@@ -298,6 +333,8 @@ class Drive:
                 trace.answer_s = now
             if output.reasoning_tokens:
                 trace.reasoning_tokens = output.reasoning_tokens
+            if trace.cached_tokens is None:
+                trace.cached_tokens = output.cached_tokens
             if output.finish_reason is not None:
                 del self.open[output.request_id]
                 if output.finish_reason not in COMPLETED:
@@ -313,8 +350,7 @@ class Drive:
         index = self.index[trace.request_id]
         self.stopping.note_end(failed=reason not in (*COMPLETED, "shed"))
         if reason in COMPLETED:
-            if self.conversations.answered(index, trace.token_ids, trace.finished_s):
-                return
+            self.conversations.answered(index, trace.token_ids, trace.finished_s)
         else:
             for turn in self.conversations.broken_off(index):
                 error = f"never asked, since {trace.request_id} was not answered: {trace.error}"
@@ -322,7 +358,7 @@ class Drive:
                 never = RequestTrace(request.request_id, len(request.stand_in), now, error=error)
                 never.finish_reason, never.finished_s = reason, now
                 self.traces[turn] = never
-        if self.slots is not None:
+        if self.slots is not None and self.conversations.is_over(index):
             self.free_slots.append(now)
 
     def report(self, elapsed_s: float) -> None:

@@ -23,11 +23,15 @@ class SLOOptions(Options):
 
 @dataclass(frozen=True)
 class PriceOptions(Options):
-    """measure.price: money a device-hour and a kilowatt-hour."""
+    """measure.price: money a device-hour and a kilowatt-hour, and a million tokens of prompts
+    (those that the prefix cache had apart) and of answers."""
 
     group = "measure.price"
     device_hour: float | None = knob(None, at_least=0)
     kwh: float | None = knob(None, at_least=0)
+    million_input: float | None = knob(None, at_least=0)
+    million_cached: float | None = knob(None, at_least=0)
+    million_output: float | None = knob(None, at_least=0)
     currency: str = "USD"
 
 

@@ -83,7 +83,7 @@ def trace(
 
     on_gpu = device.startswith("cuda")
     batch = full_batch(engine.info.max_num_seqs, arrival, workload.num_conversations)
-    requests = [request for request in workload.requests if request.follows is None][:batch]
+    requests = list(workload.openings[:batch])
     with (
         engine.phases(),
         profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as seen,

@@ -14,7 +14,9 @@ from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
     Drive,
     DriveProgress,
+    prime,
     prompt_for,
+    require_priming,
     warm_up,
 )
 from minivllm.bench.engine_hardware import EngineHardware
@@ -23,6 +25,7 @@ from minivllm.bench.hardware.energy import per_token
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.metrics import validity
+from minivllm.bench.metrics.jobs import JobContext, cache_state, job_figures
 from minivllm.bench.metrics.price import by_device, cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import Rows, breakdown, recorded_requests
@@ -149,6 +152,7 @@ class Session:
         self._hardware.probe_once()
         self.usable = False  # from here on the engine holds requests
         first_batch = self._warm_up(load, measurement.settings.measure)
+        prime(self.engine, load.workload, load.arrival, load.params, load.seed)
         traces, energy, recorder = self._run(load, measurement.settings.measure)
         self._emit("finishing")
         self._validate_traces(traces)
@@ -175,6 +179,7 @@ class Session:
         config, measure = measurement.config, measurement.settings.measure
         workload = self._maker.make(self.engine, config["workload"], measure.seed)
         require_line_sampling(config["engine"], workload)
+        require_priming(self.engine, workload)
         arrival, params = build(config["arrival"]), build(config["decoding"])
         return OfferedLoad.of(workload, arrival, params, measure)
 
@@ -187,7 +192,7 @@ class Session:
         warmed = 0 if clock is not None else None if setting == "auto" else int(setting)
         warm = measure.prefix_cache == "warm"
         if warm:  # every prompt has been seen
-            warmed = max(warmed or 0, load.workload.num_conversations)
+            warmed = max(warmed or 0, len(load.workload.openings))
         others, arrival = self.engine.info.keeps_prefixes and not warm, load.arrival
         first_batch = warm_up(
             self.engine,
@@ -267,6 +272,9 @@ class Session:
         each, price = self._hardware.each(), vars(measure.price)
         record.cost = cost(price, whole, energy, max(1, len(each)))
         record.devices = by_device(each, figures, whole, price)
+        state = cache_state(info.keeps_prefixes, measure.prefix_cache)
+        context = JobContext(whole, energy, price, liveness, state, max(1, len(each)))
+        record.jobs = job_figures(traces, load.workload, context)
         record.validity = validity.check(
             *(traces, load.sent(traces), whole),
             energy=energy,
@@ -286,7 +294,7 @@ class Session:
             *self._notes,
             *self._hardware.notes,
             *load.notes(traces),
-            *remarks(vars(measure.price), energy),
+            *remarks(price, energy),
         ]
         return record
 

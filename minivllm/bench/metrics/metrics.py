@@ -266,6 +266,7 @@ def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[
             "last_token_s": since(trace.token_times[-1] if trace.token_times else None),
             "input_tokens": trace.input_tokens,
             "output_tokens": len(trace.token_times),
+            "cached_tokens": trace.cached_tokens,
             "finish_reason": trace.finish_reason,
             "status": trace.status,
             "error": trace.error,

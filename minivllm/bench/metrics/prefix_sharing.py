@@ -1,11 +1,12 @@
-"""Whether a prefix cache that should have been empty was not: what a server took from it, and what
-prompts share."""
+"""What prompts share: what a prefix cache can have of them, and whether one that should have been
+empty was not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 
+from minivllm.bench.workloads.lazy_prompt import runs_of
 from minivllm.bench.workloads.workload import Workload
 
 # of the prompt tokens: what tokenizing again and a server's own additions may make
@@ -42,13 +43,51 @@ def shareable_tokens(workload: Workload) -> int:
     Of a prompt those are the tokens that it begins with as another one does, of a later turn all
     turns before it.
     """
-    prompts = sorted(
-        tuple(request.prompt_token_ids) for request in workload.requests if request.follows is None
-    )
+    prompts = sorted(tuple(request.prompt_token_ids) for request in workload.openings)
     alike = [0, *(common(a, b) for a, b in pairwise(prompts)), 0]
     return sum(map(max, pairwise(alike))) + sum(
         request.history_len for request in workload.requests
     )
+
+
+class PrefixTree:
+    """The prompts that a prefix cache without limit would know.
+
+    A node is a stretch of tokens with the nodes that go on from its end, by their first tokens; a
+    stretch of positions (see `LazyPrompt`) is compared without a look at its tokens.
+    """
+
+    def __init__(self) -> None:
+        self._root: _Nodes = {}
+
+    def insert(self, prompt: Sequence[int]) -> int:
+        """Add a prompt; returns how many of its first tokens are those of an earlier one."""
+        nodes, known, new = self._root, 0, False
+        for run in runs_of(prompt):
+            while len(run):
+                first = isinstance(run, range), run[0]  # a position is no token
+                if first not in nodes:
+                    nodes[first] = run, {}
+                    new = True
+                stretch, following = nodes[first]
+                count = _common(stretch, run)
+                if count < len(stretch):  # two ways from here on
+                    rest = stretch[count:]
+                    nodes[first] = stretch[:count], {(first[0], rest[0]): (rest, following)}
+                    following = nodes[first][1]
+                known += 0 if new else count
+                nodes, run = following, run[count:]
+        return known
+
+
+_Nodes = dict[Hashable, "tuple[Sequence[int], _Nodes]"]
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many elements two sequences that begin alike have in common there."""
+    if isinstance(a, range) and isinstance(b, range):
+        return min(len(a), len(b))
+    return common(a, b)
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

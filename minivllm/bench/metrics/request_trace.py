@@ -26,6 +26,8 @@ class RequestTrace:
     error: str | None = None  # why it did not complete
     answer_s: float | None = None  # first token after those of a thinking block, if it had one
     reasoning_tokens: int = 0  # of the thinking block, where the engine tells it apart
+    # of the prompt, found in the prefix cache, where the engine says so
+    cached_tokens: int | None = None
 
     @property
     def completed(self) -> bool:

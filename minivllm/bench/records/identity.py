@@ -93,13 +93,14 @@ def digest(value: Any) -> str:
 
 
 def _content(path: Any) -> Any:
-    """The hash of a file's bytes, or of those of a folder's files, which identifies it better than
-    its name; other values as they are."""
+    """The hash of a file's bytes, or of those of a folder's files (of a dataset or of sessions),
+    which identifies it better than its name; other values as they are."""
     if not isinstance(path, str) or not os.path.exists(place := Path(os.path.expanduser(path))):
         return path
     if not place.is_dir():
         return _file_digest(place)
-    below = {str(file.relative_to(place)): _file_digest(file) for file in saved_files(place)}
+    files = saved_files(place) or sorted(place.glob("*.json"))
+    below = {str(file.relative_to(place)): _file_digest(file) for file in files}
     return digest(below) if below else path
 
 

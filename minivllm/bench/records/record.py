@@ -174,6 +174,29 @@ class SpeculationFigures:
 
 
 @dataclass
+class JobFigures:
+    """The sessions of an agentic workload, each of which is a job; definitions in
+    metrics/jobs.py."""
+
+    sessions: int = 0
+    num_jobs: int = 0  # sessions that ran from their beginning to their end
+    latency_s: Percentiles = field(default_factory=Percentiles)
+    jobs_per_hour: float | None = None
+    jobs_per_hour_per_device: float | None = None
+    jobs_per_hour_per_user: float | None = None
+    hit_rate: float | None = None  # share of prompt tokens that the prefix cache had
+    optimal_hit_rate: float | None = None
+    session_hit_rate: Percentiles = field(default_factory=Percentiles)
+    live_tokens: int | None = None  # most that sessions under way had in the cache, if it kept all
+    joules_per_job: float | None = None
+    cost_per_job: float | None = None
+    token_cost_per_job: float | None = None
+    cache_state: str = ""  # of the prefix cache at the start: "cold" | "primed" | "warm" | "kept"
+    primed_tokens: int = 0  # prompt tokens that were run before the window
+    client_lag_ms: Percentiles = field(default_factory=Percentiles)
+
+
+@dataclass
 class Quality:
     """What is left of the model's quality, against a reference precision; definitions in
     quality.py."""
@@ -323,6 +346,7 @@ class Record:
     roofline: Roofline = field(default_factory=Roofline)
     breakdown: Breakdown = field(default_factory=Breakdown)
     speculation: SpeculationFigures | None = None
+    jobs: JobFigures | None = None
     quality: Quality | None = None
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
     validity: Validity = field(default_factory=Validity)

@@ -34,6 +34,7 @@ MEASURED = (
     "breakdown",
     "cold",
     "speculation",
+    "jobs",
     "quality",
     "liveness",
 )

@@ -36,6 +36,8 @@ class EngineOutput:
     begins_answer: bool = False  # these tokens are the first after those of a thinking block
     # with the last output: tokens of the thinking block, where the API tells it apart
     reasoning_tokens: int | None = None
+    # of the prompt, found in the prefix cache, where the engine says so
+    cached_tokens: int | None = None
 
 
 @dataclass
@@ -142,6 +144,14 @@ class LogitsEngine(BenchEngine, Protocol):
 
         Called between requests only. Raises BadInput if the sequence does not fit.
         """
+
+
+@runtime_checkable
+class PrimedEngine(BenchEngine, Protocol):
+    """An engine that can be measured with what it has cached: what a workload's `priming` needs."""
+
+    def recount(self) -> None:
+        """End all requests, and zero counters and step records; caches keep what they hold."""
 
 
 @runtime_checkable

@@ -160,9 +160,15 @@ class MinivllmEngine(Adapter):
             self._started[request.request_id] = None
             if output.finish_reason is not None:
                 del self._started[request.request_id]
-            error = None if request.error is None else str(request.error)
             outputs.append(
-                EngineOutput(request.request_id, token_ids, output.finish_reason, started, error)
+                EngineOutput(
+                    request.request_id,
+                    token_ids,
+                    output.finish_reason,
+                    started,
+                    None if request.error is None else str(request.error),
+                    cached_tokens=request.cache.num_reused,
+                )
             )
         return outputs
 
@@ -171,6 +177,11 @@ class MinivllmEngine(Adapter):
         self.engine.abort_all()
         if not self._keep_prefixes:
             self.engine.cache.reset_prefix_cache()
+        self.recount()
+
+    def recount(self) -> None:
+        """See PrimedEngine."""
+        self.engine.abort_all()
         if self._speculator is not None:
             self._speculator.reset()
         self._steps.clear()

@@ -329,6 +329,10 @@ class OpenAIEngine(Adapter):
             self._empty_cache()
         self._clear()
 
+    def recount(self) -> None:
+        """See PrimedEngine; no request is under way."""
+        self._clear()
+
     def _clear(self) -> None:
         self._seen: list[tuple[int, Tokens]] = []
 
@@ -358,7 +362,7 @@ class OpenAIEngine(Adapter):
                 "prompt_tokens_counted": float(sum(counted for _, counted in counts)),
                 "end_lag_ms": 1e3 * sum(lags) / len(lags) if lags else 0.0,
             },
-            "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens for t in tokens))},
+            "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens or 0 for t in tokens))},
         }
 
     @property

@@ -183,7 +183,10 @@ class VllmEngine(Adapter):
             step = message.get("tokens", ())
             self._steps += bool(step)
             self._largest_batch = max(self._largest_batch, len(step))
-            outputs += [EngineOutput(name, tuple(ids), reason) for name, ids, reason in step]
+            outputs += [
+                EngineOutput(name, tuple(ids), reason, cached_tokens=cached)
+                for name, ids, reason, cached in step
+            ]
         self._unfinished.difference_update(
             output.request_id for output in outputs if output.finish_reason
         )
@@ -191,9 +194,16 @@ class VllmEngine(Adapter):
 
     def reset(self) -> None:
         """See BenchEngine."""
+        self._restart(clear=not self._keep_prefixes)
+
+    def recount(self) -> None:
+        """See PrimedEngine."""
+        self._restart(clear=False)
+
+    def _restart(self, clear: bool) -> None:
         self._pending = []
         self._unfinished.clear()
-        self._say(reset=not self._keep_prefixes)
+        self._say(reset=clear)
         self._hear("reset")
         self._clear()
 

@@ -131,7 +131,8 @@ class VllmWorker:
             part = output.outputs[0]
             if part.finish_reason is not None:
                 self.unfinished.discard(output.request_id)
-            tokens.append([output.request_id, list(part.token_ids), part.finish_reason])
+            cached = getattr(output, "num_cached_tokens", None)  # which early versions lack
+            tokens.append([output.request_id, list(part.token_ids), part.finish_reason, cached])
         if tokens:
             self.say(tokens=tokens)
 

@@ -22,6 +22,11 @@ class WorkloadRequest:
     A later turn of a conversation `follows` another request: its prompt is that request's prompt,
     the answer that the engine gave, and then `prompt_token_ids`. It is due `think_s` after the end
     of that answer.
+
+    Requests of one `session` may wait for any number of earlier ones (`after`) and have prompts of
+    their own. Such a request is due when for each of these the seconds of `after_s` have passed
+    since its end. A request of a session that waits for none is due `think_s` after the session
+    has begun. A conversation is a session, too.
     """
 
     request_id: str
@@ -38,6 +43,9 @@ class WorkloadRequest:
     sampling: Mapping[str, Any] | None = None
     # for an engine that takes them: messages, tools, as the chat API has them
     chat: Mapping[str, Any] | None = None
+    session: str | None = None
+    after: tuple[str, ...] = ()  # earlier requests of the session
+    after_s: tuple[float, ...] = ()  # as many
 
     @property
     def length(self) -> int:
@@ -73,14 +81,15 @@ class WorkloadRequest:
 
 
 # columns that a workload's hash is not of, or not as they are
-UNHASHED = ("request_id", "text", "follows")
+UNHASHED = ("request_id", "text", "follows", "session", "after")
 MISSING = object()
+AS_JSON = ("sampling", "chat")  # columns of many shapes
+SESSION = ("session", "after", "after_s")
 OPTIONAL = {
     item.name: item.default
     for item in fields(WorkloadRequest)
-    if item.name in ("due_s", "follows", "think_s", "history_len", "sampling", "chat")
+    if item.name in ("due_s", "follows", "think_s", "history_len", *AS_JSON, *SESSION)
 }
-AS_JSON = ("sampling", "chat")  # columns of many shapes
 
 
 @dataclass(frozen=True)
@@ -88,11 +97,13 @@ class Workload:
     """Requests in the order in which they arrive, a conversation's turns one after the other.
 
     Equal content has an equal `hash`, however it was made. `notes` say what was left out in making
-    it; they are neither stored nor part of what it is.
+    it; they are neither stored nor part of what it is. The requests of `priming` are run before the
+    measurement begins, so that the prefix cache holds what sessions have said so far.
     """
 
     requests: tuple[WorkloadRequest, ...]
     notes: tuple[str, ...] = field(default=(), compare=False)
+    priming: tuple[WorkloadRequest, ...] = ()
     # where it is, checked
     _stored: Path | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -100,18 +111,26 @@ class Workload:
         return len(self.requests)
 
     @cached_property
+    def openings(self) -> tuple[WorkloadRequest, ...]:
+        """Requests whose prompts are known beforehand: those that follow no other."""
+        return tuple(request for request in self.requests if request.follows is None)
+
+    @cached_property
     def num_conversations(self) -> int:
-        """Requests that follow no other; of each conversation one turn at most is in flight."""
-        return sum(request.follows is None for request in self.requests)
+        """Conversations and sessions; any other request is one by itself."""
+        sessions = {request.session for request in self.openings if request.session is not None}
+        return len(sessions) + sum(request.session is None for request in self.openings)
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and, where it has
-        them, the time that a request came, the turn that it follows and when, its sampling and its
-        messages; 16 hexadecimal digits."""
+        them, the time that a request came, the requests that it waits for and how long, the first
+        request of its session, its sampling and its messages, and the priming; 16 hexadecimal
+        digits."""
         digest = hashlib.sha256()
         place = {request.request_id: i for i, request in enumerate(self.requests)}
-        for request in self.requests:
+        first: dict[str, int] = {}  # request of each session
+        for i, request in enumerate(self.requests):
             row: list[Any] = [
                 request.prompt_token_ids,
                 request.max_tokens,
@@ -127,10 +146,15 @@ class Workload:
                 row.append(request.due_s)
             if request.follows is not None:
                 row.append([place[request.follows], request.think_s])
+            if request.session is not None:
+                row.append([first.setdefault(request.session, i), request.think_s])
+                row.append([[place[name] for name in request.after], request.after_s])
             row += [
                 {name: value} for name in AS_JSON if (value := getattr(request, name)) is not None
             ]
             digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        if self.priming:
+            digest.update(b"priming " + Workload(self.priming).hash.encode())
         return digest.hexdigest()[:16]
 
     def save(self, folder: Path) -> Path:
@@ -141,7 +165,8 @@ class Workload:
         """
         path = folder / f"{self.hash}.parquet"
         if self._stored != path:
-            rows = [request.row() for request in self.requests]
+            rows = [{**request.row(), "primes": True} for request in self.priming]
+            rows += [request.row() for request in self.requests]
             if not _holds(path, rows):
                 write_parquet(path, rows)
             object.__setattr__(self, "_stored", path)

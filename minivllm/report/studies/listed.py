@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minivllm.errors import BadInput
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.studies.ablation import AblationStudy
+from minivllm.report.studies.agents import AgentsStudy
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.capacity import CapacityStudy
 from minivllm.report.studies.drafts import DraftsStudy
@@ -29,6 +30,7 @@ STUDIES: tuple[Study[Any], ...] = (
     PrecisionStudy(),
     SpeculationStudy(),
     DraftsStudy(),
+    AgentsStudy(),
     SimulationStudy(),
 )
 

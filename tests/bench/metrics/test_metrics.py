@@ -237,6 +237,7 @@ def test_request_rows_count_from_the_origin() -> None:
         "last_token_s": 5,
         "input_tokens": 5,
         "output_tokens": 2,
+        "cached_tokens": None,
         "finish_reason": "length",
         "status": "ok",
         "error": None,

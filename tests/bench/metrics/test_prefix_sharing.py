@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from minivllm.bench.driver import drive, warm_up
 from minivllm.bench.metrics.metrics import compute
-from minivllm.bench.metrics.prefix_sharing import check_cold, common, shareable_tokens
+from minivllm.bench.metrics.prefix_sharing import (
+    PrefixTree,
+    check_cold,
+    common,
+    shareable_tokens,
+)
 from minivllm.bench.metrics.validity import check
 from minivllm.bench.workloads.arrivals import Concurrency
+from minivllm.bench.workloads.lazy_prompt import JoinedPrompt, LazyPrompt
 from minivllm.bench.workloads.multi_turn import MultiTurn
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.options import SamplingParams
@@ -75,3 +81,34 @@ def test_a_warm_up_may_keep_the_prompts_to_itself() -> None:
         prompts = [tuple(prompt) for prompt, _ in engine.submitted.values()]
         pairs = itertools.product(prompts, (request.prompt_token_ids for request in work.requests))
         assert any(common(a, b) for a, b in pairs) is not others
+
+
+# ---- the tree of prompts
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12))
+def test_the_tree_knows_the_longest_beginning_of_any_prompt(prompts: list[list[int]]) -> None:
+    tree = PrefixTree()
+    for i, prompt in enumerate(prompts):
+        longest = max((common(prompt, earlier) for earlier in prompts[:i]), default=0)
+        assert tree.insert(prompt) == longest
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=5), max_size=9))
+def test_the_tree_compares_positions(pieces: list[list[tuple[int, int]]]) -> None:
+    """Of stretches that begin at the same positions, however they are cut into runs."""
+    tree, known = PrefixTree(), []
+    for each in pieces:
+        runs = tuple(range(10 * k, 10 * k + length) for k, length in each)
+        prompt = [position for run in runs for position in run]
+        longest = max((common(prompt, earlier) for earlier in known), default=0)
+        assert tree.insert(LazyPrompt(runs, 9, 0)) == longest
+        known.append(prompt)
+
+
+def test_a_token_is_no_position() -> None:
+    tree = PrefixTree()
+    tree.insert(LazyPrompt((range(5, 9),), 9, 0))
+    assert tree.insert((5, 6)) == 0
+    assert tree.insert(JoinedPrompt((LazyPrompt((range(5, 7),), 9, 0), (1, 2)))) == 2
+    assert tree.insert(JoinedPrompt((LazyPrompt((range(5, 7),), 9, 0), (1, 3)))) == 3

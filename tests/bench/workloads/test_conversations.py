@@ -151,6 +151,102 @@ def test_warm_up_asks_first_turns() -> None:
     assert full_batch(64, Offline(), TWO.num_conversations) == 2
 
 
+# ---- sessions
+
+
+def session(name: str, *calls: tuple[int, tuple[int, ...], tuple[float, ...]]) -> list[Any]:
+    """Requests of one session: of each the length of its answer, whom it waits for and how long."""
+    return [
+        WorkloadRequest(
+            f"{name}{i}",
+            (1, 2, i),
+            output,
+            True,
+            session=name,
+            after=tuple(f"{name}{j}" for j in after),
+            after_s=waits,
+        )
+        for i, (output, after, waits) in enumerate(calls)
+    ]
+
+
+# a call, two that go on from it side by side, and one that waits for both
+FORK = session("f", (1, (), ()), (2, (0,), (1.0,)), (5, (0,), (3.0,)), (1, (1, 2), (9.0, 0.5)))
+
+
+def test_a_request_is_due_when_all_that_it_waits_for_has_ended() -> None:
+    """Steps of 1 s from 10 s on; f0 ends at 11 s, f1 at 14 s and f2 at 19 s: 14 + 9 is later than
+    19 + 0.5."""
+    _, traces = run(Workload(tuple(FORK)), Offline())
+    assert [(t.scheduled_s, t.finished_s) for t in traces] == [
+        (10, 11),
+        (12, 14),
+        (14, 19),
+        (23, 24),
+    ]
+    assert [t.input_tokens for t in traces] == [3, 3, 3, 3]
+
+
+def test_a_client_of_a_closed_loop_keeps_to_its_session_until_all_of_it_has_ended() -> None:
+    background = session("b", (1, (), ()), (1, (0,), (0.0,)), (4, (0,), (2.0,)))
+    work = Workload((*background, *session("n", (1, (), ()))))
+    _, traces = run(work, Concurrency(1))
+    # b1 ends at 12 s, b2, for which nobody waits, at 17 s
+    assert [t.scheduled_s for t in traces] == [10, 11, 13, 17]
+    assert work.num_conversations == 2 and len(work.openings) == 4
+
+
+def test_requests_that_wait_for_none_begin_with_their_session() -> None:
+    first, second = session("a", (1, (), ()), (1, (), ()))
+    work = Workload((replace(first, think_s=0.5), replace(second, think_s=2.0)))
+    _, traces = run(Workload((*session("z", (3, (), ())), *work.requests)), Concurrency(1))
+    assert [t.scheduled_s for t in traces] == [10, 13.5, 15]
+
+
+def test_a_session_ends_where_an_answer_fails_and_frees_its_slot() -> None:
+    work = Workload((*FORK, *session("g", (1, (), ()))))
+    engine, traces = run(work, Concurrency(1), abort={"f1"})
+    assert [t.status for t in traces] == ["ok", "aborted", "ok", "aborted", "ok"]
+    assert "f3" not in engine.submitted
+    assert traces[4].scheduled_s == 19  # when f2 has ended
+
+
+def test_sessions_have_hashes_of_their_own() -> None:
+    def changed(index: int, **fields: Any) -> str:
+        requests = list(FORK)
+        requests[index] = replace(requests[index], **fields)
+        return Workload(tuple(requests)).hash
+
+    base = Workload(tuple(FORK))
+    renamed = [
+        replace(
+            r, request_id=f"x{r.request_id}", after=tuple(f"x{a}" for a in r.after), session="y"
+        )
+        for r in FORK
+    ]
+    hashes = {
+        base.hash,
+        changed(3, after_s=(9.0, 0.6)),
+        changed(3, after=("f1",), after_s=(9.0,)),
+        changed(3, session=None, after=(), after_s=()),
+        Workload(tuple(FORK), priming=(FORK[0],)).hash,
+    }
+    assert len(hashes) == 5 and Workload(tuple(renamed)).hash == base.hash
+
+
+def test_sessions_are_stored_with_what_primes_them(tmp_path: Path) -> None:
+    work = Workload(tuple(FORK), priming=(replace(FORK[0], request_id="p0"),))
+    rows = pq.read_table(work.save(tmp_path)).to_pylist()
+    assert [row["primes"] for row in rows] == [True, None, None, None, None]
+    assert rows[4]["after"] == ["f1", "f2"] and rows[4]["after_s"] == [9.0, 0.5]
+
+
+def test_a_session_whose_request_waits_for_a_later_one_is_named() -> None:
+    wrong = [replace(FORK[0], after=("f2",), after_s=(1.0,)), *FORK[1:]]
+    with pytest.raises(BadInput, match=r"request f0 must follow an earlier request.*f2"):
+        run(Workload(tuple(wrong)), Offline())
+
+
 @given(
     st.lists(
         st.lists(

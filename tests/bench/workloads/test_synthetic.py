@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minivllm.bench.driver import drive
+from minivllm.bench.workloads.agents.agentic import Agentic
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.from_file.file import File
 from minivllm.bench.workloads.from_file.prompt_file import (
@@ -289,6 +290,7 @@ def test_a_wrong_number_of_requests_is_named(number: Any) -> None:
 
 
 OPTIONS = [Smoke, Chat, LongDocument, Summarize, Code, SharedPrefix, MultiTurn, File, Trace]
+OPTIONS.append(Agentic)
 
 
 @pytest.mark.parametrize("cls", OPTIONS, ids=lambda cls: cls.name)

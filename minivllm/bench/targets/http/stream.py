@@ -75,7 +75,8 @@ class Tokens:
         self._thoughts: list[int] = []  # indices of the tokens of a thinking block
         self._answers = False  # whether something else has come
         self.reasoning_tokens: int | None = None  # as the server counts them, or else we
-        self.cached_tokens = 0  # of the prompt, that the server had computed before
+        # of the prompt, that the server had computed before, where it says so
+        self.cached_tokens: int | None = None
 
     @property
     def sizes_known(self) -> bool:
@@ -172,6 +173,7 @@ class Tokens:
                 counts=counts,
                 begins_answer=begins,
                 reasoning_tokens=self.reasoning_tokens if reason is not None else None,
+                cached_tokens=self.cached_tokens if reason is not None else None,
             )
         )
 

@@ -218,8 +218,7 @@ class SimulatedEngine(Adapter):
                 prefill += count
                 pairs += count * (2 * held - count + 1) / 2
                 if request.started_s is None:
-                    request.started_s = start
-                    request.output = EngineOutput(request.request_id, TOKEN, None, start)
+                    request.begin(start)
             else:
                 decoded += count
         read: float = context
@@ -277,7 +276,7 @@ class SimulatedEngine(Adapter):
 
     def _ended(self, request: Any, reason: str, token_ids: tuple[int, ...]) -> EngineOutput:
         del self._requests[request.request_id]
-        return EngineOutput(request.request_id, token_ids, reason, request.started_s)
+        return replace(request.output, token_ids=token_ids, finish_reason=reason)
 
     def _note(self, known: tuple[float, ...], times: tuple[float, float]) -> None:
         """Keep a row of the step; the cache is fullest now, before finished requests leave it."""
@@ -297,6 +296,12 @@ class SimulatedEngine(Adapter):
             self.abort(request_id)
         if not self._keep_prefixes:
             self.cache.reset_prefix_cache()
+        self.recount()
+
+    def recount(self) -> None:
+        """See PrimedEngine."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
         # Equal measurements are equal to the last bit.
         self.clock.time = 0.0
         self._begin()

@@ -98,6 +98,11 @@ class SimulatedRequest(Request):
         self.started_s: float | None = None
         self.output = EngineOutput(request_id, TOKEN)  # the same object for each token but the last
 
+    def begin(self, now: float) -> None:
+        """Take note of its first step, and of what the prefix cache had of it."""
+        self.started_s, cached = now, self.cache.num_reused
+        self.output = EngineOutput(self.request_id, TOKEN, started_s=now, cached_tokens=cached)
+
     def grow(self, count: int) -> str | None:
         """Append so many tokens; the finish reason if the answer has its full length."""
         tokens = self.token_ids

@@ -44,7 +44,13 @@ class TraceRow:
     hash_ids: tuple[int, ...] = ()  # of the prompt's blocks, where the trace has them
     block_tokens: int = 512  # that a hash id stands for
     kind: str = "text"  # what its prompt was, where the trace says so
-    later_turn: bool = False  # of a conversation
+    chat: object = None  # its name, in traces of conversations
+    parent: object = None  # the name of the turn before
+
+    @property
+    def later_turn(self) -> bool:
+        """Whether it is a later turn of a conversation."""
+        return self.parent is not None
 
 
 def read_trace(
@@ -242,8 +248,14 @@ def _jsonl(
             _hash_ids(row.get("hash_ids"), where),
             BLOCK_TOKENS[format],
             kind=sys.intern(kind[:KIND_LENGTH]) if isinstance(kind, str) else "text",
-            later_turn=not milliseconds and row.get("parent_chat_id") not in (None, -1, "-1"),
+            chat=None if milliseconds else row.get("chat_id"),
+            parent=None if milliseconds else _parent(row.get("parent_chat_id")),
         )
+
+
+def _parent(value: Any) -> object:
+    """The turn before, of a conversation; None of a first one."""
+    return None if value in (None, -1, "-1") else value
 
 
 def _hash_ids(value: Any, where: str) -> tuple[int, ...]:

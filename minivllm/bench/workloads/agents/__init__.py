@@ -1,0 +1,1 @@
+"""Sessions of agents: how they are generated, read and replayed."""

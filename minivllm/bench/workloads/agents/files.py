@@ -1,0 +1,85 @@
+"""Reading recorded sessions, in whichever form they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minivllm.bench.workloads.agents.chats import read_chats
+from minivllm.bench.workloads.agents.session import AgentSession
+from minivllm.bench.workloads.agents.tensorrt_llm import EventReader, is_events
+from minivllm.bench.workloads.agents.text import TextSpace
+from minivllm.bench.workloads.agents.weka import WekaReader, is_weka
+from minivllm.errors import BadInput
+from minivllm.platform import untrusted
+
+FORMATS = {"weka": is_weka, "tensorrt_llm": is_events}
+CHATS = ("bailian", "mooncake")
+FIELDS = {"weka": "requests and block_size", "tensorrt_llm": "events"}
+MOST_FILES = 100_000
+LARGEST_FILE = 512 * untrusted.MIB  # of one JSON value
+HELP = (
+    "a session is a JSON object with requests and block_size (weka) or events (tensorrt_llm); "
+    "lines with timestamp, input_length and output_length are of a bailian or mooncake trace"
+)
+
+
+def read_sessions(path: Path, format: str, knob: str) -> list[AgentSession]:
+    """The sessions of a file or a folder.
+
+    Args:
+        path: a folder of .json files, each with one session; a file with one, or with one a line;
+            or a trace of single requests.
+        format: weka (the sessions that AgentX replays), tensorrt_llm (execution traces), bailian,
+            mooncake, or auto, which tells by the fields.
+        knob: how messages name the path.
+
+    Raises:
+        BadInput: naming the file and, where one is to blame, the line; no session is there, or it
+            is not of the format.
+    """
+    if format in CHATS:
+        return read_chats(path, format, str(path))
+    sessions: list[AgentSession] = []
+    shared = TextSpace(0)
+    for row, where in _rows(path, knob):
+        if format == "auto" and isinstance(row, dict) and "timestamp" in row:
+            return read_chats(path, format, str(path))
+        known = [name for name, fits in FORMATS.items() if fits(row)]
+        if format != "auto" and format not in known:
+            raise BadInput(
+                f"{where}: workload.format={format} needs a JSON object with {FIELDS[format]}"
+            )
+        if not known:
+            raise BadInput(f"{where}: not a session of an agent; {HELP}")
+        reader = EventReader if known[0] == "tensorrt_llm" else WekaReader
+        text = TextSpace(len(sessions) + 1)
+        sessions.append(reader(row, where, text, shared).read())
+    if not sessions:
+        raise BadInput(f"{knob} holds no session; {HELP}")
+    return sessions
+
+
+def _rows(path: Path, knob: str) -> Iterator[tuple[Any, str]]:
+    """JSON values, with words that name each in messages."""
+    if path.is_dir():
+        files = sorted(path.glob("*.json"))[:MOST_FILES]
+        for file in files:
+            yield untrusted.read_json(file, str(file), limit=LARGEST_FILE), str(file)
+        return
+    # One value a line, unless the first line is only the beginning of one.
+    with untrusted.open_file(path, knob) as opened:
+        first = opened.readline(untrusted.MAX_LINE)
+    try:
+        json.loads(first)
+    except ValueError:
+        yield untrusted.read_json(path, str(path), limit=LARGEST_FILE), str(path)
+        return
+    for number, line in enumerate(
+        untrusted.read_lines(path, knob, longest=LARGEST_FILE // 8), start=1
+    ):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield untrusted.parse_json(line, f"{where}: the line"), where

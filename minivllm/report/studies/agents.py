@@ -1,0 +1,216 @@
+"""What jobs of agents take, and what prefix caches of several sizes give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import name_columns, names_of
+from minivllm.analysis.format import count, sig
+from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.palette import FAINT, SLATE
+from minivllm.report.figures.render import Described, Plot
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.sections import MAX_ROWS
+from minivllm.report.studies.base import Study
+from minivllm.report.tables import Column, text
+from minivllm.report.terminal import rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BLOCKS, BLOCK_SIZE = "config.cache.num_blocks", "config.cache.block_size"
+HIT, OPTIMAL, LIVE = "jobs.hit_rate", "jobs.optimal_hit_rate", "jobs.live_tokens"
+POINT = 0.01  # of the hit rate that a cache may lose and still be large enough
+COLUMNS = (
+    Column("jobs.num_jobs", "Jobs", "", whole=True),
+    Column("jobs.latency_s.mean", "Job latency", "s", terminal=True),
+    Column("jobs.jobs_per_hour", "Jobs", "/h", terminal=True),
+    Column("jobs.jobs_per_hour_per_user", "Jobs of a user", "/h"),
+    Column(HIT, "Hit rate", "%", 100.0, terminal=True),
+    Column(OPTIMAL, "Optimal", "%", 100.0, terminal=True),
+    Column(LIVE, "Live", "tokens", whole=True, terminal=True),
+    Column("jobs.client_lag_ms.mean", "Client lag", "ms"),
+    Column("jobs.joules_per_job", "Energy", "J/job", terminal=True),
+    Column("jobs.cost_per_job", "Cost", "per job", terminal=True),
+    Column("jobs.token_cost_per_job", "Cost by tokens", "per job", terminal=True),
+)
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """Cells that differ in the size of their cache alone, the smallest first."""
+
+    name: str  # what tells it from other ladders; "" where there is one
+    cells: tuple[Cell, ...]
+
+    @property
+    def best(self) -> float:
+        """The hit rate of the best of them."""
+        return max(cell.mean(HIT) or 0.0 for cell in self.cells)
+
+    def loss(self, cell: Cell) -> float:
+        """By how much a cell's hit rate is below that of the best."""
+        return self.best - (cell.mean(HIT) or 0.0)
+
+    def cliff(self) -> tuple[Cell | None, Cell | None]:
+        """The smallest cache from which on all lose no more than a point, and the largest that
+        loses more."""
+        reached = None
+        for cell in reversed(self.cells):
+            if self.loss(cell) > POINT:
+                return reached, cell
+            reached = cell
+        return reached, None
+
+
+class AgentsStudy(Study[list[Cell]]):
+    """What agents' jobs take; it finds the cells whose workload has sessions."""
+
+    name = "agents"
+    title = "What do the agents' jobs take, and what does the prefix cache give them?"
+    figure_names = ("agents",)
+
+    def find(self, inputs: ReportInputs) -> list[Cell] | None:
+        """Cells whose records tell of jobs."""
+        return [cell for cell in inputs.cells if cell.mean("jobs.sessions") is not None] or None
+
+    def statements(self, result: list[Cell], inputs: ReportInputs) -> list[str]:
+        """A sentence for a lone cell; of several where the cliff is."""
+        return [sentence(result[0])] if len(inputs.cells) == 1 else cliffs(ladders(result))
+
+    def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
+        """A row a cell, where there are several."""
+        return [_terminal_table(result)] if len(inputs.cells) > 1 else []
+
+    def figures(self, result: list[Cell], inputs: ReportInputs) -> Iterable[Described | None]:
+        """The hit rate by the size of the cache."""
+        return [figure(ladders(result))]
+
+    def section(
+        self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """Sentences, the figure and a table."""
+        columns = _used(result)
+        names = name_columns(result)
+        table = {
+            "title": "Jobs",
+            "headings": [*names, *(column.heading for column in columns)],
+            "rows": [
+                [*names_of(cell, names), *(text(cell, column) for column in columns)]
+                for cell in result[:MAX_ROWS]
+            ],
+        }
+        sentences = self.statements(result, inputs)
+        return {"statements": sentences, "plots": plots, "tables": [table]}
+
+
+def cache_tokens(cell: Cell) -> int | None:
+    """Tokens that the cache holds, where the configuration says so; one block is reserved."""
+    blocks, size = cell.mean(BLOCKS), cell.mean(BLOCK_SIZE)
+    return None if blocks is None or size is None else int((blocks - 1) * size)
+
+
+def ladders(cells: Sequence[Cell]) -> list[CacheSizes]:
+    """Of the cells with a cache for prefixes, groups of at least two that differ in its size
+    alone."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.mean(HIT) is None or cache_tokens(cell) is None or not _keeps_prefixes(cell):
+            continue
+        sized = cell.columns.get(BLOCKS)
+        rest = [f"{title}={value}" for title, value in cell.varying.items() if title != sized]
+        groups.setdefault(" ".join(rest), []).append(cell)
+    several = {name: group for name, group in groups.items() if len(group) > 1}
+    return [
+        CacheSizes(
+            name if len(several) > 1 else "",
+            tuple(sorted(group, key=lambda cell: cache_tokens(cell) or 0)),
+        )
+        for name, group in several.items()
+    ]
+
+
+def _keeps_prefixes(cell: Cell) -> bool:
+    return cell.first("config.cache.prefix_caching") is True
+
+
+def sentence(cell: Cell) -> str:
+    """What the jobs of one cell took."""
+    figures = {column.key: text(cell, column) for column in COLUMNS}
+    jobs, sessions = (int(cell.mean(f"jobs.{name}") or 0) for name in ("num_jobs", "sessions"))
+    words = f"{count(jobs, 'job')} of {count(sessions, 'session')}"
+    if jobs:
+        words += (
+            f": {figures['jobs.latency_s.mean']} s a job, {figures['jobs.jobs_per_hour']} an hour"
+        )
+    if cell.mean(HIT) is not None:
+        words += (
+            f"; the prefix cache had {figures[HIT]} % of the prompt tokens, of "
+            f"{figures[OPTIMAL]} % that it could have had"
+        )
+    return f"{words}; sessions under way held {figures[LIVE]} tokens at most."
+
+
+def cliffs(found: Sequence[CacheSizes]) -> list[str]:
+    """Where each ladder's cache becomes too small."""
+    return [
+        f"{ladder.name}: {_cliff(ladder)}" if ladder.name else _cliff(ladder) for ladder in found
+    ]
+
+
+def _cliff(ladder: CacheSizes) -> str:
+    live = max(cell.mean(LIVE) or 0.0 for cell in ladder.cells)
+    optimal = max(cell.mean(OPTIMAL) or 0.0 for cell in ladder.cells)
+    rates = (
+        f"the best hit rate is {sig(100 * ladder.best)} %, of {sig(100 * optimal)} % that prompts "
+        f"share; sessions under way held {live:,.0f} tokens at most"
+    )
+    enough, small = ladder.cliff()
+    if enough is None:  # a larger one did worse
+        return f"No cache is large enough: {rates}."
+    words = f"A cache of {cache_tokens(enough):,} tokens is large enough"
+    if small is not None:
+        lost = sig(100 * ladder.loss(small), 2)
+        words += f"; one of {cache_tokens(small):,} loses {lost} points of the hit rate"
+    return f"{words}: {rates}."
+
+
+def figure(found: Sequence[CacheSizes]) -> Chart | None:
+    """Hit rate against the size of the cache, and dashed what is optimal; a row a ladder."""
+    if not found:
+        return None
+    rows = []
+    for ladder in found:
+        sizes = [float(cache_tokens(cell) or 0) for cell in ladder.cells]
+        hits = [100 * (cell.mean(HIT) or 0.0) for cell in ladder.cells]
+        best = [100 * (cell.mean(OPTIMAL) or 0.0) for cell in ladder.cells]
+        names = [f"{size:,.0f} tokens: {sig(hit)} %" for size, hit in zip(sizes, hits, strict=True)]
+        series = [
+            Series("optimal", FAINT, sizes, best, "line", dashed=True),
+            Series("hit rate", SLATE, sizes, hits, "line"),
+            Series("", SLATE, sizes, hits, names=names),
+        ]
+        rows.append((ladder.name, [Panel("", "tokens that the cache holds", "%", series)]))
+    alt = " ".join(cliffs(found))
+    caption = "Share of the prompt tokens that the prefix cache had, and that it could have had."
+    return Chart("agents", "Where does the prefix cache become too small?", alt, caption, rows)
+
+
+def _used(cells: Sequence[Cell]) -> list[Column]:
+    return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in cells)]
+
+
+def _terminal_table(cells: list[Cell]) -> Table:
+    from rich.markup import escape
+
+    columns = [column for column in _used(cells) if column.terminal]
+    names = name_columns(cells)
+    table = rich_table(names, [(column.title, column.unit) for column in columns])
+    for cell in cells:
+        words = [*names_of(cell, names), cell.marked_status, *(text(cell, c) for c in columns)]
+        table.add_row(*map(escape, words))
+    return table

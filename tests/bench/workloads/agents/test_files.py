@@ -1,0 +1,94 @@
+"""Which form a file of sessions is in, and what is said of one that is in none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minivllm.bench.workloads.agents.files import read_sessions
+from minivllm.errors import BadInput
+from tests.bench.workloads.agents.recorded import call, growing, weka, write
+
+EVENTS = {
+    "trace_id": "x",
+    "events": [
+        {"event_type": "message", "role": "user", "conversation_id": 0, "tokens": 9},
+        {
+            "event_type": "message",
+            "role": "assistant",
+            "conversation_id": 0,
+            "completion_tokens": 3,
+        },
+    ],
+}
+BAILIAN = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 16}
+BAILIAN |= {"output_length": 2, "hash_ids": [1]}
+MOONCAKE = {"timestamp": 27, "input_length": 500, "output_length": 2, "hash_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    ("value", "format"),
+    [
+        (growing(2, 2, 1), "weka"),
+        (EVENTS, "tensorrt_llm"),
+        (BAILIAN, "bailian"),
+        (MOONCAKE, "mooncake"),
+    ],
+)
+def test_the_form_is_told_by_the_fields_or_by_its_name(
+    value: object, format: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "t.jsonl", value, value)
+    told, named = (read_sessions(path, name, "k") for name in ("auto", format))
+    assert len(told) == 2 and told == named
+
+
+def test_a_folder_has_a_session_a_file_and_a_value_may_have_many_lines(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        text = json.dumps(growing(3, 2, 1), indent=2)
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("no session")
+    sessions = read_sessions(tmp_path, "auto", "k")
+    assert [Path(s.where).name for s in sessions] == ["a.json", "b.json"]
+    assert sessions[0].calls[0].runs != sessions[1].calls[0].runs  # hashes are local
+    assert read_sessions(tmp_path / "a.json", "auto", "k")[0].calls == sessions[0].calls
+
+
+@pytest.mark.parametrize(
+    ("lines", "format", "words"),
+    [
+        (['{"a": 1}'], "auto", r"t\.jsonl:1: not a session of an agent; a session is"),
+        (["[1, 2]"], "auto", r"t\.jsonl:1: not a session"),
+        (["{"], "auto", r"not valid JSON"),
+        (
+            [json.dumps(weka([call(0, 64, 3, [1])])), "{"],
+            "auto",
+            r"t\.jsonl:2: the line is not val",
+        ),
+        (
+            [json.dumps(EVENTS)],
+            "weka",
+            r":1: workload\.format=weka needs .*requests and block_size",
+        ),
+        ([json.dumps(MOONCAKE)], "tensorrt_llm", r"tensorrt_llm needs a JSON object with events"),
+        ([json.dumps(BAILIAN)], "mooncake", r"chat_id and parent_chat_id are columns of Bailian"),
+        ([json.dumps(EVENTS)], "bailian", r"timestamp is missing"),
+    ],
+)
+def test_what_is_in_no_form_or_another_is_refused_in_one_line(
+    lines: list[str], format: str, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(BadInput, match=words) as caught:
+        read_sessions(path, format, "workload.path=t.jsonl")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_sessions_and_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="k holds no session"):
+        read_sessions(tmp_path, "auto", "k")
+    with pytest.raises(BadInput, match="k: there is no such file"):
+        read_sessions(tmp_path / "gone.json", "auto", "k")
