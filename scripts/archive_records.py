@@ -6,10 +6,10 @@ place of the folder.
     python scripts/archive_records.py runs/fit --all-steps      # for engine.steps=FILE
     python scripts/archive_records.py runs/many --first-requests  # of many cells
 
-An archive has each record.json and its tables, every value of a table as it was recorded. Pages
-draw steps and telemetry of a cell's first block alone, so those of later blocks are left out unless
---all-steps is given; the record names them in `slimmed` and has the digests of its tables as they
-are packed. Logs, traces, plans and workloads are left out, too.
+An archive has each record.json, its tables and events, every value as it was recorded. Pages draw
+steps and telemetry of a cell's first block alone, so those of later blocks are left out, and their
+events, unless --all-steps is given; the record names them in `slimmed` and has the digests of its
+tables as they are packed. Logs, traces, plans and workloads are left out, too.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from typing import Any
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records import archive
+from minivllm.bench.records.events import LARGEST, read_events
 from minivllm.bench.records.schema import migrated
-from minivllm.bench.records.storage import RECORD, REQUESTS, STEPS, TABLES, TELEMETRY
+from minivllm.bench.records.storage import EVENTS, RECORD, REQUESTS, STEPS, TABLES, TELEMETRY
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
 from minivllm.platform import files
 
-DRAWN_ONCE = (STEPS, TELEMETRY)  # tables of which pages draw a cell's first block
+DRAWN_ONCE = (STEPS, TELEMETRY, EVENTS)  # of which pages draw a cell's first block
 ORDER = (
     RECORD,
     REQUESTS,
     STEPS,
     TELEMETRY,
+    EVENTS,
 )  # in an archive: what is alike lies together, and is packed better
 
 
@@ -70,14 +72,17 @@ def packed_table(directory: Path, name: str, digest: str | None) -> bytes:
 
 
 def packed_record(row: dict[str, Any], left_out: tuple[str, ...]) -> dict[str, bytes]:
-    """The files of a record by name: its tables that are not left out, and record.json, in the
-    present schema."""
+    """The files of a record by name: its tables and events that are not left out, and record.json,
+    in the present schema."""
     directory = Path(row["directory"])
     found = {
         name: packed_table(directory, name, row.get(f"digests.{name}"))
         for name in TABLES
         if name not in left_out and archive.exists(directory / name)
     }
+    if EVENTS not in left_out and archive.exists(directory / EVENTS):
+        read_events(directory, {EVENTS: row[f"digests.{EVENTS}"]})
+        found[EVENTS] = archive.read_bytes(directory / EVENTS, LARGEST, EVENTS)
     record = migrated(archive.read_json(directory / RECORD, RECORD))
     slimmed = {
         *(record.get("slimmed") or ()),

@@ -22,7 +22,7 @@ GROUPS: dict[str, str] = {
     "measure": "repeats, seeds, timeouts, SLOs, prices",
     "tracker": "who else is told of a record",
 }
-SECTIONS = ("quality", "sweep", "report")  # settings below a key of the root configuration
+SECTIONS = ("quality", "sweep", "report", "view")  # settings below a key of the root configuration
 
 
 def _found() -> dict[str, type]:

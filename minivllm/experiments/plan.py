@@ -66,7 +66,7 @@ def _neutral(override: str) -> bool:
     group, _, knob = key.partition(".")
     return (
         key in NEUTRAL
-        or group in ("report", "tracker")
+        or group in ("report", "tracker", "view")
         or (group == "measure" and knob.split(".")[0] in NEUTRAL_MEASURE)
     )
 

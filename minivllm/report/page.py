@@ -25,6 +25,7 @@ from minivllm.report.studies.base import Study
 from minivllm.report.studies.listed import STUDIES, Finding, findings, leading
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.verdict import verdict
+from minivllm.report.view.recording import recordings
 from minivllm.report.writing import make_folder, write_bytes, write_or_remove
 
 FIGURES = (
@@ -141,6 +142,7 @@ def sections(
         *_results(inputs, out_dir),
         *below,
         *_figures(inputs, plots),
+        Section("recorded", "What happened in each step?", recordings(inputs.rows, out_dir)),
         *_trust(inputs, out_dir),
     ]
 

@@ -91,6 +91,43 @@ class ConvertOptions(Options):
     memory_gb: float | None = knob(None, above=0)
 
 
+@option("view")
+@dataclass(frozen=True)
+class ViewOptions(Options):
+    """view: how task=view shows recorded steps.
+
+    Args:
+        trace: whether to write Chrome traces, too.
+        tui: whether to show them in the terminal instead of a page.
+        speed: of the terminal's replay.
+    """
+
+    group = "view"
+    trace: bool = False
+    tui: bool = False
+    speed: float = knob(1.0, above=0)
+
+
+@option("minivllm.tasks.view.run")
+@dataclass(frozen=True)
+class ViewTaskOptions(Options):
+    """task=view.
+
+    Args:
+        url: of a running server's events, which are shown in the terminal.
+        api_key_env: environment variable with the server's key; none is sent where it is not set.
+    """
+
+    group = "task"
+    url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.url is not None and not re.match(r"wss?://[^/]", self.url):
+            raise self.bad("url", "must begin with ws:// or wss://")
+
+
 @option("minivllm.tasks.kernels.run")
 @dataclass(frozen=True)
 class KernelsOptions(Options):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from minivllm.bench.records.events import has_events, read_events, write_events
 from minivllm.bench.records.reading import load_records, read_records
+from minivllm.bench.records.storage import EVENTS, finish
 from minivllm.bench.records.tables import read_table
 from minivllm.report.inputs import read
 from tests.report.synthetic import make_record, make_sweep, write
@@ -62,6 +65,22 @@ def test_every_block_is_kept_where_asked_and_bytes_are_the_same(
         run(monkeypatch, source, "--output", tmp_path / place)
     contents = {(tmp_path / place / whole.name).read_bytes() for place in "abc"}
     assert len(contents) == 1
+
+
+def test_events_of_first_blocks_are_kept_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [make_record(block=block, run_id=f"r{block}") for block in range(2)]
+    folder = write(tmp_path / "runs", records)
+    bundle = {"time_s": 0.0, "end_s": 0.0, "engine": {"version": 1}}
+    for record in records:
+        (directory,) = folder.glob(f"*-{record.run_id}")
+        write_events(directory, [json.dumps(bundle).encode()])
+        finish(directory, json.loads((directory / "record.json").read_text()))
+    run(monkeypatch, folder)
+    first, later = read_records(folder.with_name(f"{folder.name}.tar.xz"))
+    assert read_events(Path(first["directory"]), first["digests"])[0] == bundle
+    assert EVENTS in later["slimmed"] and not has_events(Path(later["directory"]))
 
 
 def test_what_is_damaged_is_not_packed(
