@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.library import Kernels
-from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
+from minivllm.kernels.cpu.linear import MOST_IN_GROUP, Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.kernels.common import by_rows, converted_product, triton_products
@@ -46,6 +48,31 @@ def int8_linear(
         return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
     triton = takes_triton("quant.kernel", kernel, "torch", weight.device)
     return Int8Linear(weight, scale, bias, triton)
+
+
+def int8_group_linear(
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    kernel: str = "auto",
+    kernels: Kernels | None = None,
+) -> nn.Module:
+    """The layer for the arguments of Int8GroupLinear: a PanelLinear where the C++ kernels support
+    the weight, whose integers may not be -128 there.
+
+    Raises:
+        BadInput: `kernel` names Triton's, which has no groups.
+    """
+    if kernel == "triton":
+        raise BadInput("quant.kernel=triton: Triton's kernel has no int8 in groups; use auto")
+    group = weight.shape[1] // scale.shape[1]
+    kernels = panels_for(kernels, weight.device, scale.dtype, weight.shape[1], group, kernel)
+    if kernels is None or group > MOST_IN_GROUP or bool((weight == -128).any()):
+        return Int8GroupLinear(weight, scale, bias)
+    packed = kernels.pack(weight, Format.INT8)
+    return PanelLinear(
+        kernels, Format.INT8, [packed], weight.shape, bias, scale.t(), None, group=group
+    )
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,4 +114,25 @@ class Int8Linear(LinearKernel):
             out = torch._weight_int8pack_mm(x, self.weight, self.scale)
         else:
             out = converted_product(x, self.weight, self.scale)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+class Int8GroupLinear(LinearKernel):
+    """x W^T with W = Q * scale, where Q is int8 [out, in], and scale [out, groups] in the compute
+    dtype belongs to groups of consecutive inputs. Converted some rows at a time, at every call."""
+
+    kernel_name = "Int8GroupLinear"
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.scale = frozen(weight), frozen(scale)
+        self.bias = None if bias is None else frozen(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        parts = []
+        for stored, factor in by_rows(self.weight, self.scale):
+            groups = stored.to(x.dtype).unflatten(1, (factor.shape[1], -1))
+            parts.append(F.linear(x, groups.mul_(factor[..., None]).flatten(1)))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return out if self.bias is None else out.add_(self.bias)

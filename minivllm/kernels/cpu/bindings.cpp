@@ -92,8 +92,8 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
   TORCH_CHECK(!bias || is_dense(*bias, at::kBFloat16, {outputs}), "linear: bfloat16 bias [outputs]");
   if (kind != Format::kBfloat16) {
     TORCH_CHECK(group > 0 && inputs % group == 0 && group % (kind == Format::kAffine4 ? 32 : 2) == 0 &&
-                    (kind == Format::kInt8 ? group == inputs : group <= 256),
-                "linear: groups of at most 256 inputs, of a multiple of 32 where they have zeros; all inputs for int8");
+                    (group <= 256 || (kind == Format::kInt8 && group == inputs)),
+                "linear: groups of at most 256 inputs, of a multiple of 32 where they have zeros; or all inputs of int8");
     for (const auto& values : {scales, kind == Format::kAffine4 ? zeros : scales})
       TORCH_CHECK(values && is_dense(*values, at::kBFloat16, {panels, inputs / group, kPanel}),
                   "linear: bfloat16 scales and zeros [panels, groups, 64]");

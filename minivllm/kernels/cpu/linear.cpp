@@ -153,12 +153,14 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
                    float* totals, const BFloat16* bias, BFloat16* out) {
   const int64_t inputs = weight.inputs, rows = block.rows, groups = inputs / weight.group;
   const uint8_t* data = weight.data + panel * panel_bytes(weight.format, inputs);
-  const bool coded = weight.format > Format::kInt8, tiled = block.tiles;
+  const bool tiled = block.tiles;
+  // Scales of groups multiply the sums of each group; those of whole outputs the totals.
+  const bool grouped = weight.format > Format::kInt8 || (weight.format == Format::kInt8 && groups > 1);
   const bool plain = weight.format == Format::kBfloat16 && !kFloats;  // weights are factors as they lie
   const int64_t most = tiled ? kTiledRows : kRows, passes = (rows + most - 1) / most;
   const bool once = rows <= (tiled ? kTile : kRows);  // a weight is read once
   const bool direct = !plain && !tiled && rows <= kStoredRows;  // and converted on the way
-  const int64_t width = coded ? weight.group : plain && tiled && once ? inputs : kPiece;
+  const int64_t width = grouped ? weight.group : plain && tiled && once ? inputs : kPiece;
   // Converting a piece and the passes over it share the asking for the next one, or some would wait for memory while
   // others leave it idle.
   const int64_t all = panel_bytes(weight.format, 2 * kPairs) / 64;  // lines of a step
@@ -184,7 +186,7 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
                   pairs,
                   next + asked * steps * 64,
                   asked < all ? lines : 0,
-                  coded ? weight.scales + meta : nullptr,
+                  grouped ? weight.scales + meta : nullptr,
                   weight.zeros ? weight.zeros + meta : nullptr,
                   weight.zeros ? block.input_sums + m * groups + group : nullptr,
                   groups,
@@ -194,7 +196,7 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
     }
   }
   finish(totals, rows, std::min(kPanel, weight.outputs - panel * kPanel),
-         weight.format == Format::kInt8 ? weight.scales + panel * kPanel : nullptr,
+         weight.format == Format::kInt8 && !grouped ? weight.scales + panel * kPanel : nullptr,
          bias == nullptr ? nullptr : bias + panel * kPanel, out + panel * kPanel, weight.outputs);
 }
 

@@ -13,7 +13,7 @@ constexpr int64_t kPanel = 64;  // outputs
 
 enum class Format : int64_t {
   kBfloat16 = 0,  // bfloat16, 128 bytes for an input of a panel
-  kInt8 = 1,      // -127..127, 64 bytes; one scale for each output
+  kInt8 = 1,      // -127..127, 64 bytes; one scale for each output, or for each group of its inputs
   kAffine4 = 2,   // codes 0..15, 32 bytes; w = (code - 8) * scale + zero for each group of inputs
   kNormal4 = 3,   // codes of NF4's levels, 32 bytes; w = level * scale for each group of inputs
 };

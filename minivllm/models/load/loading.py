@@ -24,7 +24,8 @@ from minivllm.models.head_norm import HeadNorm
 from minivllm.models.layers import Linear
 from minivllm.models.load.generation import decoding_defaults
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, open_checkpoint
-from minivllm.models.load.gguf.weights import GGUFWeights, rounding
+from minivllm.models.load.gguf.packed import PackedLayers
+from minivllm.models.load.gguf.weights import GGUFWeights
 from minivllm.models.load.prequantized import Prequantized, part_names
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
@@ -113,14 +114,14 @@ def _load(
     _check_skip(linears, quant)
     widths = {path: linear.in_features for path, linear in linears.items()}
     reader: WeightSource = RandomWeights(seed, progress)
-    before: Prequantized | None = None
+    before: Prequantized | PackedLayers | None = None
     stored_bytes: dict[str, int] = {}
     if source.weights == "checkpoint":
         assert source.folder is not None
         checkpoint = open_checkpoint(source.folder)
         if isinstance(checkpoint, GGUFCheckpoint):
             reader, stored_bytes = GGUFWeights(checkpoint, progress), checkpoint.stored_bytes()
-            reader.warnings.append(rounding(checkpoint, quant))
+            before = PackedLayers(quant, reader, model)
         else:
             reader = CheckpointWeights(checkpoint, progress)
             if config.quantization is not None:
@@ -171,7 +172,9 @@ def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...
         yield f"{path}.weight", tuple(value.shape), value.shape[0]
 
 
-def _expected_shapes(model: LlamaForCausalLM, before: Prequantized | None = None) -> Shapes:
+def _expected_shapes(
+    model: LlamaForCausalLM, before: Prequantized | PackedLayers | None = None
+) -> Shapes:
     """The tensors that are read as floats: of layers that the checkpoint quantises only the
     biases."""
     held = before.layers if before is not None else {}
@@ -205,7 +208,7 @@ def _fill(
     reader: WeightSource,
     quant: QuantMethod,
     context: BuildContext,
-    before: Prequantized | None,
+    before: Prequantized | PackedLayers | None,
 ) -> dict[str, int]:
     """Load the weights of every module. Returns the byte counts of LoadedModel."""
     sizes: Counter[str] = Counter()
@@ -213,8 +216,8 @@ def _fill(
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):
             is_head = path == "lm_head"
-            # A layer that a quantised checkpoint has in 16 bits stays so. The head has a knob.
-            is_open = not module.exact and (is_head or before is None)
+            others = before is None or before.quantizes_others
+            is_open = not module.exact and (is_head or others)  # the head has a knob
             quantized = path in held or (is_open and quant.quantizes(path))
             shared = (
                 model.model.embed_tokens.weight
@@ -264,7 +267,7 @@ def _load_linear(
     quant: QuantMethod,
     quantized: bool,
     context: BuildContext,
-    before: Prequantized | None,
+    before: Prequantized | PackedLayers | None,
 ) -> nn.Module:
     """Read one (fused) linear layer in the compute dtype, or as it is stored, and make its
     module."""

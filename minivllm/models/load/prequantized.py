@@ -35,6 +35,8 @@ class Prequantized:
             quantised layer in 16 bits, or only a part of a fused layer is quantised.
     """
 
+    quantizes_others = False  # a layer that the checkpoint has in 16 bits stays so
+
     def __init__(
         self,
         settings: Mapping[str, Any],

@@ -23,7 +23,7 @@ from minivllm.models.cpu_layers import use_kernels
 from minivllm.models.layers import RMSNorm
 from minivllm.models.rope import rotate
 from minivllm.quant.int4 import Int4
-from minivllm.quant.int8 import Int8
+from minivllm.quant.int8 import Int8, Int8GroupLinear, int8_group_linear
 from minivllm.quant.nf4 import NF4
 from minivllm.quant.plain import Plain
 from tests.reference import make_checkpoint
@@ -119,6 +119,32 @@ def test_every_int8_is_itself(panels: Kernels) -> None:
         assert torch.equal(ours(unit), weight.t().bfloat16())
         for k in (0, 1, 100, 255):
             assert torch.equal(ours(unit[k : k + 1])[0], weight[:, k].bfloat16())
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(70, 96), (128, 1024)])
+def test_int8_in_groups_has_a_scale_for_each(panels: Kernels, outputs: int, inputs: int) -> None:
+    torch.manual_seed(2)
+    weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+    scale = torch.rand(outputs, inputs // 32).add(0.5).bfloat16()
+    ours = int8_group_linear(weight, scale, torch.randn(outputs).bfloat16(), "auto", panels)
+    plain = Int8GroupLinear(weight, scale.float(), ours.bias.float())
+    assert isinstance(ours, PanelLinear)
+    with torch.inference_mode():
+        for rows in (1, 2, 6, 7, 20, 40, 300):
+            x = torch.randn(rows, inputs).bfloat16()
+            torch.testing.assert_close(ours(x).float(), plain(x.float()), rtol=2**-7, atol=0.05)
+            assert torch.equal(ours(x)[-1:], ours(x[-1:]))
+
+
+def test_int8_in_groups_that_the_kernels_do_not_have(panels: Kernels) -> None:
+    least = torch.full((64, 64), -128, dtype=torch.int8)
+    scale = torch.ones(64, 2, dtype=torch.bfloat16)
+    for weight, dtype in ((least, torch.bfloat16), (least // 2, torch.float16)):
+        layer = int8_group_linear(weight, scale.to(dtype), None, "auto", panels)
+        assert isinstance(layer, Int8GroupLinear)
+        assert torch.equal(layer(torch.eye(64, dtype=dtype)), weight.t().to(dtype))
+    with pytest.raises(BadInput, match="Triton's kernel has no int8 in groups"):
+        int8_group_linear(least, scale, None, "triton", panels)
 
 
 @pytest.mark.parametrize(

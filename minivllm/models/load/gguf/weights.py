@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from minivllm.models.load.gguf.blocks import dequantized
-from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, GGUFTensor
+from minivllm.models.load.gguf.checkpoint import GGUFTensor
 from minivllm.models.load.gguf.formats import BY_NAME, FLOATS, QUANTIZED
 from minivllm.models.load.names import StoredTensor
 from minivllm.models.load.weights import CheckpointWeights, read_into
-from minivllm.platform.untrusted import size
-from minivllm.quant.base import QuantMethod
-from minivllm.quant.stored.base import PLAIN
 
-# Formats whose every value a compute dtype holds, up to the 1 that is taken from Gemma's norms.
-_HELD = {
-    "float32": {*FLOATS, *QUANTIZED},
-    "float16": {"F16"},
-    "bfloat16": {"BF16"},
-}
 _VALUES = 1 << 20  # converted at once: their float32 temporaries stay in a processor's cache
 
 
@@ -55,6 +47,23 @@ class GGUFWeights(CheckpointWeights):
         except OSError as error:
             raise self._unreadable(stored, error) from None
 
+    def blocks(self, name: str) -> Tensor:
+        """A matrix as it is stored, but with its rows as the model has them: uint8 [rows, bytes of
+        a row], in host memory."""
+        stored = self.checkpoint.tensors[name]
+        rows = stored.shape[0]
+        raw = torch.empty(rows, (stored.end - stored.begin) // rows, dtype=torch.uint8)
+        try:
+            with stored.file.open("rb", buffering=0) as stream:
+                stream.seek(stored.begin)
+                read_into(stream, raw.view(-1))
+        except OSError as error:
+            raise self._unreadable(stored, error) from None
+        self._advance(raw.numel())
+        if heads := stored.heads if isinstance(stored, GGUFTensor) else 0:
+            raw = raw.view(heads, -1, 2, raw.shape[1]).transpose(1, 2).reshape(raw.shape)
+        return raw
+
     @staticmethod
     def _rows_together(stored: StoredTensor, rows: Tensor) -> int:
         """Rows of a head, where a head's rows are reordered; else 1."""
@@ -72,16 +81,3 @@ class GGUFWeights(CheckpointWeights):
                 values = values.view(-1, half, 2, out.shape[1]).transpose(1, 2)
                 out = out.view(-1, 2, half, out.shape[1])
         out.copy_(values)
-
-
-def rounding(checkpoint: GGUFCheckpoint, quant: QuantMethod) -> str:
-    """What becomes of the file's values under a method, in words for the log and the record."""
-    dtype = str(quant.dtype).removeprefix("torch.")
-    sizes = checkpoint.stored_bytes()
-    stored = ", ".join(f"{name} ({size(count)})" for name, count in sizes.items())
-    held = set(sizes) <= _HELD[dtype]
-    kept = "without rounding" if held else "and rounded"
-    again = (
-        "" if quant.name in PLAIN else f"; quant={quant.name} then quantises linear layers again"
-    )
-    return f"{checkpoint.folder.name} stores {stored}: converted to {dtype} {kept}{again}"
