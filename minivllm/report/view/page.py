@@ -55,7 +55,7 @@ def _script(name: str) -> str:
 
 def _style() -> str:
     text = re.sub(r"/\*.*?\*/", "", _read("web", "style.css"), flags=re.DOTALL)
-    return _read("vendor", "uPlot.min.css") + re.sub(r"\s*([{};,])\s*", r"\1", text)
+    return re.sub(r"\s*([{};,])\s*|(?<=:)\s+", r"\1", text)
 
 
 def _embedded(value: Any) -> str:
@@ -78,7 +78,7 @@ def _page(title: str, scripts: Iterable[str], connections: str, data: str = "") 
         f"style-src {_digest(style)}; img-src data:; connect-src {connections}; "
         "base-uri 'none'; form-action 'none'"
     )
-    words, settings = json.loads(_read(".", "words.json")), {"title": title}
+    words = json.loads(_read(".", "words.json"))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -93,7 +93,6 @@ def _page(title: str, scripts: Iterable[str], connections: str, data: str = "") 
 <div id="app"></div>
 <noscript>This page needs JavaScript.</noscript>
 <script type="application/json" id="words">{_embedded(words)}</script>
-<script type="application/json" id="settings">{_embedded(settings)}</script>
 {data}<script>{libraries}</script>
 <script type="module">{module}</script>
 </body>

@@ -32,6 +32,8 @@ def record(
     mean_gap_s: float = 0.03,
     most: int = 64,
     seed: int = 0,
+    samples: int = 1,
+    retold_every: int = 0,
     **layout: object,
 ) -> list[dict[str, Any]]:
     """Items of a run in which requests wait, share prefixes and are preempted, as JSON gives them
@@ -44,6 +46,8 @@ def record(
         mean_gap_s: between two arrivals.
         most: tokens of a prompt, and of an output.
         seed: of lengths and arrivals.
+        samples: of every seventh request.
+        retold_every: steps, after which the whole state is told again; 0 never.
         layout: further options of `CacheLayout`.
     """
     policy = policy or Continuous(8, 48, watermark=0.05)
@@ -55,7 +59,7 @@ def record(
         machine.scheduler, lambda bundle: items.append(json.loads(json.dumps(bundle)))
     )
     rng = random.Random(seed)
-    due, arrivals = 0.0, []
+    due, steps, arrivals = 0.0, 0, list[float]()
     for _ in range(num_requests):
         due += rng.expovariate(1 / mean_gap_s)
         arrivals.append(due)
@@ -65,10 +69,14 @@ def record(
         while arrivals and arrivals[0] <= machine.clock.time_s:
             shared = [7] * rng.choice([0, 8, 16])
             prompt = [*shared, *(rng.randrange(5) for _ in range(rng.randint(4, most)))]
-            request = machine.request(prompt, rng.randint(4, most), arrival_s=arrivals.pop(0))
+            count = samples if len(machine.requests) % 7 == 6 else 1
+            request = machine.request(prompt, rng.randint(4, most), count, arrivals.pop(0))
             machine.scheduler.add(request)
-            machine.requests.append(request)
+            machine.requests += [request, *request.unstarted]
         machine.step()
+        steps += 1
+        if retold_every and steps % retold_every == 0:
+            machine.observer.tell_all()
         machine.observer.flush()
         last = items[-1]
         gauges = {"time_s": last["end_s"], "memory_bytes": 2**30 + 1024 * last["num_used_blocks"]}

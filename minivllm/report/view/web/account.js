@@ -120,6 +120,7 @@ class Account {
     this.engine = null;
     this.lives = new Map(); // by number, also of those that have ended
     this.unfinished = new Map();
+    this.count = 0; // bundles so far
   }
 
   take(bundle) {
@@ -150,6 +151,7 @@ class Account {
       const life = this.unfinished.get(number);
       if (life && !life.numPreemptions) life.numReused = reused;
     }
+    this.count += 1;
     this.finish(bundle, born.filter((one) => this.lives.has(one.parent)));
   }
 
@@ -166,6 +168,7 @@ class Account {
 
   meet(told) {
     const life = new Life(told);
+    life.first = this.count; // the bundle that names it
     this.lives.set(life.number, life);
     this.unfinished.set(life.number, life);
     return life;

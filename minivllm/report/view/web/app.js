@@ -34,7 +34,8 @@ function Lanes() {
       if (active.length) box.scrollTop = middle * high - height / 2;
     }
     const context = prepare(canvas, width, height);
-    const model = { timeline, from, to, time, selected, hovered, lives, laneHeight: high, top: box.scrollTop };
+    const held = timeline.item(view.index)?.held?.[0];
+    const model = { timeline, held, from, to, time, selected, hovered, lives, laneHeight: high, top: box.scrollTop };
     places.current = paintLanes(context, width, height, model);
   });
   const laneAt = (event) => {
@@ -68,7 +69,7 @@ function Requests() {
   return html`<section class="panel requests">
     <h2>Requests <${Legend} entries=${LEGENDS} /></h2>
     <${Lanes} />
-    <${ChartsOverTime} data=${data} from=${from} to=${to} zero=${timeline.start} time=${time} />
+    <${ChartsOverTime} data=${data} from=${from} to=${to} zero=${timeline.zero} time=${time} />
   </section>`;
 }
 
@@ -141,9 +142,8 @@ function Vitals() {
   if (!row) return null;
   const { rate, acceptance } = recent();
   const gauge = timeline.gauges[firstAt(timeline.gauges, (one) => one.time_s > row.end) - 1];
-  const steps = timeline.rows.slice(0, index - timeline.first + 1).findLast((one) => one.step !== undefined);
   const vitals = [
-    ["step", steps?.step ?? "–"],
+    ["step", row.last ?? "–"],
     ["running", row.running],
     ["waiting", row.waiting],
     ["blocks in use", `${row.used} / ${timeline.engine.num_blocks}`],
@@ -163,7 +163,7 @@ function App() {
   const status = isLive ? (connection === "live" && !isPlaying ? "paused" : connection) : "recorded";
   return html`
     <header>
-      <h1>${SETTINGS.title}</h1>
+      <h1>${document.title}</h1>
       <p>${[info?.model, engine && `batching ${engine.batching}`, engine && `preemption ${engine.preemption}`,
         engine && `at most ${engine.max_num_seqs} requests and ${engine.max_num_batched_tokens} tokens a step`,
       ].filter(Boolean).join(" · ")}</p>
@@ -171,14 +171,14 @@ function App() {
     </header>
     <${Vitals} />
     <${Controls} />
+    ${isLive && info?.key && html`<${Key} />`}
     ${index < 0
       ? html`<p class="panel empty">${isLive ? `The engine's state comes when the server is reached: ${connection}.` : "Nothing is recorded here."}</p>`
       : html`<main>
         <div class="wide"><${Requests} /><${Log} /></div>
-        <div class="narrow"><${Decisions} /><${Blocks} /><${RequestPanel} /><${Latency} />
-          ${isLive && info?.key && html`<${Key} />`}
-          ${isLive && info && html`<${Chat} />`}
-          ${isLive && info?.load && html`<${Load} />`}</div>
+        <div class="narrow"><${Decisions} /><${Blocks} /><${RequestPanel} />
+          ${isLive && info?.model && html`<${Chat} />`} ${isLive && info?.load && html`<${Load} />`}
+          <${Latency} /></div>
       </main>`}`;
 }
 
@@ -222,7 +222,7 @@ async function start() {
   view.isLive = data === null;
   if (view.isLive) {
     view.isPlaying = true;
-    connect();
+    join();
   } else {
     const packed = Uint8Array.from(atob(data.textContent.trim()), (one) => one.charCodeAt(0));
     const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -235,5 +235,5 @@ async function start() {
   requestAnimationFrame(frame);
 }
 
-globalThis.minivllmView = { view, Timeline, sentences, sentence, seek, show }; // for tests and the curious
+globalThis.minivllmView = { view, Timeline, sentences, sentence, seek, show, isSettled: () => !isDirty && !isStale }; // for tests and the curious
 start();

@@ -34,7 +34,7 @@ function binned(timeline, from, to, index) {
   }
   const until = timeline.rows[last]?.end ?? from;
   const mean = (sums, weights) => [...sums].map((sum, at) => (weights[at] ? sum / weights[at] : 0));
-  const isPast = (at) => from + at * wide <= until && from + (at + 1) * wide > timeline.start;
+  const isPast = (at) => from + (at + 0.5) * wide <= until && from + (at + 1) * wide > timeline.start;
   const past = (list) => list.map((value, at) => (isPast(at) ? value : null));
   const latest = (name) => Array.from({ length: NUM_BINS }, (_, at) => held[name][at] ?? null);
   const seen = (at) => {
@@ -42,7 +42,7 @@ function binned(timeline, from, to, index) {
     return Math.min(left + wide, until) - Math.max(left, timeline.start);
   };
   return {
-    x: Array.from({ length: NUM_BINS }, (_, at) => from + (at + 0.5) * wide - timeline.start),
+    x: Array.from({ length: NUM_BINS }, (_, at) => from + (at + 0.5) * wide - timeline.zero),
     out: past([...out].map((sum, at) => sum / Math.max(seen(at), 1e-9))),
     prefill: past(mean(prefill, stepped)),
     decode: past(mean(decode, stepped)),

@@ -26,6 +26,7 @@ function paintGrid(context, layout, { state, selected, hovered }) {
   const size = cell - (cell > 4 ? 2 : 1);
   const { panel, line, cached, ink } = colours();
   const count = state.engine?.num_blocks ?? 0;
+  const chosen = state.requests.get(selected)?.blocks.length ? selected : null;
   const shared = [];
   const owned = new Set();
   context.fillStyle = line;
@@ -37,11 +38,11 @@ function paintGrid(context, layout, { state, selected, hovered }) {
   context.fill();
   for (const { number, blocks } of state.requests.values()) {
     context.fillStyle = colourOf(number);
-    context.globalAlpha = selected === null || selected === number ? 1 : 0.45;
+    context.globalAlpha = chosen === null || chosen === number ? 1 : 0.4;
     for (const block of blocks) {
       if (owned.has(block)) {
         shared.push(block);
-        if (selected !== number) continue;
+        if (chosen !== number) continue;
       }
       owned.add(block);
       const [x, y] = placeOf(block, layout);

@@ -11,12 +11,12 @@ function Bar({ spent, isSmall }) {
 }
 
 function RequestPanel() {
-  const { timeline, selected, time, index } = view;
+  const { timeline, selected, index } = view;
   const life = timeline.account.lives.get(selected);
   if (selected === null || !life) return html`<${Slowest} />`;
   const spent = life.until(timeline.rowAt(index).end);
   const request = timeline.at(index).requests.get(selected);
-  const hasCome = life.arrival <= time;
+  const hasCome = life.first <= index;
   return html`<section class="panel request" aria-live="off">
     <h2>Why did request ${selected} take ${hasCome ? duration(spent.total) : "its time"}?
       <button class="quiet" onClick=${() => select(null)} aria-label="Close the request">close</button></h2>
@@ -45,7 +45,7 @@ function Facts({ life, spent, request }) {
     ["id", life.id],
     ["prompt", `${life.numPrompt} tokens${life.numReused ? `, ${life.numReused} from the cache` : ""}`],
     ["output", `${output} of ${life.most - life.numPrompt} tokens`],
-    ["arrival", `${(life.arrival - view.timeline.start).toFixed(3)} s`],
+    ["arrival", `${(life.arrival - view.timeline.zero).toFixed(3)} s`],
     ["blocks", request ? request.blocks.length : 0],
   ];
   if (life.priority) facts.push(["priority", life.priority]);
@@ -61,7 +61,7 @@ function Slowest() {
   const { timeline, index } = view;
   const now = timeline.rowAt(index)?.end ?? 0;
   const lives = [...timeline.account.lives.values()]
-    .filter((life) => life.arrival < now)
+    .filter((life) => life.first <= index && life.arrival < now)
     .map((life) => [Math.min(life.end ?? Infinity, now) - life.arrival, life])
     .sort((a, b) => b[0] - a[0])
     .slice(0, NUM_SLOWEST);

@@ -22,11 +22,11 @@ function laneHeight(count, height) {
 
 // Paints lanes; returns what lies where: [number, top, bottom] of each lane.
 function paintLanes(context, width, height, model) {
-  const { timeline, from, to, time, selected, hovered, top } = model;
-  const { muted, line, ink, tint } = colours();
+  const { timeline, held, from, to, time, selected, hovered, top } = model;
+  const { muted, line, ink, tint, warn } = colours();
   const across = (at) => GUTTER + ((at - from) / (to - from)) * (width - GUTTER);
   const places = [];
-  paintAxis(context, width, height, { from, to, zero: timeline.start, across });
+  paintAxis(context, width, height, { from, to, zero: timeline.zero, across });
   context.save();
   context.beginPath();
   context.rect(0, AXIS, width, height - AXIS);
@@ -43,7 +43,7 @@ function paintLanes(context, width, height, model) {
     if (high >= 9 || life.number === selected || life.number === hovered) {
       context.fillStyle = colourOf(life.number);
       context.fillRect(6, y + high / 2 - 3.5, 7, 7);
-      context.fillStyle = life.number === selected ? ink : muted;
+      context.fillStyle = life.number === held ? warn : life.number === selected ? ink : muted;
       context.textAlign = "left";
       context.fillText(life.number, 18, y + high / 2 + 0.5);
     }

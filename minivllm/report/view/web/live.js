@@ -1,35 +1,46 @@
 // The other end of a live page: a socket that brings bundles, and commands to the server.
 
 const MOST_WAIT_MS = 10_000;
+let attempts = 0; // since the server was reached
 
 // Keeps a socket open; every connection begins with the whole state.
 function connect() {
-  let attempt = 0;
   const url = new URL("ws/events", document.baseURI);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-  const open = () => {
-    show({ connection: attempt ? "reconnecting" : "connecting" });
-    const socket = new WebSocket(url, view.key ? [`key.${view.key}`] : []);
-    let isFirst = true;
-    socket.onmessage = ({ data }) => {
-      if (isFirst) {
-        isFirst = false;
-        attempt = 0;
-        view.timeline = new Timeline(MOST_LIVE);
-        show({ connection: "live", index: -1 });
-        learn();
-      }
-      for (const item of JSON.parse(data)) view.timeline.append(item);
-      repaint();
-    };
-    socket.onclose = () => {
-      const wait = Math.min(MOST_WAIT_MS, 500 * 2 ** attempt) * (0.75 + Math.random() / 2);
-      attempt += 1;
-      show({ connection: `connection lost, trying again in ${Math.ceil(wait / 1000)} s` });
-      setTimeout(open, wait);
-    };
+  show({ connection: attempts ? "reconnecting" : "connecting" });
+  const socket = new WebSocket(url);
+  let timeline = null;
+  socket.onopen = () =>
+    view.key && socket.send(JSON.stringify({ type: "auth", api_key: view.key }));
+  socket.onmessage = ({ data }) => {
+    if (timeline === null) {
+      timeline = new Timeline(MOST_LIVE);
+      attempts = 0;
+      show({ connection: "live", next: timeline });
+      if (view.isPlaying || view.index < 0) adopt(timeline);
+    }
+    for (const item of JSON.parse(data)) timeline.append(item);
+    repaint();
   };
-  open();
+  socket.onclose = () => {
+    const wait = Math.min(MOST_WAIT_MS, 500 * 2 ** attempts) * (0.75 + Math.random() / 2);
+    attempts += 1;
+    show({ connection: `connection lost, trying again in ${Math.ceil(wait / 1000)} s` });
+    setTimeout(join, wait);
+  };
+}
+
+// Asks what the server is, and connects unless a key is missing.
+async function join() {
+  try {
+    const answer = await fetch(new URL("view/info", document.baseURI), { headers: headers() });
+    if (answer.ok) show({ info: await answer.json() });
+    else if (answer.status === 401) show({ info: { key: true } });
+  } catch {
+    // The server cannot be reached: the socket says so, too.
+  }
+  if (view.info?.key && !view.key) show({ connection: "waiting for the API key" });
+  else connect();
 }
 
 const headers = () => ({
@@ -50,11 +61,6 @@ async function post(path, body, signal) {
     // It is no JSON: the text itself says what is wrong.
   }
   throw new Error(message.slice(0, 300) || `HTTP ${answer.status}`);
-}
-
-async function learn() {
-  const answer = await fetch(new URL("view/info", document.baseURI), { headers: headers() });
-  if (answer.ok) show({ info: await answer.json() });
 }
 
 // Yields the texts of a streamed answer.
@@ -155,8 +161,8 @@ function Load() {
   </section>`;
 }
 
-// Where the server wants a key.
+// Where the server wants a key: it is kept no longer than the page is open.
 function Key() {
   return html`<section class="panel"><label>API key <input type="password" autocomplete="off"
-    onChange=${(event) => show({ key: event.target.value })} /></label></section>`;
+    onChange=${(event) => (show({ key: event.target.value }), join())} /></label></section>`;
 }

@@ -5,7 +5,7 @@ const KINDS = {
   cache: "cache", drafts: "drafts", done: "done",
 };
 const MOST_ROWS = 150;
-const MOST_DECISIONS = 7;
+const MOST_DECISIONS = 6;
 
 function Decisions() {
   const { timeline, index } = view;
@@ -48,13 +48,13 @@ function Log() {
     if (!wanted || said.toLowerCase().includes(wanted)) rows.push(log[at]);
   }
   return html`<section class="panel log">
-    <h2>Events <span class="note">newest first</span></h2>
+    <h2>Events <span class="note">newest first</span>
+      <label><input type="checkbox" name="own" checked=${isOwn} onChange=${() => setOwn(!isOwn)} />chosen request only</label></h2>
     <div class="filters">
       <input type="search" placeholder="filter, e.g. request 7" value=${text} id="filter"
         aria-label="Filter events by text" onInput=${(event) => setText(event.target.value)} />
       ${Object.entries(KINDS).map(([kind, name]) => html`<label key=${kind}>
         <input type="checkbox" name=${kind} checked=${!hidden.has(kind)} onChange=${() => toggle(kind)} />${name}</label>`)}
-      <label><input type="checkbox" name="own" checked=${isOwn} onChange=${() => setOwn(!isOwn)} />chosen request only</label>
     </div>
     <ol class="rows" tabindex="0" aria-label="Events">
       ${rows.map((row) => html`<${Row} key=${`${row[0]} ${row[3]}`} row=${row} />`)}
@@ -68,7 +68,7 @@ function Row({ row: [index, kind, number, said] }) {
   const known = timeline.rowAt(index);
   return html`<li class=${kind}>
     <button class="time" onClick=${() => seek(index)} title="Show this moment">
-      ${known ? (known.end - timeline.start).toFixed(3) : ""}</button>
+      ${known ? (known.end - timeline.zero).toFixed(3) : ""}</button>
     <${Chip} number=${number} /><span class="kind">${kind}</span><span>${said}</span>
   </li>`;
 }

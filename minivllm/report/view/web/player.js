@@ -5,10 +5,11 @@ const LIVE_SPAN_S = 20;
 const LEAST_SPAN_S = 0.001;
 
 // What the page looks at. `index` is of the item shown last, `span` the seconds that the lanes
-// show (null: as suits), `awaited` the id of a request to choose once it arrives.
+// show (null: as suits), `awaited` the id of a request to choose once it arrives, `next` what a new
+// connection brings while the page is paused.
 const view = {
   timeline: new Timeline(), isLive: false, index: -1, time: 0, isPlaying: false, speed: 1, span: null,
-  selected: null, hovered: null, connection: "", info: null, key: "", awaited: null,
+  selected: null, hovered: null, connection: "", info: null, key: "", awaited: null, next: null,
 };
 
 function show(changes) {
@@ -36,7 +37,11 @@ function toggle() {
   const isAtEnd = !view.isLive && view.time >= view.timeline.end;
   if (isAtEnd && !view.isPlaying) seekTime(view.timeline.start);
   show({ isPlaying: !view.isPlaying });
+  if (view.next) adopt(view.next);
 }
+
+// Looks at another timeline from now on.
+const adopt = (timeline) => show({ timeline, index: -1, next: null });
 
 const nextMark = () => view.timeline.marks.find((index) => index > view.index);
 
@@ -44,8 +49,10 @@ const nextMark = () => view.timeline.marks.find((index) => index > view.index);
 function advance(seconds) {
   const { timeline } = view;
   if (!timeline.items.length) return;
-  if (view.index < timeline.first && (view.index >= 0 || !view.isLive)) seek(timeline.first);
-  if (!view.isPlaying) return;
+  if (!view.isPlaying) {
+    if (view.index >= 0 && view.index < timeline.first) seek(timeline.first);
+    return;
+  }
   if (view.isLive) {
     if (view.index !== timeline.count - 1) show({ index: timeline.count - 1, time: timeline.end });
     return;
@@ -58,7 +65,7 @@ function advance(seconds) {
 function windowOf() {
   const { timeline, time, isLive } = view;
   const whole = Math.max(timeline.end - timeline.start, LEAST_SPAN_S);
-  const span = view.span ?? (isLive ? LIVE_SPAN_S : whole);
+  const span = view.span ?? (isLive ? Math.min(Math.max(whole, 2), LIVE_SPAN_S) : whole);
   if (isLive) {
     const to = Math.max(time, timeline.start + span);
     return [to - span, to];
@@ -111,18 +118,18 @@ addEventListener("keydown", (event) => {
 });
 
 function Controls() {
-  const { timeline, isLive, isPlaying, index, time, speed } = view;
+  const { timeline, isLive, isPlaying, time, speed } = view;
   const isEmpty = !timeline.items.length;
   const name = isPlaying ? "pause" : isLive ? "follow" : "play";
   return html`<div class="controls" role="toolbar" aria-label="Time">
     <button class="main" onClick=${toggle} disabled=${isEmpty} title="space">${name}</button>
-    <button onClick=${() => seek(index - 1)} disabled=${isEmpty} title="←" aria-label="one step back">‹ step</button>
-    <button onClick=${() => seek(index + 1)} disabled=${isEmpty} title="→" aria-label="one step on">step ›</button>
+    <button onClick=${() => seek(view.index - 1)} disabled=${isEmpty} title="←" aria-label="one step back">‹ step</button>
+    <button onClick=${() => seek(view.index + 1)} disabled=${isEmpty} title="→" aria-label="one step on">step ›</button>
     <button onClick=${KEYS.p[2]} disabled=${nextMark() === undefined} title="p">next preemption</button>
     <input class="scrub" type="range" min=${timeline.start} max=${timeline.end} step="any" value=${time}
-      aria-label="Time" aria-valuetext=${`${(time - timeline.start).toFixed(3)} seconds`}
+      aria-label="Time" aria-valuetext=${`${(time - timeline.zero).toFixed(3)} seconds`}
       onInput=${(event) => seekTime(+event.target.value)} />
-    <output class="clock">${(time - timeline.start).toFixed(3)} s</output>
+    <output class="clock">${(time - timeline.zero).toFixed(3)} s</output>
     ${!isLive && html`<label>speed <select value=${speed} onChange=${(event) => show({ speed: +event.target.value })}>
       ${SPEEDS.map((one) => html`<option key=${one} value=${one}>${one}×</option>`)}</select></label>`}
     <span class="zoom"><button onClick=${() => zoom(0.5)} title="+" aria-label="shorter time">+</button>

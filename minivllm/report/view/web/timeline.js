@@ -7,6 +7,7 @@ const MOST_GAUGES = 20_000;
 class Timeline {
   constructor(most = Infinity) {
     this.most = most;
+    this.zero = 0; // when the first item began
     this.first = 0; // index of the oldest item that is kept
     this.items = [];
     this.rows = []; // numbers of each item, for charts
@@ -46,6 +47,7 @@ class Timeline {
       return;
     }
     const index = this.count;
+    if (index === 0) this.zero = item.time_s;
     if (index % KEY === 0) this.keys.set(index, this.tip.clone());
     this.items.push(item);
     const out = this.noteTokens(item, index);
@@ -59,7 +61,7 @@ class Timeline {
 
   row(item, out) {
     const row = {
-      time: item.time_s, end: item.end_s, step: item.step, out,
+      time: item.time_s, end: item.end_s, out, last: item.step ?? this.rows.at(-1)?.last,
       prefill: 0, decode: item.decoded?.length ?? 0, parts: item.decoded?.length ?? 0, running: 0, drafts: 0, accepted: 0,
       waiting: item.num_waiting, used: item.num_used_blocks,
     };
