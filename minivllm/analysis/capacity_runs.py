@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.capacity import TASK, UNITS, Capacity, Criterion, Probe
+from minivllm.bench.metrics.request_trace import UNMEASURED
 from minivllm.bench.records.identity import cell_id, digest
 from minivllm.bench.records.reading import record_in
 from minivllm.bench.records.schema import checker
@@ -80,6 +81,7 @@ def met(
         row["status"] == "ok"
         and all(row[name] is None or row[name] <= limits[name] for name in limits)
         for row in rows
+        if row["status"] != UNMEASURED
     ]
 
 

@@ -163,7 +163,10 @@ class Session:
             record.validity.notes.append(recorder.note)
         drafts = self._drafts()
         rows = recorded_requests(
-            traces, engine.info.clock is None, None if drafts is None else drafts.counters
+            traces,
+            engine.info.clock is None,
+            None if drafts is None else drafts.counters,
+            load.until_s(traces),
         )
         start = min(trace.scheduled_s for trace in traces)
         end = max((t.ended_s for t in traces if t.ended_s is not None), default=start)

@@ -8,6 +8,7 @@ import pytest
 
 from minivllm.bench.driver import drive
 from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.metrics.rows import recorded_requests
 from minivllm.bench.metrics.validity import check
 from minivllm.bench.offered_load import OfferedLoad
 from minivllm.bench.options import MeasureOptions, SLOOptions
@@ -45,6 +46,9 @@ def test_requests_of_the_window_are_measured_and_the_rest_keeps_up_the_load() ->
     (note,) = load.notes(traces)
     assert "the 4 of 10 requests that were due within it are measured; 2 more kept up" in note
     assert check(traces, load.sent(traces), whole, stopping=load.stopping).reasons == []
+    rows = recorded_requests(traces, until_s=load.until_s(traces))
+    assert [row["e2e_ms"] for row in rows] == [3000] * 4 + [None] * 2
+    assert [row["status"] for row in rows] == ["ok"] * 4 + ["unmeasured"] * 2
 
 
 def test_tokens_of_the_cool_down_count_within_the_window_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from io import StringIO
 from pathlib import Path
@@ -13,11 +14,17 @@ from minivllm.analysis.cells import gather, varying_columns
 from minivllm.analysis.format import listing, sig
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.identity import QUALITY_TASK
-from minivllm.bench.records.record import Ablation
+from minivllm.bench.records.record import (
+    Ablation,
+    Attainment,
+    DeviceFigures,
+    Devices,
+    Percentiles,
+)
 from minivllm.errors import BadInput
 from minivllm.report.inputs import read
 from minivllm.report.provenance import provenance
-from minivllm.report.tables import markdown_text, summary_table
+from minivllm.report.tables import csv_text, markdown_text, summary_table
 from minivllm.tasks.report import find_runs, joined_name, run
 from tests.report.pagereader import build_report
 from tests.report.synthetic import make_record, write
@@ -71,6 +78,24 @@ def test_summary_of_one_record_has_no_ratio(tmp_path: Path) -> None:
     text = rendered(summary_table(read(write(tmp_path, [make_record(arm="[red]odd[/red]")])).cells))
     assert "× first" not in text
     assert "[red]odd[/red]" in text  # names are not markup
+
+
+def test_objectives_thoughts_and_devices_are_columns_where_there_are_any(tmp_path: Path) -> None:
+    plain, full = make_record("fp16"), make_record("int8", index=1)
+    full.metrics.attainment, full.metrics.goodput_tokens_per_s = Attainment(all=0.375), 321.0
+    full.metrics.ttfo_ms = Percentiles(mean=7.0, p50=7.5, n=2)
+    full.devices = Devices(count=2, output_tokens_per_s=222.0, each=[DeviceFigures()] * 2)
+    names = ("SLO met", "Good output", "TTFO p50", "Output per device")
+    cells = read(write(tmp_path / "one", [plain])).cells
+    assert not any(name in rendered(summary_table(cells)) for name in names)
+    assert "metrics.attainment" not in csv_text(cells)
+    root = write(tmp_path / "both", [plain, full])
+    cells = read(root).cells
+    assert "SLO met" in rendered(summary_table(cells)) and "37.5" in rendered(summary_table(cells))
+    page = build_report(root, root / "out").read_text()
+    assert all(name in page for name in names)
+    row = list(csv.DictReader(StringIO(csv_text(cells))))[1]
+    assert float(row["devices.output_tokens_per_s"]) == 222
 
 
 def test_throughput_that_the_arrivals_set_is_no_ratio(tmp_path: Path) -> None:

@@ -296,6 +296,18 @@ def device_indices(device: str) -> list[int]:
     return list(dict.fromkeys(indices))
 
 
+def visible_devices(device: str) -> dict[str, str]:
+    """The environment of a process to which only the GPUs that a device names by number are
+    visible; empty for one that names none."""
+    if not device.startswith("cuda:"):
+        return {}
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = [
+        visible[index] if index < len(visible) else str(index) for index in device_indices(device)
+    ]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
 @cache
 def is_torch_for_gpus() -> bool:
     """Whether the installed torch was built with CUDA, told without importing it; True where

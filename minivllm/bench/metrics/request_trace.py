@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 COMPLETED = ("stop", "length")
+UNMEASURED = "unmeasured"  # status in a table of a request that only kept up the load
 
 
 @dataclass(slots=True)

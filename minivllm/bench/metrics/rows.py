@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minivllm.bench.metrics import metrics
-from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.metrics.request_trace import UNMEASURED, RequestTrace
 from minivllm.bench.metrics.roofline import PHASES
 from minivllm.bench.records.record import Breakdown
 from minivllm.extras.speculative.counters import SpeculationCounters
@@ -38,6 +38,7 @@ def recorded_requests(
     traces: Sequence[RequestTrace],
     with_ids: bool = True,
     drafts: SpeculationCounters | None = None,
+    until_s: float | None = None,
 ) -> Rows:
     """Rows of requests.parquet: the metrics' rows, the request's drafts, and every token with its
     time (clock seconds).
@@ -46,10 +47,15 @@ def recorded_requests(
         traces: one a request.
         with_ids: False leaves out the tokens' ids; those of simulated tokens mean nothing.
         drafts: None: there was no speculation.
+        until_s: requests that were due from then on kept up the load and are not measured: they
+            have no latencies, and the status "unmeasured"; None: all are.
     """
     rows = metrics.request_rows(traces)
     for row, trace in zip(rows, traces, strict=True):
         counts = None if drafts is None else drafts.requests.get(trace.request_id, (0, 0, 0))
+        if until_s is not None and trace.scheduled_s >= until_s:
+            row |= {name: None for name in row if name.endswith("_ms")}
+            row["status"] = UNMEASURED
         row["draft_tokens"] = counts and counts[1]
         row["accepted_tokens"] = counts and counts[2]
         if with_ids:

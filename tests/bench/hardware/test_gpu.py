@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from minivllm import BadInput
 from minivllm.bench import device_lock as locking
 from minivllm.bench.hardware import energy as energy_module
 from minivllm.bench.hardware.energy import open_meter
-from minivllm.bench.hardware.gpu import Gpu, GpuGroup, device_indices, open_gpu
+from minivllm.bench.hardware.gpu import Gpu, GpuGroup, device_indices, open_gpu, visible_devices
 from minivllm.bench.hardware.readings import DeviceEnergy, Energy
 from minivllm.bench.hardware.telemetry import Telemetry, peak
 from minivllm.bench.metrics.price import by_device, cost
@@ -69,6 +70,25 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SeveralNVML:
 )
 def test_a_device_names_gpus(device: str, indices: list[int]) -> None:
     assert device_indices(device) == indices
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "names"),
+    [
+        ("cuda:1", None, "1"),
+        ("cuda:0-2", None, "0,1,2"),
+        ("cuda:1,0", "7,GPU-x", "GPU-x,7"),
+        ("cuda", "7", None),
+        ("cpu", None, None),
+    ],
+)
+def test_a_process_sees_the_gpus_that_its_device_names(
+    device: str, visible: str | None, names: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_devices(device).get("CUDA_VISIBLE_DEVICES") == names
 
 
 @pytest.mark.parametrize("device", ["cuda:", "cuda:1-", "cuda:2-1", "cuda:a", "cuda:0;1", "cpu:1"])
@@ -152,8 +172,6 @@ def test_cost_and_throughput_of_each() -> None:
 
 
 def test_the_peak_of_each_is_in_telemetry(nvml: SeveralNVML) -> None:
-    import os
-
     telemetry = Telemetry(os.getpid(), open_gpu("cuda:0-1"))
     row = telemetry.sample()
     assert row is not None

@@ -13,7 +13,8 @@ repeats the one before for ever, "silence" waits), with the probes answered as a
 that answer every request to the chat API, without which there is none; "silence" waits for a second
 at most), thinks (how many tokens of thoughts come before an answer by the chat or responses API,
 whose answers are then of as many tokens as are asked for), calls (the answer calls a tool), details
-(False: how many tokens were thoughts is not told).
+(False: how many tokens were thoughts is not told), strict (names of fields that a request may not
+have).
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Handler(BaseHTTPRequestHandler):
                     json.dumps({"at": self.path, "key": self.headers["Authorization"], **body})
                     + "\n"
                 )
+        if unknown := sorted(body.keys() & set(self.settings.get("strict", ()))):
+            return self.answer(400, {"error": {"message": f"unknown field {unknown[0]}"}})
         if self.path == self.settings.get("reset"):
             return self.answer(200, {})
         if self.route == "/v1/chat/completions" and "chat" in self.settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
@@ -21,11 +22,12 @@ class Bodies:
 
     Attributes:
         as_text: whether the completions API is sent prompts as text and not as ids.
+        past_end: whether `ignore_eos` is sent at all, which is not of OpenAI's.
     """
 
     def __init__(self, api: str, tokenizer: Tokenizer | None) -> None:
         self._api, self._tokenizer = api, tokenizer
-        self.as_text = False
+        self.as_text, self.past_end = False, True
 
     def body(
         self,
@@ -42,6 +44,8 @@ class Bodies:
             params: everything else about decoding.
             chat: of a request that has messages of its own; None makes the prompt's text one.
         """
+        if not self.past_end:
+            params = replace(params, ignore_eos=False)
         if self._api == "completions":
             words = self.server_text(prompt) if self.as_text else prompt
             return completions_body(words, max_tokens, params)

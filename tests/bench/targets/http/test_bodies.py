@@ -175,6 +175,25 @@ def test_an_error_in_the_stream_of_responses_ends_the_request(make: Make) -> Non
     assert trace.status == "aborted" and "the GPU fell off" in str(trace.error)
 
 
+@pytest.mark.parametrize("api", ["completions", "chat", "responses"])
+def test_a_strict_server_is_not_sent_what_it_does_not_know(make: Make, api: str) -> None:
+    engine, asked = make(api, thinks=0, strict=["return_token_ids", "ignore_eos"], ids=False)
+    (trace,) = run(engine, requests([(70, 71)], [6], ignore_eos=False))
+    assert trace.status == "ok" and len(trace.token_ids) == 6
+    last = json.loads(asked.read_text().splitlines()[-1])
+    assert not last.keys() & {"return_token_ids", "ignore_eos"}
+    (rejected,) = run(engine, requests([(70, 71)], [6]))
+    assert rejected.status == "refused"
+    assert "set workload.ignore_eos=false" in str(rejected.error)
+
+
+def test_a_strict_server_of_ids_is_still_sent_ids(make: Make) -> None:
+    engine, asked = make("completions", strict=["return_token_ids"])
+    (trace,) = run(engine, requests([(70, 71)], [6]))
+    last = json.loads(asked.read_text().splitlines()[-1])
+    assert trace.status == "ok" and last["prompt"] == [70, 71] and last["ignore_eos"]
+
+
 def test_ids_are_of_the_completions_api() -> None:
     with pytest.raises(BadInput, match=r"engine\.prompt='ids' is of engine\.api=completions"):
         compose(["engine=openai", "engine.api=chat", "engine.prompt=ids"])
