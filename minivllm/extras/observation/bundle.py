@@ -1,9 +1,9 @@
 """The form of a step bundle: everything that one step changed and why, ready for JSON.
 
 Requests go by a number, which the bundle that first names a request ties to its id; blocks go by
-their place in the pool. Times are seconds on the engine's clock. Absent keys mean that there was
-nothing of the kind. Blocks of the prefix cache come and go by the events of vLLM's KV event stream
-(vllm/distributed/kv_events.py), without the token ids of prompts.
+their place in the pool. Times are seconds on the engine's clock, to the microsecond. Absent keys
+mean that there was nothing of the kind. Blocks of the prefix cache come and go by the events of
+vLLM's KV event stream (vllm/distributed/kv_events.py), without the token ids of prompts.
 """
 
 from __future__ import annotations

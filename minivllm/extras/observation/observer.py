@@ -30,6 +30,12 @@ from minivllm.extras.observation.bundle import (
 from minivllm.extras.observation.kv_events import KVEvents
 
 
+def seconds(time_s: float) -> float:
+    """A time as bundles have it, in whole microseconds: a step's other digits would be half of its
+    text."""
+    return round(time_s, 6)
+
+
 @dataclass(slots=True)
 class _Told:
     """What the bundles so far say of a request."""
@@ -84,7 +90,7 @@ class StepObserver:
         self._settle(self._touched)
         self._in_step = False  # a step that failed has no end
         if self._bundle:
-            self._bundle["end_s"] = self._bundle["time_s"] = self.scheduler.now()
+            self._bundle["end_s"] = self._bundle["time_s"] = seconds(self.scheduler.now())
             self._send()
 
     def tell_all(self) -> None:
@@ -93,7 +99,7 @@ class StepObserver:
         self._told, self._bundle, self._touched = {}, {}, {}
         assert self._cache.prefix.changes is not None
         self._cache.prefix.changes.clear()
-        now = scheduler.now()
+        now = seconds(scheduler.now())
         self._bundle = {"time_s": now, "end_s": now, "engine": self._facts()}
         unfinished = [*scheduler.running, *sorted(scheduler.waiting, key=lambda r: r.rank)]
         for request in unfinished:
@@ -129,7 +135,7 @@ class StepObserver:
     def _note_state(self, time_s: float, request: Request) -> None:
         number = self._number(request)
         self._touched[request] = None
-        change = StateChange(time_s, number, request.state.value, request.finish_reason)
+        change = StateChange(seconds(time_s), number, request.state.value, request.finish_reason)
         self._bundle.setdefault("states", []).append(change)
 
     def _number(self, request: Request) -> int:
@@ -151,7 +157,7 @@ class StepObserver:
             request.num_prompt_tokens,
             request.max_num_tokens,
             request.params.priority,
-            request.arrival_s,
+            seconds(request.arrival_s),
             parent,
         )
 
@@ -171,7 +177,7 @@ class StepObserver:
             self.flush()
         plan, bundle = event.plan, self._bundle
         self._in_step = True
-        bundle["time_s"] = event.time_s
+        bundle["time_s"] = seconds(event.time_s)
         self._drafted = [
             (part.request, part.num_drafts) for part in plan.scheduled if part.num_drafts
         ]
@@ -249,7 +255,7 @@ class StepObserver:
         return cache.blocks_for(done - request.cache.num_evicted + count) - used
 
     def _timed(self, event: StepTimed) -> None:
-        self._bundle["timed"] = event[-7:]
+        self._bundle["timed"] = tuple([round(ms, 3) for ms in event[-7:]])
 
     def _ended(self, event: StepEnded) -> None:
         if self._drafted:
@@ -263,7 +269,7 @@ class StepObserver:
         bundle = self._bundle
         if bundle.keys() - {"time_s", "held"}:  # not one more poll of an engine that waits
             bundle["step"] = self._num_steps
-            bundle["end_s"] = event.time_s
+            bundle["end_s"] = seconds(event.time_s)
             self._num_steps += 1
             self._send()
         else:
