@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.announcing import announcement
+from tests.forked import fork_known
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
 from tests.triton_interpreter import prepare_once
@@ -117,9 +118,10 @@ def cli(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., Result]]:
     """Run a command in this process, in an empty folder of its own; of its report only the pictures
-    that no other has are painted."""
+    that no other has are painted, and its workers are forks of a process with torch."""
     from minivllm.cli import main
 
+    fork_known(monkeypatch)
     if "report" not in request.path.parts:
         from tests.pictures import painted_if_own
 

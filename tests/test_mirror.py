@@ -27,6 +27,7 @@ ACROSS = {
     "quant/test_plug_in.py": "a third party's method",
     "serving/test_malformed.py": "bodies and frames of every API",
     "test_docs.py": "the documentation",
+    "test_forked.py": "what tests have in the place of subprocess",
     "test_layers.py": "who may import whom",
     "test_mirror.py": "the tests themselves",
     "test_plug_ins.py": "a third party's class of every kind",

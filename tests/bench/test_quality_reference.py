@@ -24,6 +24,7 @@ from minivllm.bench.records.reading import read_records
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED
+from tests.forked import fork_known
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -46,6 +47,7 @@ Cli = Callable[..., Any]
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the supervisor does for its workers, whose children the reference's process is one of."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    fork_known(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """The reference of `make_config()`, computed apart as everywhere but in tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
+        fork_known(patch)
         return quality_reference.ensure(make_config(), tmp_path_factory.mktemp("made"))
 
 

@@ -85,6 +85,12 @@ def record_of(measurement: Measurement) -> dict[str, Any]:
     return json.loads((measurement.path / storage.RECORD).read_text())
 
 
+def workers() -> list[int]:
+    """Process ids of the workers of this process."""
+    children = psutil.Process().children()
+    return [child.pid for child in children if "minivllm.bench.worker" in child.cmdline()]
+
+
 def leftovers(root: Path) -> list[str]:
     """Temporary and handed-over files that should not be there any more."""
     return [
@@ -453,7 +459,7 @@ def test_ctrl_c_while_profiling_keeps_the_measurement(tmp_path: Path) -> None:
         events.append((event["event"], event.get("status")))
         if event["event"] == "profiling":
             (measurements[0].path / f".{storage.TRACE}.half.tmp").write_text("torn")
-            pids.extend(child.pid for child in psutil.Process().children())
+            pids.extend(workers())
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -473,7 +479,7 @@ def test_ctrl_c_keeps_what_is_done_and_drops_what_is_not(tmp_path: Path) -> None
 
     def interrupt(event: dict[str, Any]) -> None:
         if event["event"] == "warmup" and event["measurement"] == endless:
-            pids.extend(child.pid for child in psutil.Process().children())
+            pids.extend(workers())
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     with pytest.raises(KeyboardInterrupt):
