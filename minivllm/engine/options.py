@@ -16,6 +16,7 @@ from minivllm.platform.given import (
     Range,
     biases,
     known_fields_only,
+    named,
     texts,
     token_ids,
 )
@@ -201,7 +202,7 @@ class StructuredOutputs:
                 f"decoding.structured_outputs={value!r} must be a dictionary such as "
                 '{"regex": "[0-9]+"}, or null'
             )
-        return cls(**value)
+        return cls(**named("decoding.structured_outputs", value))
 
 
 def _schema_text(what: str, schema: Any) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import wraps
 from numbers import Integral, Real
@@ -69,6 +69,14 @@ def known_fields_only(cls: type[T]) -> type[T]:
 
     cls.__init__ = checked  # type: ignore
     return cls
+
+
+def named(what: str, value: Mapping[Any, Any]) -> dict[str, Any]:
+    """A mapping from outside as arguments by name. Raises BadInput where a name is no text."""
+    for name in value:
+        if not isinstance(name, str):
+            raise BadInput(f"{what}={value!r} must have names of fields, and {name!r} is none")
+    return dict(value)
 
 
 def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:

@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minivllm import SamplingParams
+from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import LONGEST, BadInput
 from minivllm.platform.given import (
     FLOAT32,
     Range,
     biases,
     known_fields_only,
+    named,
     texts,
     token_ids,
     whole,
@@ -38,6 +40,15 @@ def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
     assert Sample(3, second=4) == Sample(first=3, second=4)
     with pytest.raises(BadInput, match="Sample has no field secnd; did you mean second"):
         Sample(secnd=4)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", [None, 3, ("json",)])
+def test_a_name_that_is_no_text_is_bad_input(name: Any) -> None:
+    with pytest.raises(BadInput, match=r"x=.* must have names of fields, and .* is none"):
+        named("x", {"first": 1, name: 2})
+    with pytest.raises(BadInput, match=r"structured_outputs=.* must have names of fields"):
+        StructuredOutputs.of({name: None})
+    assert named("x", {"first": 1}) == {"first": 1}
 
 
 @pytest.mark.parametrize("value", [3, 3.0, np.int64(3), torch.tensor(3).item()])
