@@ -35,9 +35,10 @@ def usable_cores() -> int:
     return len(allowed_cores())
 
 
-def wanted_cores(runtime: dict[str, Any]) -> set[int]:
-    """The cores of `runtime.cores`, or all allowed ones. Raises BadInput where it names none."""
-    setting = runtime.get("cores")
+def wanted_cores(options: dict[str, Any], group: str = "runtime") -> set[int]:
+    """The cores of the knob `cores` in the options of a group, or all allowed ones. Raises BadInput
+    where it names none."""
+    setting = options.get("cores")
     if setting is None:
         return allowed_cores()
     cores: set[int] = set()
@@ -46,37 +47,36 @@ def wanted_cores(runtime: dict[str, Any]) -> set[int]:
             first, _, last = part.partition("-")
             cores.update(range(int(first), int(last or first) + 1))
     if not cores:
-        raise BadInput(f"runtime.cores={setting} must be numbers and ranges of cores, like 0-3,8")
+        raise BadInput(f"{group}.cores={setting} must be numbers and ranges of cores, like 0-3,8")
     return cores
 
 
-def validate_cores(runtime: dict[str, Any]) -> None:
-    """Raise BadInput where this process may not run on one of `runtime.cores`, or where the system
-    cannot pin processes."""
-    if runtime.get("cores") is None:
+def validate_cores(options: dict[str, Any], group: str = "runtime") -> None:
+    """Raise BadInput where this process may not run on one of the cores of a group's options, or
+    where the system cannot pin processes."""
+    setting = options.get("cores")
+    if setting is None:
         return
     if not hasattr(os, "sched_setaffinity"):
+        raise BadInput(f"{group}.cores={setting}: this system cannot pin processes; leave it out")
+    if missing := wanted_cores(options, group) - allowed_cores():
         raise BadInput(
-            f"runtime.cores={runtime['cores']}: this system cannot pin processes; leave it out"
-        )
-    if missing := wanted_cores(runtime) - allowed_cores():
-        raise BadInput(
-            f"runtime.cores={runtime['cores']}: this process may not run on {min(missing)}, "
+            f"{group}.cores={setting}: this process may not run on {min(missing)}, "
             f"only on {','.join(map(str, sorted(allowed_cores())))}"
         )
 
 
-def pin(runtime: dict[str, Any]) -> None:
-    """Pin this process to `runtime.cores`, with all its present and future threads; null undoes an
-    earlier pinning.
+def pin(options: dict[str, Any], group: str = "runtime") -> None:
+    """Pin this process to the cores of a group's options, with all its present and future threads;
+    null undoes an earlier pinning.
 
     Raises:
         BadInput: see `validate_cores`.
     """
-    validate_cores(runtime)
-    if runtime.get("cores") is None and not _before:
+    validate_cores(options, group)
+    if options.get("cores") is None and not _before:
         return
-    cores = wanted_cores(runtime)
+    cores = wanted_cores(options, group)
     _before.update(allowed_cores())
     os.sched_setaffinity(0, cores)  # threads and processes started later inherit it
     seen: set[int] = set()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from minivllm.platform.options import Options, knob, option
+from minivllm.platform.threads import wanted_cores
 
 
 @option("minivllm.tasks.serve.run")
@@ -20,8 +21,9 @@ class ServeOptions(Options):
         api_keys: keys that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`;
             none: every client is served.
         cors_origins: web pages of these origins may call the server, "*" all.
-        max_num_queued_reqs: most requests that wait for their first token; more are refused (429).
-        max_num_queued_tokens: most prompt tokens of these requests.
+        max_num_queued_reqs: most completions that wait for their first token, of which a request
+            with n=4 has four; more are refused (429).
+        max_num_queued_tokens: most tokens of their prompts.
         max_body_mb: largest body of a request, in 10**6 bytes.
         max_depth: most levels of brackets in a body.
         max_socket_reqs: most requests under way on one WebSocket.
@@ -59,3 +61,7 @@ class ServeOptions(Options):
     log_prompts: bool = False
     cores: str | None = knob(None, unasked=True)
     record: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted_cores({"cores": self.cores}, "task")

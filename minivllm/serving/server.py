@@ -61,13 +61,13 @@ async def serve(config: dict[str, Any]) -> int:
     tokenizer = Tokenizer.load(source.folder)
     name = options.served_model_name or config["choices"].get("model") or "model"
     recorder = Recorder(config, source) if options.record else None
-    validate_cores({"cores": options.cores})
+    validate_cores({"cores": options.cores}, "task")
     listener = listen(options)
     client = EngineClient(config, options.slow_reader_pieces)
     try:
         begin = time.monotonic()
         info = await client.start()
-        pin({"cores": options.cores})
+        pin({"cores": options.cores}, "task")
         for warning in info.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         service = Service(options, client, info, tokenizer, name)

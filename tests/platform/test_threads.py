@@ -56,8 +56,9 @@ def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize("wrong", ["", "a", "3-1", "1,", "-1", "0-"])
 def test_cores_are_numbers_and_ranges(wrong: str) -> None:
-    with pytest.raises(BadInput, match=r"runtime.cores=.* must be numbers and ranges"):
-        compose([f"runtime.cores='{wrong}'"])
+    for knob, others in (("runtime.cores", []), ("task.cores", ["preset=serve"])):
+        with pytest.raises(BadInput, match=rf"{knob}=.* must be numbers and ranges"):
+            compose([*others, f"{knob}='{wrong}'"])
 
 
 KEPT = """
@@ -87,8 +88,13 @@ def test_a_process_is_kept_to_its_cores_until_they_are_others(cli: Callable[...,
     subprocess.run([sys.executable, "-c", KEPT], check=True)
     with pytest.raises(BadInput, match="this process may not run on 4095, only on"):
         pin({"cores": 4095})
-    done = cli("runtime.cores=0,4095", "workload.num_requests=1")
-    assert done.code == 2 and "may not run on 4095" in done.err and len(done.err.splitlines()) == 1
+    for knob, command in (
+        ("runtime.cores", ["workload.num_requests=1"]),
+        ("task.cores", ["preset=serve", "task.port=0"]),
+    ):
+        done = cli(f"{knob}='0,4095'", *command)
+        assert done.code == 2 and len(done.err.splitlines()) == 1
+        assert f"{knob}=0,4095: this process may not run on 4095" in done.err
 
 
 def test_more_threads_than_cores_are_noted_in_the_record(
