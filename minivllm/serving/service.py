@@ -54,26 +54,34 @@ class Service:
 
     # ---- admission
 
-    def admit(self, num_requests: int = 1, num_tokens: int = 0) -> None:
-        """Check that so many requests may wait for the engine, before anything is done for them.
+    def admit(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
+        """Check that so many sequences may wait for the engine, before anything is done for them.
+
+        Args:
+            num_sequences: completions, of which the engine makes each by itself.
+            num_tokens: of their prompts.
 
         Raises:
-            ApiError: 429, too many wait; 503, the server ends.
+            ApiError: 429, too many wait; 400, it is more than may ever wait; 503, the server ends.
         """
         if self.is_draining or not self.client.is_alive:
             raise unavailable("the server is about to end")
         options = self.options
-        waiting = [s.num_prompt_tokens for s in self.client.streams.values() if not s.has_begun]
-        for name, there, more in (
-            ("max_num_queued_reqs", len(waiting), num_requests),
-            ("max_num_queued_tokens", sum(waiting), num_tokens),
+        streams = self.client.streams.values()
+        waiting = sum(stream.num_waiting for stream in streams)
+        tokens = sum(s.num_prompt_tokens for s in streams if s.num_waiting == s.num_completions)
+        for name, what, there, more in (
+            ("max_num_queued_reqs", "completions", waiting, num_sequences),
+            ("max_num_queued_tokens", "prompt tokens", tokens, num_tokens),
         ):
             most = getattr(options, name)
+            if more > most:  # trying again would not help
+                raise ApiError(400, f"{more} {what} are more than task.{name}={most} in one call")
             if there + more > most:
                 self.count("requests_refused")
                 raise overloaded(
                     f"the queue is full ({there} of {name}={most}): try again later",
-                    self._retry_after_s(len(waiting)),
+                    self._retry_after_s(waiting),
                 )
 
     def count(self, name: str) -> None:
@@ -149,7 +157,7 @@ class Service:
         """
         for ids in prompts:
             self._check(ids, params)
-        self.admit(len(prompts), sum(map(len, prompts)))
+        self.admit(len(prompts) * params.n, sum(map(len, prompts)))
         return [self._start(ids, params) for ids in prompts]
 
     def go_on(self, stream: TokenStream, prompt: list[int], params: SamplingParams) -> TokenStream:

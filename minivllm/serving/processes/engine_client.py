@@ -64,6 +64,7 @@ class TokenStream:
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.unfinished = num_completions
+        self._unbegun = set(range(num_completions))
         self.error: ApiError | None = None
         self.finish_reason: str | None = None  # of the completion that ended last
         self.timer: asyncio.TimerHandle | None = None  # ends it when it takes too long
@@ -75,9 +76,9 @@ class TokenStream:
         self._changed = asyncio.Event()
 
     @property
-    def has_begun(self) -> bool:
-        """Whether its first token has come, or its end."""
-        return self.first_token_s is not None or self.is_over
+    def num_waiting(self) -> int:
+        """How many of its completions wait for their first token."""
+        return 0 if self.is_over else len(self._unbegun)
 
     @property
     def is_over(self) -> bool:
@@ -86,6 +87,7 @@ class TokenStream:
 
     def push(self, piece: Piece, time_s: float) -> None:
         """Take a piece from the engine."""
+        self._unbegun.discard(piece.completion)
         if piece.token_id is not None:
             self.num_output_tokens += 1
             self.last_token_s = time_s
