@@ -17,7 +17,7 @@ from minivllm.serving.anthropic import forms as anthropic_forms
 from minivllm.serving.anthropic import messages
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http import metrics
-from minivllm.serving.http.calls import Calls
+from minivllm.serving.http.calls import REQUEST_ID, Calls
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.limits import ApiKeys, Limits
 from minivllm.serving.openai import chat, completions, models, responses
@@ -99,7 +99,7 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
             allow_origins=options.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=[*REQUEST_ID, "retry-after"],
         )
     app.add_middleware(
         Calls,

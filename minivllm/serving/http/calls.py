@@ -30,7 +30,8 @@ logger = logging.getLogger("minivllm.serving")
 CLIENT_LEFT = 499  # nginx's status for a client that closed its connection
 QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds, and not logged
 MOST_LOGGED = 100_000  # characters of a body that `task.log_prompts` writes
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+REQUEST_ID = ("x-request-id", "request-id")  # headers, as OpenAI and as Anthropic name them
+_PLAIN = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Connection(Protocol):
@@ -100,7 +101,7 @@ CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 
 def request_id_of(given: str | None) -> str:
     """A client's id where it is short and plain, else a new one."""
-    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if given and _PLAIN.fullmatch(given) else uuid.uuid4().hex
 
 
 class Calls:
@@ -149,7 +150,8 @@ class Calls:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = call.request_id
+                for name in REQUEST_ID:
+                    MutableHeaders(scope=message)[name] = call.request_id
             elif self._log_prompts:
                 _append(texts, "answer", message)
             await send(message)

@@ -327,7 +327,8 @@ def test_another_model_is_not_found(client: anthropic.Anthropic) -> None:
         ask(client, model="claude-opus-4")
     body = error.value.body
     assert isinstance(body, dict) and body["error"]["type"] == "not_found_error"
-    assert body["request_id"] == error.value.response.headers["x-request-id"]
+    assert body["request_id"] == error.value.request_id and len(body["request_id"]) == 32
+    assert len(str(ask(client, max_tokens=1)._request_id)) == 32
 
 
 def test_a_base_model_refuses_messages_in_one_line(server: RunningServer) -> None:
