@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeGuard
 
-from minivllm.errors import BadInput, NotInstalled
+from minivllm.errors import BadInput, NotInstalled, install
 
 # Space between the parts of a text: bounded, since a model may go on with it for ever.
 MOST_SPACE = 32
@@ -31,7 +31,7 @@ def guidance() -> Any:
         import llguidance
     except ImportError as error:
         raise NotInstalled(
-            f"structured outputs need llguidance ({error}): pip install 'minivllm[structured]'"
+            f"structured outputs need llguidance ({error}): {install('structured')}"
         ) from error
     return llguidance
 
@@ -65,6 +65,15 @@ def guided_schema(text: str) -> str:
             "too many"
         )
     return json.dumps({**_guided(schema, [*names]), "x-guidance": OPTIONS})
+
+
+@lru_cache(64)
+def require_schema(guided: str) -> None:
+    """Raise BadInput where a schema by itself is wrong, as `guided_schema` has written it: within a
+    larger grammar the error would show that grammar."""
+    matcher = guidance().LLMatcher
+    if fault := matcher.validate_grammar(matcher.grammar_from_json_schema(guided)):
+        raise BadInput(fault)
 
 
 def _collect(node: Any, names: dict[str, None], patterns: list[str], depth: int) -> None:

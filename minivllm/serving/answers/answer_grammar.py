@@ -8,7 +8,7 @@ from typing import Any
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
-from minivllm.extras.masks.json_schema import guided_schema
+from minivllm.extras.masks.json_schema import guided_schema, require_schema
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.answers.structured import call_rules, quoted
 from minivllm.serving.errors import ApiError
@@ -26,6 +26,7 @@ def answer_grammar(
     form: ToolForm | None,
     tokenizer: Tokenizer,
     begins_thinking: bool,
+    field: str = "response_format",
 ) -> StructuredOutputs | None:
     """What the text of an answer has to be; None: anything.
 
@@ -38,6 +39,7 @@ def answer_grammar(
         form: of the model's calls, where there are tools.
         tokenizer: of the model.
         begins_thinking: the prompt ends inside a thinking block.
+        field: of the body, that asks for the form.
 
     Raises:
         ApiError: this cannot be asked of this model.
@@ -58,7 +60,7 @@ def answer_grammar(
     if answer == "form" and not thoughts:
         return asked
     if asked is not None and "form" in answer.split():
-        rules.append(f"form: {_form(asked)}")
+        rules.append(f"form: {_form(asked, field)}")
     between = "thoughts" if begins_thinking else "thoughts?"
     start = f"start: {between} answer" if thoughts else "start: answer"
     rules = [start, *thoughts, f"answer: {answer}", *rules, _SPACE]
@@ -115,17 +117,19 @@ def _thoughts(tokenizer: Tokenizer, begins_thinking: bool) -> list[str]:
     return [f"thoughts: {opened}THOUGHTS? <[{end}]> SPACE?", f"THOUGHTS: /{_ANY}+/"]
 
 
-def _form(asked: StructuredOutputs) -> str:
-    """The rule of a form."""
+def _form(asked: StructuredOutputs, field: str) -> str:
+    """The rule of a form. Raises ApiError where its schema is wrong."""
     if asked.choice is not None:
         return " | ".join(map(quoted, asked.choice))
     if asked.regex is not None:
         return f"/{_pattern(asked.regex)}/"
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
     try:
-        return f"%json {guided_schema(schema)}"
+        guided = guided_schema(schema)
+        require_schema(guided)
+        return f"%json {guided}"
     except BadInput as error:
-        raise ApiError.of(error, "response_format") from None
+        raise ApiError(400, f"{field}: {error}", param=field) from None
 
 
 def _pattern(regex: str) -> str:

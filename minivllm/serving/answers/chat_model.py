@@ -141,7 +141,11 @@ class ChatModel:
         return ChatPrompt(ids, begins_thinking(tokenizer, ids))
 
     async def constrained(
-        self, params: SamplingParams, prompt: ChatPrompt, tools: Tools | None
+        self,
+        params: SamplingParams,
+        prompt: ChatPrompt,
+        tools: Tools | None,
+        field: str = "response_format",
     ) -> SamplingParams:
         """The same parameters with what the text of a whole answer has to be, see
         `answer_grammar`; found in a thread, as schemas may be large.
@@ -152,7 +156,7 @@ class ChatModel:
         asked = params.structured_outputs
         if asked is None and tools is None:
             return params
-        given = asked, tools, self.form, self.require(), prompt.begins_thinking
+        given = asked, tools, self.form, self.require(), prompt.begins_thinking, field
         grammar = await asyncio.to_thread(answer_grammar, *given)
         return replace(params, structured_outputs=grammar)
 

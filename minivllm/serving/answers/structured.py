@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
-from minivllm.extras.masks.json_schema import guided_schema, is_tag
+from minivllm.extras.masks.json_schema import guided_schema, is_tag, require_schema
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.errors import ApiError
 
@@ -122,6 +122,7 @@ def call_rules(tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer) -
         param = f"tools[{number}].parameters"
         try:
             schema = guided_schema(json.dumps(NO_PARAMETERS if parameters is None else parameters))
+            require_schema(schema)
         except (BadInput, TypeError, ValueError, RecursionError) as error:
             raise ApiError(400, f"the schema of tool {name!r:.100}: {error}", param=param) from None
         rules.append(f'call_{number}: {quoted(begin)} arguments_{number} "}}"')

@@ -67,7 +67,8 @@ class MessageCall:
         """How to decode what follows a prompt."""
         left = max(1, self.body.max_tokens - len(self.token_ids))
         params = replace(self.params, max_tokens=left)
-        return await self.chat_model.constrained(params, prompt, self.tools)
+        field = "output_config.format.schema"
+        return await self.chat_model.constrained(params, prompt, self.tools, field)
 
     async def _batches(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The events of the stream as they come. Thoughts beyond their budget are ended, and the

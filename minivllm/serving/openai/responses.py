@@ -287,7 +287,7 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, effort),
         )
-        params = await chat_model.constrained(params, prompt, tools)
+        params = await chat_model.constrained(params, prompt, tools, "text.format")
         call = ResponseCall(service, chat_model, body, prompt, tools, params)
         given = {"tools": tools, "text.format": body.text and body.text.format}
         with naming(" and ".join(name for name, value in given.items() if value is not None)):

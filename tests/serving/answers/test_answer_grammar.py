@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,25 @@ def test_what_cannot_be_asked_is_said(
 def test_a_client_s_own_grammar_is_left_alone(tokenizer: Tokenizer) -> None:
     asked = StructuredOutputs(grammar='start: "a"')
     assert answer_grammar(asked, None, HERMES, tokenizer, False) is asked
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"type": "strin"}, "Invalid type: strin"),
+    ({"properties": {"a": {"type": "string", "pattern": "(["}}}, "unclosed character class"),
+    ({"$ref": "#/nowhere"}, "Pointer '/nowhere' does not exist"),
+]
+
+
+@pytest.mark.parametrize(("schema", "fault"), WRONG)
+def test_the_fault_of_a_schema_is_told_without_the_grammar_around_it(
+    tokenizer: Tokenizer, schema: dict[str, Any], fault: str
+) -> None:
+    wrong = {"type": "function", "function": {"name": "w", "parameters": schema}}
+    for asked, tools, param in (
+        (StructuredOutputs(json=schema), None, "response_format"),
+        (None, Tools([*TOOLS, wrong], "required"), "tools[2].parameters"),
+    ):
+        with pytest.raises(ApiError, match=re.escape(fault)) as error:
+            answer_grammar(asked, tools, HERMES, tokenizer, False)
+        assert error.value.status == 400 and error.value.param == param
+        assert not re.search("start|%json|x-guidance", error.value.message)

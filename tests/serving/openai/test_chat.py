@@ -364,8 +364,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
         ),
         (
             {"tools": [wrong_function()], "tool_choice": "required"},
-            "tools",
-            "tools: ",
+            "tools[0].parameters",
+            "the schema of tool 'f': properties must be",
         ),
         (
             {"structured_outputs": {"regex": {"a": 1}}},
