@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from minivllm.errors import BadInput
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.openai.fields import Body
 from minivllm.serving.service import Service
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # whose `iterencode` lets other threads run
 
 
 class TokenizeBody(Body):
@@ -51,31 +56,43 @@ def router(service: Service) -> APIRouter:
         return (await chat_model.prompt(body.messages, body.tools, variables)).token_ids
 
     @routes.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody) -> Response:
         """Write a text as token ids."""
         body.require_known()
         service.require_model(body.model)
         ids = await token_ids(body)
         fast = service.require_tokenizer().fast
-        names = [fast.id_to_token(token_id) for token_id in ids] if body.return_token_strs else None
-        return {
-            "count": len(ids),
-            "max_model_len": service.info.max_model_len,
-            "tokens": ids,
-            "token_strs": names,
-        }
+
+        def answer() -> Response:
+            asked = body.return_token_strs
+            content = {
+                "count": len(ids),
+                "max_model_len": service.info.max_model_len,
+                "tokens": ids,
+                "token_strs": [fast.id_to_token(token_id) for token_id in ids] if asked else None,
+            }
+            return Response("".join(_ENCODER.iterencode(content)), media_type="application/json")
+
+        return await asyncio.to_thread(answer)  # of a long text there may be millions
 
     @routes.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+    async def detokenize(body: DetokenizeBody) -> Response:
         """Write token ids as a text, special tokens included."""
         body.require_known()
         service.require_model(body.model)
+        if len(body.tokens) > service.info.max_model_len:  # decoding lets no other thread run
+            raise ApiError(
+                400,
+                f"{len(body.tokens)} token ids are more than the context of "
+                f"{service.info.max_model_len}",
+                param="tokens",
+            )
         if any(not 0 <= token_id < service.info.vocab_size for token_id in body.tokens):
             raise ApiError(
                 400, f"token ids must be in [0, {service.info.vocab_size})", param="tokens"
             )
         try:
-            return {"prompt": service.require_tokenizer().decode(body.tokens, False)}
+            return JsonAnswer({"prompt": service.require_tokenizer().decode(body.tokens, False)})
         except BadInput as error:
             raise ApiError.of(error, "tokens") from None
 

@@ -49,6 +49,7 @@ def test_a_conversation_becomes_the_ids_that_chat_computes(chat_server: RunningS
         ("detokenize", {"tokens": [-1]}, "token ids must be in"),
         ("detokenize", {"tokens": [10**30]}, "token ids must be in"),
         ("detokenize", {"tokens": "x"}, "tokens"),
+        ("detokenize", {"tokens": [5] * 2049}, "2049 token ids are more than the context of 2048"),
     ],
 )
 def test_a_wrong_body_is_a_clear_400(
