@@ -18,12 +18,14 @@ from minivllm.interactive.comparison import Build, EngineComparison, state
 from minivllm.interactive.model import ChatDecoding, TerminalModel, Turn
 from minivllm.interactive.screen import Screen
 
+COMPARE = """\
+/compare [k=v ...]  also answer with another engine, e.g. /compare quant=nf4; /compare off ends it
+"""
 HELP = """\
 /reset              forget the conversation
 /system [text]      show or set the system prompt (and start anew)
 /params [k=v ...]   show or change decoding parameters, e.g. /params temperature=0.2 max_tokens=64
-/compare [k=v ...]  also answer with another engine, e.g. /compare quant=nf4; /compare off ends it
-/stats              what has been generated so far, and how fast
+{compare}/stats              what has been generated so far, and how fast
 /help               this list
 /exit               leave (also /quit, Ctrl-D)
 Alt-Enter or a backslash at the end of a line continues the text on the next line.
@@ -71,7 +73,7 @@ class TerminalChat:
             "/params": self._set_params,
             "/compare": self._compare,
             "/stats": self._show_stats,
-            "/help": lambda _: self._screen.note(HELP),
+            "/help": lambda _: self._screen.note(HELP.format(compare=self._offered(COMPARE))),
         }
         if command in ("/exit", "/quit"):
             return False
@@ -83,7 +85,8 @@ class TerminalChat:
             elif re.fullmatch("/[a-z]+", text.strip()) or (
                 command.startswith("/") and not self.model.is_base
             ):
-                near = get_close_matches(command, [*actions, "/exit", "/quit"], n=1)
+                offered = [name for name in actions if name != "/compare" or self._offered(name)]
+                near = get_close_matches(command, [*offered, "/exit", "/quit"], n=1)
                 meant = f"; did you mean {near[0]}?" if near else ""
                 self._screen.note(f"unknown command {command}{meant} (/help lists the commands)")
             else:
@@ -149,6 +152,10 @@ class TerminalChat:
             self._screen.note(f"comparing: {self._comparison.describe()}")
         else:
             self._answer(self._last)
+
+    def _offered(self, text: str) -> str:
+        """What is said of `/compare`; nothing where it cannot be used."""
+        return "" if self._comparison is None else text
 
     def _reset(self, _: str) -> None:
         self.messages.clear()

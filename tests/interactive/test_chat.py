@@ -92,6 +92,9 @@ def test_commands(talk: Callable[..., tuple[TerminalChat, Shown]]) -> None:
     ):
         assert chat.handle(wrong)
         assert complaint in screen.notes[-1]
+    for offering in ("/help", "/compar"):  # nothing here can be compared with
+        chat.handle(offering)
+        assert "/compare" not in screen.notes[-1]
     assert chat.decoding.params.n == 1
     assert chat.handle("")
     assert not chat.handle("/exit")

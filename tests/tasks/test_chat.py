@@ -37,7 +37,9 @@ def test_the_checkpoint_s_decoding_is_said_once(
 def test_piped_lines_through_the_command_line(
     cli: Callable[..., Any], character_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = "hello\n/compare quant=int8 quant.skip=[]\n/compare nf4\n/compare workload=chat\n"
+    lines = (
+        "/help\nhello\n/compare quant=int8 quant.skip=[]\n/compare nf4\n/compare workload=chat\n"
+    )
     lines += "/compare runtime.cores=0\n/compare 'a\n/compare\n/stats\n/exit\nnever\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     result = cli(
@@ -49,6 +51,7 @@ def test_piped_lines_through_the_command_line(
     assert "--- quant=int8 quant.skip=[]" in result.out
     assert "the texts " in result.out
     for complaint in (
+        "/compare [k=v ...]  also answer",
         "/compare nf4: ",
         "workload changes no answer",
         "runtime.cores holds for the whole process",
