@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from minivllm.redaction import hide
 
+ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 4000  # characters of an error's line
 
 
@@ -56,6 +58,14 @@ class NonFiniteLogits(BadInput):
             "(NaN or infinite): the model overflows in this precision, or its weights are "
             "damaged; try quant=bf16 or quant=fp32"
         )
+
+
+def install(extra: str) -> str:
+    """The command that installs an optional extra: into a clone with the versions of its
+    constraints.txt, or of an installed package."""
+    if (ROOT / "constraints.txt").exists():
+        return f"pip install -e '.[{extra}]' -c constraints.txt"
+    return f"pip install 'minivllm[{extra}]'"
 
 
 class NotInstalled(BadInput):

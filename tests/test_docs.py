@@ -210,7 +210,9 @@ def test_what_the_docs_install_is_what_the_project_has() -> None:
     extras = set(project["project"]["optional-dependencies"])
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = set(re.findall(r"--extra (\w+)", text))
-    for several in re.findall(r"(?:minivllm|'\.)\[([\w,]+)\]", text):
+    options = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("conf/**/*.yaml"))
+    for command, several in re.findall(r"(pip install [^`\n]*\[([\w,]+)\][^`\n]*)", text + options):
+        assert re.match(r"pip install -e '\.\[[\w,]+\]' -c constraints\.txt\b", command), command
         named |= {*several.split(",")}
     assert {"cpu", "cuda", "peers"} <= named <= extras
     listed = set(

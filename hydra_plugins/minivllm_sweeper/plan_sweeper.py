@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from minivllm.config.loader import remembering
 from minivllm.config.overrides import without_secrets
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, install
 
 # Package of a launcher -> the extra of minivllm that installs it.
 EXTRAS = {
@@ -46,7 +46,7 @@ def make_launcher(
         extra = EXTRAS.get(target.split(".")[1], "...")
         raise BadInput(
             f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}: its plugin is not "
-            f"installed; pip install 'minivllm[{extra}]'"
+            f"installed; {install(extra)}"
         )
     return Plugins.instance().instantiate_launcher(
         hydra_context=hydra_context, task_function=task_function, config=without_secrets(config)

@@ -48,7 +48,7 @@ class TuneSweeper(Sweeper):
         """
         from minivllm.config.compose import finish
         from minivllm.config.typed import Config
-        from minivllm.errors import BadInput
+        from minivllm.errors import BadInput, install
         from minivllm.experiments.ending import require_writable_reports
         from minivllm.experiments.search import Search, goal_of
 
@@ -57,7 +57,7 @@ class TuneSweeper(Sweeper):
 
             from hydra_plugins.hydra_optuna_sweeper.optuna_sweeper import OptunaSweeper
         except ImportError:
-            raise BadInput("preset=tune needs Optuna: pip install 'minivllm[optuna]'") from None
+            raise BadInput(f"preset=tune needs Optuna: {install('optuna')}") from None
         logging.set_verbosity(30)  # warnings
         self.settings = finish(config)
         self.view = Config.of(self.settings)

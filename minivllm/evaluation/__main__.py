@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from importlib.util import find_spec
 
-from minivllm.errors import BadInput, first_line
+from minivllm.errors import BadInput, first_line, install
 
 HUB = "https://huggingface.co"  # without HF_ENDPOINT
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -25,7 +25,7 @@ def main() -> int:
     """
     try:
         if find_spec("lm_eval") is None:
-            raise BadInput("lm-eval is not installed: pip install 'minivllm[eval]'")
+            raise BadInput(f"lm-eval is not installed: {install('eval')}")
         if (
             not any(os.environ.get(name, "").upper() in YES for name in OFFLINE)
             and not hub_answers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from minivllm.errors import NotInstalled
+from minivllm.errors import NotInstalled, install
 
 
 def run(config: dict[str, Any]) -> int:
@@ -22,6 +22,6 @@ def run(config: dict[str, Any]) -> int:
         from minivllm.serving.server import serve
     except ImportError as error:
         raise NotInstalled(
-            f"task=serve needs FastAPI and uvicorn ({error}): pip install 'minivllm[serve]'"
+            f"task=serve needs FastAPI and uvicorn ({error}): {install('serve')}"
         ) from error
     return asyncio.run(serve(config))

@@ -12,7 +12,7 @@ from typing import Any
 
 from minivllm.bench.records import storage
 from minivllm.bench.records.reading import read_record
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, install
 from minivllm.tracking.base import Tracker
 from minivllm.tracking.options import MLflowOptions
 
@@ -39,7 +39,7 @@ class MLflowTracker(MLflowOptions, Tracker):
     def __post_init__(self) -> None:
         super().__post_init__()
         if importlib.util.find_spec("mlflow") is None:
-            raise BadInput("tracker=mlflow needs MLflow: pip install 'minivllm[mlflow]'")
+            raise BadInput(f"tracker=mlflow needs MLflow: {install('mlflow')}")
         self._connected: tuple[Any, str] | None = None
 
     def record(self, directory: Path) -> None:

@@ -40,7 +40,7 @@ class Pair:
 @pytest.fixture(scope="session")
 def load() -> Callable[..., Pair]:
     """Load a checkpoint folder both ways."""
-    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'minivllm[eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     from lm_eval.models.huggingface import HFLM
 
     from minivllm.evaluation.adapter import MiniVLLM

@@ -248,9 +248,8 @@ def test_without_lm_eval_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(runner, "find_spec", lambda name: None)
     assert runner.main() == 2
-    assert (
-        capsys.readouterr().err == "error: lm-eval is not installed: pip install 'minivllm[eval]'\n"
-    )
+    command = "pip install -e '.[eval]' -c constraints.txt"
+    assert capsys.readouterr().err == f"error: lm-eval is not installed: {command}\n"
 
 
 def test_the_entry_point_names_the_model(pair: Pair) -> None:

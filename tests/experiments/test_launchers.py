@@ -115,8 +115,8 @@ def test_a_launcher_that_is_not_installed(
     )
     done = cli("-m", "cache.block_size=8,16", f"hydra/launcher={launcher}")
     assert done.code == 2
-    message = (
-        f"hydra/launcher={launcher}: its plugin is not installed; pip install 'minivllm[{extra}]'"
+    command = f"pip install -e '.[{extra}]' -c constraints.txt"
+    assert done.err == (
+        f"error: hydra/launcher={launcher}: its plugin is not installed; {command}\n"
     )
-    assert done.err == f"error: {message}\n"
     assert not Path("runs").exists()

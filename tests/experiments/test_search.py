@@ -436,5 +436,5 @@ def test_without_optuna(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     done = cli("preset=tune")
     assert (done.code, done.err) == (
         2,
-        "error: preset=tune needs Optuna: pip install 'minivllm[optuna]'\n",
+        "error: preset=tune needs Optuna: pip install -e '.[optuna]' -c constraints.txt\n",
     )

@@ -183,5 +183,5 @@ def test_ctrl_c_stops_an_answer_and_the_next_one_is_whole(talk: Talk) -> None:
 
 def test_without_aiohttp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minivllm.bench.targets.http.client", None)
-    with pytest.raises(NotInstalled, match=r"pip install 'minivllm\[peers\]'"):
+    with pytest.raises(NotInstalled, match=r"pip install -e '\.\[peers\]'"):
         RemoteModel(compose(["preset=chat", "task.url=http://127.0.0.1:1"]))

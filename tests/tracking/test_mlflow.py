@@ -136,7 +136,7 @@ def test_without_mlflow_nothing_begins(cli: Cli, monkeypatch: pytest.MonkeyPatch
     done = cli("tracker=mlflow")
     assert (done.code, done.err) == (
         2,
-        "error: tracker=mlflow needs MLflow: pip install 'minivllm[mlflow]'\n",
+        "error: tracker=mlflow needs MLflow: pip install -e '.[mlflow]' -c constraints.txt\n",
     )
     assert not Path("runs").exists()
 

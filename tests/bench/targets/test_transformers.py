@@ -373,7 +373,7 @@ def test_without_transformers_the_remedy_is_named(
 ) -> None:
     config = configuration(folder)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(BadInput, match=r"pip install 'minivllm\[peers\]'"):
+    with pytest.raises(BadInput, match=r"pip install -e '\.\[peers\]'"):
         build(config["engine"], config=config)
 
 

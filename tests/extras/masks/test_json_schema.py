@@ -108,5 +108,5 @@ def test_nesting_is_bounded() -> None:
 
 def test_without_llguidance_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(NotInstalled, match=r"pip install 'minivllm\[structured\]'"):
+    with pytest.raises(NotInstalled, match=r"pip install -e '\.\[structured\]'"):
         guided({"properties": {"a": STRING}, "patternProperties": {"^a$": STRING}})
