@@ -8,13 +8,15 @@ from typing import Any
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import show, sig
 from minivllm.analysis.rows import below, differing
+from minivllm.bench.targets.servers.options import ServerOptions
+from minivllm.config.groups import OPTIONS
 
 # Groups whose options are optimisations of the engine and count their own work.
 LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "speculative", "runtime")
 # Knobs whose work one counter shows by itself; others of their group may move for another reason.
 DECISIVE = {
     "batching.aging_s": ("batching.requests_overtaken",),
-    "batching.chunked_prefill": ("batching.prefill_chunks",),
+    "batching.chunked_prefill": ("batching.prefill_chunks", "batching.step_tokens_at_most"),
     "batching.fair_prefill": ("batching.prefill_chunks",),
     "batching.group_by_length": ("batching.requests_overtaken",),
     "batching.max_num_seqs": ("batching.largest_batch",),
@@ -97,9 +99,13 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
     base, results = cells[0], []
     if not base.ok:
         return []
-    prefixes = [name for group in LIVE_GROUPS for name in (f"config.{group}.", f"choices.{group}")]
+    groups = (*LIVE_GROUPS, "engine")
+    prefixes = [name for group in groups for name in (f"config.{group}.", f"choices.{group}")]
     moving = differing([cell.timed[0] for cell in cells if cell.ok], tuple(prefixes))
-    settings = {group: _settings(moving, group) for group in LIVE_GROUPS}
+    settings = {group: _settings(moving, group) for group in groups}
+    server = _server(base)
+    if server is None or "choices.engine" in moving:
+        del settings["engine"]  # other engines keep no counters of their own knobs
     baseline_knobs = {group: _knobs(base, names) for group, names in settings.items() if names}
     for cell in cells[1:]:
         for group, at_first in baseline_knobs.items() if cell.ok else ():
@@ -108,8 +114,8 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
                 continue
             changed = _changed(group, knobs, at_first)
             names = {name.partition("=")[0] for name in changed}
-            if names <= DECISIVE.keys():
-                paths = {path for name in names for path in DECISIVE[name]}
+            if group == "engine" or names <= DECISIVE.keys():
+                paths = {path for name in names for path in _decisive_of(name, server)}
                 mine, theirs = _decisive(cell, paths), _decisive(base, paths)
             else:
                 mine, theirs = _counters(cell, group), _counters(base, group)
@@ -123,6 +129,22 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
             option = ", ".join(changed)
             results.append(Liveness(cell.label, option, mine, theirs, state))
     return results
+
+
+def _server(cell: Cell) -> type[ServerOptions] | None:
+    """The options of the server that a cell measured; None for another engine."""
+    cls = OPTIONS.get(str(cell.timed[0].get("config.engine._target_")))
+    return cls if cls is not None and issubclass(cls, ServerOptions) else None
+
+
+def _decisive_of(knob: str, server: type[ServerOptions] | None) -> tuple[str, ...]:
+    """The counters that show a knob's work by themselves; none where nothing counts it."""
+    if knob in DECISIVE or server is None:
+        return DECISIVE[knob]
+    own = knob.removeprefix("engine.")
+    head, _, argument = own.rpartition(".")
+    name = argument.lstrip("-").replace("-", "_")
+    return server.decisive.get(f"{head}.{name}" if head else name, ())
 
 
 def _settings(moving: set[str], group: str) -> dict[str, str]:

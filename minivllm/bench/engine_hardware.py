@@ -38,7 +38,7 @@ class EngineHardware:
     ) -> None:
         self.notes: list[str] = []
         self._engine, self._config, self._emit = engine, config, emit
-        self._load_peak = own_peak_rss()
+        self._load_peak = own_peak_rss(engine.info.processes)
         self._meter: NullMeter = NullMeter(NOT_COMPUTED)
         self._idle_watts: float | None = None
         self._limits = Roofline()
@@ -103,7 +103,7 @@ class EngineHardware:
     def begin_window(self) -> None:
         """Begin to count energy, and the peak of memory, which the kernel keeps from earlier
         measurements of this worker."""
-        reset_own_peak_rss()
+        reset_own_peak_rss(self._engine.info.processes)
         self._meter.begin_window()
 
     def end_window(self) -> Energy:
@@ -126,7 +126,8 @@ class EngineHardware:
             name: memory.get(name)
             for name in ("weights", "weights_16bit", "linear", "linear_16bit", "kv_pool")
         }
-        peaks = [peak for peak in (self._load_peak, own_peak_rss()) if peak is not None]
+        now = own_peak_rss(self._engine.info.processes)
+        peaks = [peak for peak in (self._load_peak, now) if peak is not None]
         result = Memory(**known, kv_waste=kv_waste(steps), host_rss_peak=max(peaks, default=None))
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():

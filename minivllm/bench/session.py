@@ -117,6 +117,8 @@ class Session:
             self._notes += crowded(runtime)
         listeners = {"progress": self._tell_loading}
         self._engine = build(self._config["engine"], listeners, config=self._config)
+        if processes := self._engine.info.processes:
+            self._emit("loading", processes=processes)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
             sys.modules["torch"].set_num_threads(thread_count(runtime))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
@@ -196,7 +198,8 @@ class Session:
         warm = measure.prefix_cache == "warm"
         if warm:  # every prompt has been seen
             warmed = max(warmed or 0, len(load.workload.openings))
-        others, arrival = self.engine.info.keeps_prefixes and not warm, load.arrival
+        info, arrival = self.engine.info, load.arrival
+        others = (info.keeps_prefixes or info.warms_with_others) and not warm
         first_batch = warm_up(
             self.engine,
             load.workload,

@@ -194,6 +194,8 @@ class Supervisor:
         # the last row is of what came before, counted or not
         if event["event"] not in ("done", "failed"):
             self._worker.telemetry.phase = event["event"]
+        if "processes" in event:
+            self._worker.telemetry.adopt(event["processes"])
         if event["event"] == "done":
             return self._completed(event)
         if event["event"] == "failed":

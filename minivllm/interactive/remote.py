@@ -16,7 +16,6 @@ from minivllm.bench.targets.http.stream_event import (
     read_event,
     served_models,
 )
-from minivllm.bench.targets.options import INSTALL
 from minivllm.bench.targets.supported_knobs import HARNESS, defaults
 from minivllm.config.decoding import check_streamable, params_of
 from minivllm.config.groups import GROUPS
@@ -25,6 +24,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.interactive.answer import Answer, AnswerPiece, collect
 from minivllm.interactive.model import ChatDecoding, Turn
+from minivllm.platform.support import INSTALL
 
 CHAT, COMPLETIONS = "chat/completions", "completions"
 # What a server may answer that has no chat completions, or a model without a chat template.

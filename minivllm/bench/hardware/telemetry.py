@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,12 @@ class Telemetry:
         while not self._stop.is_set():
             self.sample()
             self._stop.wait(self._interval)
+
+    def adopt(self, pids: Sequence[int]) -> None:
+        """Count these processes and their descendants as the worker's, too."""
+        with self._lock:
+            self._tree.adopt(pids)
+            self._last = None
 
     def sample(self) -> Sample | None:
         """Take one row now; None once the worker is gone."""
@@ -156,7 +163,7 @@ class Usage:
 
 
 class ProcessTree:
-    """A process and its descendants.
+    """A process and its descendants, and others with theirs.
 
     Args:
         pid: the process.
@@ -164,7 +171,15 @@ class ProcessTree:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._adopted: list[psutil.Process] = []
         self._members: list[psutil.Process] = []
+        self._looked_s = float("-inf")
+
+    def adopt(self, pids: Sequence[int]) -> None:
+        """Count these processes and their descendants, too."""
+        for pid in pids:
+            with suppress(psutil.Error):
+                self._adopted.append(psutil.Process(pid))
         self._looked_s = float("-inf")
 
     def usage(self, now: float) -> Usage:
@@ -177,6 +192,9 @@ class ProcessTree:
         if not self._members or now - self._looked_s >= FAMILY_EVERY_S:
             head = self._members[0] if self._members else psutil.Process(self._pid)
             self._members = [head, *head.children(recursive=True)]
+            for other in self._adopted:
+                with suppress(psutil.Error):  # it may have ended
+                    self._members += [other, *other.children(recursive=True)]
             self._looked_s = now
         pids, rss, peaks, cpu_s = [], 0, [], 0.0
         for index, member in enumerate(self._members):
@@ -211,26 +229,32 @@ def _high_water_mark(pid: int | str) -> int | None:
     return None
 
 
-def own_peak_rss() -> int | None:
-    """Peak resident bytes of this process, and of those that it has started, each one's own."""
-    marks = [_high_water_mark("self"), *map(_high_water_mark, _descendants())]
+def own_peak_rss(others: Sequence[int] = ()) -> int | None:
+    """Peak resident bytes of this process, of those that it has started, and of others and those
+    that they have started, each one's own."""
+    marks = [_high_water_mark("self"), *map(_high_water_mark, _descendants(others))]
     return sum(mark for mark in marks if mark is not None) or None
 
 
-def reset_own_peak_rss() -> bool:
+def reset_own_peak_rss(others: Sequence[int] = ()) -> bool:
     """Restart those high-water marks at their present size; False where that is not allowed."""
     try:
-        for pid in ("self", *_descendants()):
+        for pid in ("self", *_descendants(others)):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:
         return False
     return True
 
 
-def _descendants() -> list[int]:
+def _descendants(others: Sequence[int]) -> list[int]:
+    """Ids of this process's descendants, and of other processes with theirs."""
+    found = []
     with suppress(psutil.Error):
-        return [process.pid for process in psutil.Process().children(recursive=True)]
-    return []
+        found = [process.pid for process in psutil.Process().children(recursive=True)]
+    for pid in others:
+        with suppress(psutil.Error):
+            found += [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
+    return found
 
 
 def peak(rows: list[Sample], column: str) -> int | None:

@@ -61,7 +61,12 @@ NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured win
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
-NEUTRAL_ENGINE = frozenset(("python", "api_key_env", "start_timeout_s", "idle_timeout_s"))
+NEUTRAL_ENGINE = frozenset(
+    (
+        *("python", "program", "port", "api_key_env"),
+        *("start_timeout_s", "idle_timeout_s", "linger_s"),
+    )
+)
 NAMED_ALWAYS = ("model", "quant", "batching")
 NAMED_IF_CHANGED = {
     "attention": "auto",
@@ -196,6 +201,8 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
             "steps": _steps_content(str(parts["engine"]["steps"])),
         }
     parts["engine"] = {k: v for k, v in parts.get("engine", {}).items() if k not in NEUTRAL_ENGINE}
+    if file := parts["engine"].get("gguf"):
+        parts["engine"]["gguf"] = Path(file).name  # wherever it lies
     decoding = parts.get("decoding", {})  # of these the workload decides, for each request
     parts["decoding"] = {k: v for k, v in decoding.items() if k not in ("max_tokens", "ignore_eos")}
     measure = asked("measure", config.get("measure") or {})

@@ -60,7 +60,10 @@ class EngineInfo:
     attention_backend: str | None = None
     warnings: list[str] = field(default_factory=list)
     keeps_prefixes: bool = False  # reset() cannot empty its prefix cache
+    warms_with_others: bool = False  # the warm-up shows it other prompts than those measured
     takes_chat: bool = False  # see ChatEngine
+    # ids of processes that it computes in, besides this process and those that it has started
+    processes: tuple[int, ...] = ()
     # of an engine whose time is simulated; None is the machine's
     clock: ClockProtocol | None = None
 

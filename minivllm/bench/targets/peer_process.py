@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -33,6 +34,27 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
+class Polled(Protocol):
+    """A process that can be asked whether it has ended."""
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+
+
+class StartedProcess(Protocol):
+    """A server's process, whoever runs it."""
+
+    @property
+    def process(self) -> Polled:
+        """The process itself."""
+
+    def last_words(self) -> str:
+        """How it ended, if it has, and the last lines that it printed."""
+
+    def stop(self, grace_s: float) -> None:
+        """Be done with it."""
+
+
 class Child:
     """A process whose output is copied to this process's standard error.
 
@@ -43,6 +65,7 @@ class Child:
         environment: of the process; None for this one's.
         pass_fds: descriptors that it inherits.
         knob: names the command in messages.
+        listen: told each line that it prints, in a thread of its own.
 
     Raises:
         BadInput: there is no such program.
@@ -54,6 +77,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         knob: str = "engine.command",
+        listen: Callable[[str], None] | None = None,
     ) -> None:
         program = os.path.expanduser(command[0])
         if shutil.which(program) is None:
@@ -67,6 +91,7 @@ class Child:
             pass_fds=pass_fds,
             env=None if environment is None else dict(environment),
         )
+        self._listen = listen
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._pump = threading.Thread(target=self._copy, name=Path(program).name, daemon=True)
         self._pump.start()
@@ -77,7 +102,10 @@ class Child:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             text = hide(line.decode(errors="replace"))
-            self._tail.append(printable(text).rstrip())
+            words = printable(text).rstrip()
+            self._tail.append(words)
+            if self._listen is not None:
+                self._listen(words)
             with suppress(OSError):
                 os.write(2, text.encode())
 

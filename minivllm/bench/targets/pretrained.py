@@ -12,13 +12,13 @@ from torch import nn
 
 from minivllm.assembly import select_device
 from minivllm.bench.targets.base import EngineInfo
-from minivllm.bench.targets.options import INSTALL
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput, first_line
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import model_costs
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.weights import RandomWeights
+from minivllm.platform.support import INSTALL
 from minivllm.platform.threads import thread_count
 
 

@@ -12,11 +12,11 @@ from dataclasses import MISSING, asdict, fields
 from functools import cache
 from typing import Any
 
-from minivllm.bench.targets.options import ALL, EngineOptions, Knobs, Support
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
 from minivllm.config.groups import GROUPS, OPTIONS
 from minivllm.errors import BadInput
+from minivllm.platform.support import ALL, EngineOptions, Knobs, Support
 
 # These say what is asked of the engine and how it is measured; every engine is given them.
 HARNESS = ("task", "workload", "arrival", "engine", "measure")

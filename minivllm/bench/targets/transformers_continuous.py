@@ -16,13 +16,14 @@ import torch
 
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.options import INSTALL, TransformersContinuousOptions
+from minivllm.bench.targets.options import TransformersContinuousOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.supported_knobs import is_default, require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.platform.support import INSTALL
 
 NO_EOS = -1
 PAGED = "paged|"

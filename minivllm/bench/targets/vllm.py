@@ -70,7 +70,7 @@ class VllmEngine(Adapter):
         self._selector.register(self._results, selectors.EVENT_READ)
         command = (str(options.python), str(WORKER), str(results))
         try:
-            environment = _environment(view, options.env or {})
+            environment = vllm_environment(view, options.env or {})
             self._child = Child(command, environment, (results,), "engine.python")
         finally:
             os.close(results)
@@ -262,9 +262,9 @@ def _arguments(config: Config, source: Source, kv_cache_gb: float | None) -> dic
     return arguments
 
 
-def _environment(config: Config, further: Mapping[str, Any]) -> dict[str, str]:
-    """Of vLLM's process: without the way to our packages, with as many threads, and pinned as
-    little."""
+def vllm_environment(config: Config, further: Mapping[str, Any]) -> dict[str, str]:
+    """Variables of vLLM's process: without the way to our packages, with as many threads, and
+    pinned as little."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ours = {
         "OMP_NUM_THREADS": str(thread_count(config["runtime"])),

@@ -16,13 +16,14 @@ import torch
 from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.options import Knobs, Support, TransformersOptions
+from minivllm.bench.targets.options import TransformersOptions
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.bench.targets.transformers import TransformersEngine, _Batch
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from minivllm.kernels.context import BuildContext
+from minivllm.platform.support import Knobs, Support
 from tests.bench.targets.driving import requests, run
 from tests.reference import LLAMA3_ROPE, PROMPTS, SMALL, make_checkpoint
 

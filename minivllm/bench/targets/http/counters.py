@@ -1,0 +1,39 @@
+"""What a server said of the requests of a window, as counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minivllm.bench.targets.http.stream import Tokens
+
+
+def stream_counters(
+    seen: Sequence[tuple[int, Tokens]], prompts_as: str
+) -> dict[str, dict[str, float | str]]:
+    """Counters of liveness by group: of the requests, and of how well tokens could be told apart.
+
+    Args:
+        seen: of each request the length of its prompt, and its stream.
+        prompts_as: how prompts were sent.
+    """
+    tokens = [tokens for _, tokens in seen]
+    counts = [(sent, t.prompt_tokens) for sent, t in seen if t.prompt_tokens is not None]
+    lags = [t.end_lag_s for t in tokens if t.end_lag_s is not None]
+    return {
+        "engine": {
+            "requests": float(len(tokens)),
+            "prompts": prompts_as,
+            "chunks": float(sum(t.chunks for t in tokens)),
+            "tokens_counted_late": float(sum(t.late for t in tokens)),
+            "prompts_of_other_length": float(sum(sent != counted for sent, counted in counts)),
+        },
+        "stream": {
+            "tokens": float(sum(t.produced for t in tokens)),
+            "tokens_misplaced": float(sum(t.misplaced for t in tokens)),
+            "requests_uncounted": float(sum(not t.countable for t in tokens)),
+            "prompt_tokens_sent": float(sum(sent for sent, _ in counts)),
+            "prompt_tokens_counted": float(sum(counted for _, counted in counts)),
+            "end_lag_ms": 1e3 * sum(lags) / len(lags) if lags else 0.0,
+        },
+        "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens or 0 for t in tokens))},
+    }

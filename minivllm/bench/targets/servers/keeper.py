@@ -1,0 +1,75 @@
+"""Runs a server until nobody has used it for a while: `python keeper.py FOLDER SECONDS PORT COMMAND
+...`.
+
+It imports only the standard library, since it is a process of its own. FOLDER/lease is locked by
+whoever uses the server; FOLDER/server.json says where it is, and is gone once it ends; FOLDER/log
+is what the server printed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+LOOK_S = 0.2
+GRACE_S = 15.0
+LEASE, STATE, LOG = "lease", "server.json", "log"
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Let the kernel end this process with the keeper, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def keep(folder: Path, linger_s: float, port: int, command: list[str]) -> None:
+    """Start the server, and end it when it was not in use for so long, or when told to."""
+
+    def leave(*_: Any) -> None:
+        raise SystemExit
+
+    signal.signal(signal.SIGTERM, leave)
+    with (folder / LOG).open("wb") as log, (folder / LEASE).open("wb") as lease:
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
+        state = {"keeper": os.getpid(), "server": server.pid, "port": port}
+        (folder / "new").write_text(json.dumps(state), encoding="utf-8")
+        os.replace(folder / "new", folder / STATE)
+        try:
+            used_s = time.monotonic()
+            while server.poll() is None:
+                time.sleep(LOOK_S)
+                try:
+                    fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    used_s = time.monotonic()
+                    continue
+                if time.monotonic() - used_s > linger_s:
+                    break  # with the lock: who comes now waits, and finds no server
+                fcntl.flock(lease, fcntl.LOCK_UN)
+        finally:
+            (folder / STATE).unlink(missing_ok=True)
+            server.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(GRACE_S)
+            os.killpg(0, signal.SIGKILL)  # whatever it has started, and this process
+
+
+if __name__ == "__main__":
+    os.setsid()  # it outlives the session of the one that started it
+    keep(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

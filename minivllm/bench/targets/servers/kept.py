@@ -1,0 +1,145 @@
+"""A server that stays started between measurements (`engine.linger_s`), as the measurement sees
+it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from minivllm.bench.targets.servers import keeper
+from minivllm.errors import BadInput
+from minivllm.platform.untrusted import printable
+
+START_S = 10.0
+TAIL_LINES = 3
+
+
+def kept_root() -> Path:
+    """The folder of all kept servers of this user."""
+    return Path(tempfile.gettempdir()) / f"minivllm-servers-{os.getuid()}"
+
+
+class KeptServer:
+    """A server under a keeper; it has the methods of a `Child`.
+
+    Attributes:
+        folder: its own, for what its command needs.
+        port: where it listens, or is to listen.
+        found: whether it was there already.
+        idle_cpu: the share of a core that it used since the measurement before; None for a new one.
+
+    Args:
+        key: of the server: the same configuration has the same.
+        port: for a new one.
+
+    Raises:
+        BadInput: the folder belongs to someone else.
+    """
+
+    def __init__(self, key: str, port: int) -> None:
+        root = kept_root()
+        root.mkdir(mode=0o700, exist_ok=True)
+        if root.stat().st_uid != os.getuid():
+            raise BadInput(f"engine.linger_s: {root} belongs to another user")
+        self.folder, self.process = root / key, self
+        self.folder.mkdir(exist_ok=True)
+        self._lease = (self.folder / keeper.LEASE).open("ab")
+        fcntl.flock(self._lease, fcntl.LOCK_SH)
+        state = self._state()
+        self.found = state is not None
+        self.port = state["port"] if state is not None else port
+        self.idle_cpu = self._idle_cpu() if self.found else None
+
+    @property
+    def keeper(self) -> int:
+        """The id of the process that runs it."""
+        state = self._state()
+        assert state is not None, "asked of one that is started"
+        return state["keeper"]
+
+    def _state(self) -> Mapping[str, int] | None:
+        """What the keeper says, if it is there."""
+        with suppress(OSError, ValueError, psutil.Error):
+            state: dict[str, int] = json.loads((self.folder / keeper.STATE).read_text())
+            if psutil.Process(state["keeper"]).status() != psutil.STATUS_ZOMBIE:
+                return state
+        return None
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], linger_s: float
+    ) -> None:
+        """Start it, unless it is there. Raises BadInput where it does not start."""
+        if self.found:
+            return
+        subprocess.Popen(
+            [
+                *(sys.executable, "-I", keeper.__file__, str(self.folder)),
+                *(str(linger_s), str(self.port), *command),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(environment),
+        )
+        deadline = time.monotonic() + START_S
+        while self.poll() is not None:
+            if time.monotonic() > deadline:
+                raise BadInput(f"engine.linger_s: the server {self.last_words()}")
+            time.sleep(keeper.LOOK_S / 10)
+
+    def poll(self) -> int | None:
+        """None while it runs, as of a process."""
+        return None if self._state() is not None else 1
+
+    def read_log(self, listen: Callable[[str], None]) -> None:
+        """Pass on all lines that it has printed."""
+        with suppress(OSError), (self.folder / keeper.LOG).open("rb") as log:
+            for line in log:
+                listen(printable(line.decode("utf-8", "replace")).rstrip())
+
+    def last_words(self) -> str:
+        """Whether it runs, and the last lines that it printed."""
+        lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self.read_log(lambda line: lines.append(line) if line else None)
+        state = "is still running" if self.poll() is None else "has ended"
+        return f"{state}; it printed last: {' | '.join(lines) or 'nothing'}"
+
+    def stop(self, grace_s: float) -> None:
+        """Leave it to its keeper, for the next measurement."""
+        if (seconds := _cpu_seconds(self.folder)) is not None:
+            reading = {"cpu_s": seconds, "at_s": time.monotonic()}
+            (self.folder / "left.json").write_text(json.dumps(reading), encoding="utf-8")
+        self._lease.close()
+
+    def _idle_cpu(self) -> float | None:
+        with suppress(OSError, ValueError, KeyError):
+            left = json.loads((self.folder / "left.json").read_text(encoding="utf-8"))
+            seconds, passed = _cpu_seconds(self.folder), time.monotonic() - left["at_s"]
+            return None if seconds is None else (seconds - left["cpu_s"]) / passed
+        return None
+
+    def others_cpu_s(self) -> float:
+        """Processor time of all other kept servers so far."""
+        others = (folder for folder in kept_root().iterdir() if folder != self.folder)
+        return sum(_cpu_seconds(folder) or 0.0 for folder in others)
+
+
+def _cpu_seconds(folder: Path) -> float | None:
+    """Processor time of the server of a folder and all that it has started; None where none is
+    there."""
+    with suppress(OSError, ValueError, KeyError, psutil.Error):
+        head = psutil.Process(json.loads((folder / keeper.STATE).read_text())["keeper"])
+        times = [process.cpu_times() for process in (head, *head.children(recursive=True))]
+        return float(sum(time.user + time.system for time in times))
+    return None

