@@ -11,7 +11,7 @@ from typing import Any
 
 from minivllm.analysis.format import count
 from minivllm.config.typed import Config
-from minivllm.errors import BadInput, NotInstalled
+from minivllm.errors import BadInput, NotInstalled, install
 from minivllm.tasks.options import ViewOptions, ViewTaskOptions
 from minivllm.tasks.report import find_runs, joined_name
 
@@ -109,7 +109,7 @@ def _batches(url: str, key: str | None) -> Iterator[list[dict[str, Any]]]:
         from websockets.exceptions import ConnectionClosed, InvalidHandshake
         from websockets.sync.client import connect
     except ImportError:
-        raise NotInstalled("task.url needs websockets: pip install 'minivllm[serve]'") from None
+        raise NotInstalled(f"task.url needs websockets: {install('serve')}") from None
     protocols: Any = [f"key.{key}"] if key else None
     try:
         socket = connect(url, subprotocols=protocols, open_timeout=OPEN_S, max_size=None)
