@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -17,6 +18,7 @@ from minivllm.cache.kv import KVCache, bytes_per_token
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
+from minivllm.calibration import pruning_plan
 from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
 from minivllm.config.typed import Config
 from minivllm.engine.batch_inputs import SamplingColumns
@@ -47,6 +49,8 @@ from minivllm.passes.base import ModelPass, PassContext, apply_passes
 from minivllm.passes.determinism import deterministic_kernels
 from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
+from minivllm.passes.pruning.options import NOT_PRUNING
+from minivllm.passes.pruning.shapes import pruned_config
 from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import pin, thread_count
 from minivllm.quant.base import QuantMethod
@@ -100,9 +104,9 @@ def require_memory_for_weights(config: Mapping[str, Any], device: torch.device) 
     }:
         return  # what options of the user's own store is not known
     source = resolve(config["model"], allow_random=False)[1]
-    model = ModelConfig.from_dict(source.config)
-    _, needed = architecture_costs(model, config["quant"])
     view = Config.of(config)
+    model = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
+    _, needed = architecture_costs(model, config["quant"])
     length, width = model.context(view.model.max_model_len), BYTES[view.quant.dtype]
     tables = sum(rope.table_bytes(length, model.head_dim, width) for rope in model.ropes)
     free = free_memory(device)
@@ -213,23 +217,42 @@ class _Parts:
     context: PassContext
     offered: Mapping[str, Any]  # see `build`
 
-    def model(self, node: Mapping[str, Any], quant: QuantMethod) -> LoadedModel:
-        """A model with the passes applied."""
-        loaded: LoadedModel = build(node, self.offered, quant=quant)
+    def model(
+        self, node: Mapping[str, Any], quant: QuantMethod, pruning: Mapping[str, Any]
+    ) -> LoadedModel:
+        """A model without what `pruning` leaves out, with the passes applied.
+
+        Raises:
+            BadInput: a model class of the user's own is to be pruned; see also `load_model`.
+        """
+        begin = time.perf_counter()
+        plan = pruning_plan(self.config, node, pruning, build_engine)
+        loaded: LoadedModel = build(node, {**self.offered, "transform": plan}, quant=quant)
+        if plan is not None:
+            loaded.passes.append(plan.report(time.perf_counter() - begin))
+            loaded.warnings += plan.notes
         apply_passes(self.passes, loaded, self.context)
         return loaded
 
     def draft(
-        self, model: Mapping[str, Any] | None, quant: Mapping[str, Any] | None
+        self,
+        model: Mapping[str, Any] | None,
+        quant: Mapping[str, Any] | None,
+        pruning: Mapping[str, Any] | None = None,
     ) -> LoadedModel:
-        """A drafting model; what is None is the target's. Without a model of its own it shares the
-        target's keys and values, and so computes in the target's dtype."""
+        """A drafting model; what is None is the target's, but a model of its own is whole. One that
+        shares the target's keys and values computes in the target's dtype."""
         config = self.config
-        nodes = {"model": model or config["model"], "quant": quant or config["quant"]}
-        if model is None and "dtype" in config["quant"]:
+        whole = {"_target_": NOT_PRUNING} if model is not None else config["pruning"]
+        nodes = {
+            "model": model or config["model"],
+            "quant": quant or config["quant"],
+            "pruning": pruning or whole,
+        }
+        if model is None and pruning is None and "dtype" in config["quant"]:
             nodes["quant"] = {**nodes["quant"], "dtype": config["quant"]["dtype"]}
         require_memory_for_weights(nodes, self.context.device)
-        return self.model(nodes["model"], build(nodes["quant"]))
+        return self.model(nodes["model"], build(nodes["quant"]), nodes["pruning"])
 
     def backend(self, loaded: LoadedModel, kv: KVCache) -> AttentionBackend:
         """The attention of a model over a cache."""
@@ -265,7 +288,8 @@ def _require_drafts_fit(config: Config) -> None:
     """Raise BadInput for drafts that do not fit the model; of a model class of the user's own only
     loading shows it."""
     if is_of_models(config.speculative) and config.target("model") in OPTIONS:
-        target = ModelConfig.from_dict(resolve(config["model"], allow_random=True)[1].config)
+        whole = resolve(config["model"], allow_random=True)[1].config
+        target = ModelConfig.from_dict(pruned_config(config.pruning, whole))
         longest = target.context(config.model.max_model_len)
         require_drafts_fit(config.speculative, target, longest)
 
@@ -302,7 +326,7 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
 
     _require_drafts_fit(config)
     parts = _Parts(config, attention, [*before, *own], passes, offered)
-    loaded = parts.model(config["model"], quant)
+    loaded = parts.model(config["model"], quant, config["pruning"])
     if missing is not None:
         loaded.warnings.append(missing)
     proposer = build(config["speculative"])

@@ -15,11 +15,9 @@ The learning-rate schedule runs on elapsed time, so that a budget in minutes is 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import platform
-import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,14 +29,14 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from minivllm.platform.library_texts import split_standard_library
+
 END_OF_TEXT = "<|endoftext|>"
 # Qwen2's pre-tokenisation, but numbers in groups of up to three digits.
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Generated tables and fixtures teach a language model nothing about Python.
-SKIPPED_PARTS = {"site-packages", "encodings", "__pycache__", "lib2to3", "cjkencodings", "msilib"}
 HELD_OUT_SAMPLE_BYTES = 100_000
 PROMPTS = (
     "def __init__(self, ",
@@ -85,36 +83,6 @@ class ModelShape:
 
 
 # ---------------------------------------------------------------- text
-
-
-def split_standard_library() -> tuple[list[Path], list[Path]]:
-    """(training files, held-out files) of this interpreter's standard library.
-
-    The split is by file, decided by a hash of its path, so that it is the same on every machine.
-    Test files are trained on only when the module they test is not held out.
-    """
-    root = Path(sysconfig.get_path("stdlib"))
-    library, tests = [], []
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if SKIPPED_PARTS & set(parts) or path.stat().st_size < 200:
-            continue
-        (tests if "test" in parts or "tests" in parts or "idle_test" in parts else library).append(
-            path
-        )
-
-    def held_out(path: Path) -> bool:
-        digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
-        # About 4 % of the files, none so large that it would be most of the sample.
-        return digest[0] < 10 and path.stat().st_size < 100_000
-
-    held = [path for path in library if held_out(path)]
-    stems = {path.stem for path in held if path.stem != "__init__"} | {
-        path.parent.name for path in held if path.stem == "__init__"
-    }
-    training = [path for path in library if not held_out(path)]
-    training += [path for path in tests if not any(stem in path.stem for stem in stems)]
-    return training, held
 
 
 def read_texts(paths: list[Path]) -> list[str]:

@@ -24,7 +24,7 @@ ROOMS = (
     # the inference engine
     *("kernels", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
     # the measuring half
-    *("config", "assembly"),
+    *("config", "calibration", "assembly"),
     *(
         f"bench.{room}"
         for room in ("workloads", "hardware", "records", "metrics", "targets", "microbench")

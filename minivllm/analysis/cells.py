@@ -28,6 +28,7 @@ CHOICE_ORDER = (
     *(
         "model",
         "quant",
+        "pruning",
         "attention",
         "batching",
         "cache",

@@ -12,7 +12,10 @@ from minivllm.bench.targets.servers.options import ServerOptions
 from minivllm.config.groups import OPTIONS
 
 # Groups whose options are optimisations of the engine and count their own work.
-LIVE_GROUPS = ("quant", "attention", "batching", "cache", "decoding", "speculative", "runtime")
+LIVE_GROUPS = (
+    *("quant", "pruning", "attention", "batching"),
+    *("cache", "decoding", "speculative", "runtime"),
+)
 # Knobs whose work one counter shows by itself; others of their group may move for another reason.
 DECISIVE = {
     "batching.aging_s": ("batching.requests_overtaken",),

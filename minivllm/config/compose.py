@@ -322,7 +322,7 @@ def _with_checked_draft(speculative: Mapping[str, Any]) -> dict[str, Any]:
     checked = dict(speculative)
     if OPTIONS.get(str(checked.get("_target_"))) is not DraftOptions:
         return checked
-    for group in ("model", "quant"):
+    for group in ("model", "quant", "pruning"):
         node = checked.get(group)
         if isinstance(node, str):
             raise BadInput(

@@ -10,6 +10,7 @@ GROUPS: dict[str, str] = {
     "task": "what to do",
     "model": "which model; model=hf model.path=... takes any checkpoint folder or hub id",
     "quant": "how weights are stored",
+    "pruning": "what of the model is left out",
     "attention": "attention kernel",
     "batching": "which requests share a step",
     "cache": "where keys and values are kept",

@@ -109,9 +109,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     from minivllm.extras.speculative.fit import require_drafts_fit
     from minivllm.models.config import ModelConfig, require_experts
     from minivllm.models.load.source import resolve
+    from minivllm.passes.pruning.shapes import pruned_config
 
     node, source = resolve(model, allow_random=not with_quality)
-    architecture = ModelConfig.from_dict(source.config)
+    architecture = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
     require_experts(view.runtime.moe, architecture.num_experts)
     longest = architecture.context(view.model.max_model_len)
     require_drafts_fit(view.speculative, architecture, longest, not with_quality)

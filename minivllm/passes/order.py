@@ -9,6 +9,7 @@ from minivllm.passes.determinism import FixShapes
 from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.grouped import GroupExperts
 from minivllm.passes.native import NativeLayers
+from minivllm.passes.pruning.shapes import PASS
 from minivllm.passes.streamed import StreamLinears
 from minivllm.passes.trim import TrimLastLayer
 
@@ -39,4 +40,5 @@ AFTER_ENGINE: tuple[RuntimePass, ...] = (
     # CUDA graphs (`extras/capture.py`) follow here. They are no pass: they change no module, record
     # the modules that all passes leave, and record further steps while requests are served.
 )
-OWN_NAMES = frozenset(one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE))
+# Pruning happens while weights are read, before all of these, and reports as they do.
+OWN_NAMES = frozenset((PASS, *(one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE))))

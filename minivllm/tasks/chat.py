@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from minivllm.interactive.local import LocalModel
 
 # Groups that decide what an engine answers, or how fast.
-COMPARABLE = ("model", "quant", "attention", "batching", "cache", "decoding", "speculative")
+COMPARABLE = (
+    *("model", "quant", "pruning", "attention", "batching"),
+    *("cache", "decoding", "speculative"),
+)
 # Knobs of `runtime` that hold for the whole process, and so for both engines of a comparison.
 OF_THE_PROCESS = ("runtime.cores", "runtime.determinism")
 

@@ -21,6 +21,7 @@ from minivllm.config.groups import OPTIONS, TARGETLESS
 from minivllm.config.moved import first, present, with_targets
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.options import NOT_SPECULATING
+from minivllm.passes.pruning.options import NOT_PRUNING
 from minivllm.platform.given import whole
 from minivllm.platform.options import default_of
 from minivllm.redaction import anonymous
@@ -28,6 +29,7 @@ from minivllm.redaction import anonymous
 ENGINE_GROUPS = (
     "model",
     "quant",
+    "pruning",
     "attention",
     "batching",
     "cache",
@@ -36,6 +38,8 @@ ENGINE_GROUPS = (
     "engine",
     "runtime",
 )
+# Options of groups that older records lack, where they mean what those did.
+AS_BEFORE = frozenset((NOT_SPECULATING, NOT_PRUNING))
 LOAD_GROUPS = ("workload", "arrival")
 # Parts of `measure` that decide how a number is taken down or what is made of it, not the number.
 NEUTRAL_MEASURE = frozenset(
@@ -69,6 +73,7 @@ NEUTRAL_ENGINE = frozenset(
 )
 NAMED_ALWAYS = ("model", "quant", "batching")
 NAMED_IF_CHANGED = {
+    "pruning": "none",
     "attention": "auto",
     "cache": "paged",
     "decoding": "greedy",
@@ -185,7 +190,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     parts: dict[str, Any] = {
         group: asked(group, config[group])
         for group in (*ENGINE_GROUPS, *LOAD_GROUPS)
-        if config.get(group) and config[group].get("_target_") != NOT_SPECULATING
+        if config.get(group) and config[group].get("_target_") not in AS_BEFORE
     }
     model = {
         key: value for key, value in parts.get("model", {}).items() if key not in NEUTRAL_MODEL

@@ -9,6 +9,7 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.models.pass_report import PassReport
+from minivllm.passes.pruning.shapes import PASS
 
 Counters = dict[str, dict[str, float]]
 
@@ -49,6 +50,35 @@ def since(base: Counters, now: Counters) -> Counters:
         group: {name: count - base[group][name] for name, count in counters.items()}
         for group, counters in now.items()
     }
+
+
+def pruning_counters(
+    reports: Sequence[PassReport], linear_bytes: int, linear_values: int
+) -> dict[str, dict[str, float | str]]:
+    """What pruning left out, under the group's name; nothing where it left out nothing.
+
+    `realised_bytes` are those of the linear layers as stored, which a dense kernel reads, zeros
+    included; `nonzero_bytes` the share of them that is not 0.
+
+    Args:
+        reports: of passes.
+        linear_bytes: of the linear layers without the head, as stored.
+        linear_values: weights and biases in them.
+    """
+    report = next((one for one in reports if one.name == PASS), None)
+    if report is None:
+        return {}
+    zeroed = report.counters.get("zeroed", 0)
+    removed = {
+        f"{name}_removed": float(count)
+        for name, count in report.counters.items()
+        if name != "zeroed"
+    }
+    stored = {
+        "realised_bytes": float(linear_bytes),
+        "nonzero_bytes": linear_bytes * (1 - zeroed / linear_values),
+    }
+    return {"pruning": {**removed, "weights_zeroed": float(zeroed), **stored}}
 
 
 def pass_counters(

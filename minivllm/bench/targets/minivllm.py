@@ -22,6 +22,7 @@ from minivllm.bench.targets.liveness import (
     Counters,
     draft_counters,
     pass_counters,
+    pruning_counters,
     scheduling_counters,
     since,
 )
@@ -246,6 +247,7 @@ class MinivllmEngine(Adapter):
                 "layers_quantised": float(loaded.quantized_layers),
                 "linear_bytes": float(loaded.linear_bytes),
             },
+            **pruning_counters(loaded.passes, loaded.linear_bytes, loaded.linear_bytes_16bit // 2),
             "attention": {"kernel": attention.name, **library, **counts["attention"]},
             "runtime": {
                 "cpu_kernels": "off" if loaded.kernels is None else "on",

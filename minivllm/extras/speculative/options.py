@@ -90,17 +90,20 @@ class DraftOptions(SpeculativeOptions):
         model: an option of `model` with the target's tokenizer (model@speculative.model=NAME);
             None: the target's own weights, which need no cache of their own.
         quant: an option of `quant` (quant@speculative.quant=NAME); None: that of the target.
+        pruning: an option of `pruning` (pruning@speculative.pruning=NAME): the draft is the target
+            without what it leaves out, with a cache of its own; None: whole.
         lm_head: quantise the draft's head, too, where `quant` can: each draft token reads all of
             it, and what it loses costs acceptance at most.
     """
 
     model: dict[str, Any] | None = None
     quant: dict[str, Any] | None = None
+    pruning: dict[str, Any] | None = knob(None, unasked=True)
     lm_head: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model is None and self.quant is None:
+        if self.model is None and self.quant is None and self.pruning is None:
             raise self.bad(
                 "quant",
                 "would make the draft the target itself: use quant@speculative.quant=int4, or a "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
@@ -18,10 +18,18 @@ if TYPE_CHECKING:
     from minivllm.models.load.loading import LoadedModel
 
 Node = Mapping[str, Any]
-# A model and a quantisation option (None: the target's) to a model with its passes applied.
-LoadModel = Callable[[Node | None, Node | None], "LoadedModel"]
 # The attention of a loaded model over its own cache.
 MakeAttention = Callable[["LoadedModel", "KVCache"], "AttentionBackend"]
+
+
+class LoadModel(Protocol):
+    """Loads a drafting model."""
+
+    def __call__(
+        self, model: Node | None, quant: Node | None, pruning: Node | None = None
+    ) -> LoadedModel:
+        """A model with its passes applied, of options of these groups; None: the target's, or for
+        a model of its own no pruning."""
 
 
 class Proposer:

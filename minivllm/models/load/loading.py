@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,13 @@ from minivllm.models.load.gguf.weights import GGUFWeights
 from minivllm.models.load.prequantized import Prequantized, part_names
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.load.weights import CheckpointWeights, Progress, RandomWeights, WeightSource
+from minivllm.models.load.weights import (
+    CheckpointWeights,
+    LoadTransform,
+    Progress,
+    RandomWeights,
+    WeightSource,
+)
 from minivllm.models.options import ModelOptions
 from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class
@@ -71,6 +77,7 @@ def load_model(
     quant: QuantMethod,
     context: BuildContext,
     progress: Progress | None = None,
+    transform: LoadTransform | None = None,
 ) -> LoadedModel:
     """Load a checkpoint, or build its architecture with random weights.
 
@@ -79,21 +86,45 @@ def load_model(
         quant: how linear layers are stored; also sets the compute dtype.
         context: where the model runs and with which kernels; `moe="grouped"` requires experts.
         progress: called with the progress of the weights, as (done, total).
+        transform: changes the model while it is loaded.
 
     Raises:
         BadInput: the source is not usable, a tensor does not fit, max_model_len is too long, the
             checkpoint is quantised in another way than `quant`, or experts are missing.
     """
     _, source = resolve(vars(options), allow_random=False)
-    config = ModelConfig.from_dict(source.config)
+    whole = ModelConfig.from_dict(source.config)
+    config = whole if transform is None else ModelConfig.from_dict(transform.config)
     length = config.context(options.max_model_len)
     require_experts(context.moe, config.num_experts)
     if isinstance(quant, Method):
         quant = quant.within(context)
-    loaded = _load(source, config, length, quant, context, options.seed, progress)
+    if transform is not None and whole.quantization is not None:
+        raise BadInput("pruning: this checkpoint is quantised already; prune the 16-bit checkpoint")
+
+    def open_weights() -> WeightSource:
+        reader = _reader(source, options.seed, progress)
+        if transform is None:
+            return reader
+        return transform.weights(reader, tensor_shapes(whole, quant.dtype))
+
+    loaded = _load(source, config, length, quant, context, open_weights)
     _return_freed_memory()
     loaded.model.make_rotary(length, context.device)
     return loaded
+
+
+def _reader(source: Source, seed: int, progress: Progress | None) -> WeightSource:
+    """The weights of a source."""
+    if source.weights != "checkpoint":
+        return RandomWeights(seed, progress)
+    assert source.folder is not None
+    checkpoint = open_checkpoint(source.folder)
+    if not isinstance(checkpoint, GGUFCheckpoint):
+        return CheckpointWeights(checkpoint, progress)
+    reader = GGUFWeights(checkpoint, progress)
+    reader.stored_bytes = checkpoint.stored_bytes()
+    return reader
 
 
 def _load(
@@ -102,8 +133,7 @@ def _load(
     length: int,
     quant: QuantMethod,
     context: BuildContext,
-    seed: int,
-    progress: Progress | None,
+    open_weights: Callable[[], WeightSource],
 ) -> LoadedModel:
     """A model with its weights; see `load_model`. The memory of the reader is free afterwards."""
     # Before the weights, so that a mistake in these files is reported at once.
@@ -113,19 +143,12 @@ def _load(
     linears = {path: part for path, part in model.named_modules() if isinstance(part, Linear)}
     _check_skip(linears, quant)
     widths = {path: linear.in_features for path, linear in linears.items()}
-    reader: WeightSource = RandomWeights(seed, progress)
+    reader = open_weights()
     before: Prequantized | PackedLayers | None = None
-    stored_bytes: dict[str, int] = {}
-    if source.weights == "checkpoint":
-        assert source.folder is not None
-        checkpoint = open_checkpoint(source.folder)
-        if isinstance(checkpoint, GGUFCheckpoint):
-            reader, stored_bytes = GGUFWeights(checkpoint, progress), checkpoint.stored_bytes()
-            before = PackedLayers(quant, reader, model)
-        else:
-            reader = CheckpointWeights(checkpoint, progress)
-            if config.quantization is not None:
-                before = Prequantized(config.quantization, quant, reader, model)
+    if isinstance(reader, GGUFWeights):
+        before = PackedLayers(quant, reader, model)
+    elif isinstance(reader, CheckpointWeights) and config.quantization is not None:
+        before = Prequantized(config.quantization, quant, reader, model)
     stored = before.shapes if before is not None else {}
     reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
     sizes = _fill(model, reader, quant, context, before)
@@ -138,7 +161,7 @@ def _load(
         fingerprint=source.fingerprint,
         decoding_defaults=decoding,
         linear_inputs=widths,
-        stored_bytes=stored_bytes,
+        stored_bytes=reader.stored_bytes,
         passes=[],
         kernels=context.kernels,
         warnings=[*source.warnings, *reader.warnings, *([before.warning] if before else [])],
@@ -170,6 +193,12 @@ def _sources(path: str, module: nn.Module) -> Iterator[tuple[str, tuple[int, ...
             yield f"{prefix}{part}.weight", tuple(module.shape), heads
     elif isinstance(value := getattr(module, "weight", None), nn.Parameter):
         yield f"{path}.weight", tuple(value.shape), value.shape[0]
+
+
+def tensor_shapes(config: ModelConfig, dtype: torch.dtype) -> Shapes:
+    """The tensors of a checkpoint that is not quantised, by name."""
+    with torch.device("meta"):
+        return _expected_shapes(model_class(config.architecture)(config, dtype))
 
 
 def _expected_shapes(

@@ -43,6 +43,7 @@ class WeightSource(Protocol):
     """The weights of a model, by the model's names."""
 
     warnings: list[str]  # from `check`
+    stored_bytes: dict[str, int]  # of a GGUF file, by its formats
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """Raises BadInput unless the source has exactly these tensors, in these shapes (None: any
@@ -54,12 +55,27 @@ class WeightSource(Protocol):
         """Write the tensor into `out`, converted to its dtype."""
 
 
+class LoadTransform(Protocol):
+    """Changes a model while it is loaded."""
+
+    config: dict[str, Any]  # config.json of the model that comes out
+
+    def weights(self, source: WeightSource, whole: Shapes) -> WeightSource:
+        """The weights of the model that comes out.
+
+        Args:
+            source: of the whole model.
+            whole: the shapes of the whole model's tensors.
+        """
+
+
 class _Reporting:
     """Counts and reports the progress."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._done, self._total = progress, 0, 0
         self.warnings: list[str] = []
+        self.stored_bytes: dict[str, int] = {}
 
     def _advance(self, count: int) -> None:
         self._done += count

@@ -46,6 +46,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.passes.pruning.shapes import pruned_config
 
 IDLE_S = 1e-3  # how far time advances in a step without work and without a deadline
 UNLIMITED = 1 << 60
@@ -111,7 +112,7 @@ class SimulatedEngine(Adapter):
     def __init__(self, config: Mapping[str, Any], options: SimulatedOptions) -> None:
         view = Config.of(config)
         source = resolve(config["model"], allow_random=True)[1]
-        model = ModelConfig.from_dict(source.config)
+        model = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
         cache = build(config["cache"])
         trimmed = trims(config["runtime"])
         costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trimmed)

@@ -65,7 +65,7 @@ class DraftProposer(ModelDrafts):
 
     def __init__(self, options: DraftOptions) -> None:
         self.options: DraftOptions = options
-        self.own_cache = options.model is not None
+        self.own_cache = options.model is not None or options.pruning is not None
         super().__init__()
 
     def load(self, load_model: LoadModel) -> int:
@@ -74,7 +74,7 @@ class DraftProposer(ModelDrafts):
         if quant is not None and self.options.lm_head and "lm_head" in quant:
             quant = {**quant, "lm_head": True}
         try:
-            self.loaded = load_model(self.options.model, quant)
+            self.loaded = load_model(self.options.model, quant, self.options.pruning)
         except BadInput as error:
             raise (of_draft(error) if self.own_cache else error) from None
         if not self.own_cache:

@@ -1,0 +1,193 @@
+"""What is left out of a checkpoint, and a source of weights that leaves it out.
+
+Pruning happens while weights are read, before they are quantised: each tensor comes in its pruned
+shape or with its zeros, so that every quantisation, kernel and count sees a model of that size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minivllm.models.load.weights import WeightSource
+from minivllm.models.pass_report import PassReport
+from minivllm.passes.pruning.shapes import PASS
+from minivllm.quant.stored.format import Shapes
+
+_LAYER = re.compile(r"^(model\.layers\.)(\d+)(\..*)$")
+# Last names of the matrices of a layer that masks apply to: not routers, norms and embeddings.
+MATRICES = frozenset(
+    (
+        *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"),
+        *("gate_proj", "up_proj", "down_proj", "gate_up_proj"),
+        *("w1", "w2", "w3"),
+    )
+)
+# The linear layer of the model that a tensor is a part of, where that has another name.
+_FUSED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+# Of the name of a tensor, [out, in], as it is in the checkpoint: True where the weight becomes 0.
+Mask = Callable[[str, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Width:
+    """What stays of one layer: indices of MLP channels, and of rows of queries and of keys or
+    values, int64 and sorted."""
+
+    channels: Tensor
+    query_rows: Tensor
+    kv_rows: Tensor
+
+    def cut(self, leaf: str, full: Tensor) -> Tensor:
+        """A tensor of the layer without what is left out.
+
+        Args:
+            leaf: last names of the tensor, such as "q_proj.weight".
+            full: as the checkpoint has it.
+        """
+        projection = leaf.partition(".")[0]
+        rows = {
+            "gate_proj": self.channels,
+            "up_proj": self.channels,
+            "q_proj": self.query_rows,
+            "k_proj": self.kv_rows,
+            "v_proj": self.kv_rows,
+        }.get(projection)
+        columns = {"down_proj": self.channels, "o_proj": self.query_rows}.get(projection)
+        if rows is not None:
+            return full[rows.to(full.device)]
+        if columns is not None and full.ndim == 2:
+            return full[:, columns.to(full.device)]
+        return full
+
+
+@dataclass
+class PruningPlan:
+    """What one model loses.
+
+    Attributes:
+        name: of the method.
+        config: the pruned model's config.json.
+        layers: original numbers of the layers that stay, in order.
+        widths: of these layers, if they are narrowed.
+        mask: which weights become 0, if any do.
+        notes: what was chosen, for the log and the record.
+        counts: how much was left out, for liveness; `zeroed` grows while weights are read.
+    """
+
+    name: str
+    config: dict[str, Any]
+    layers: list[int]
+    widths: list[Width] | None = None
+    mask: Mask | None = None
+    notes: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def weights(self, source: WeightSource, whole: Shapes) -> WeightSource:
+        """See LoadTransform."""
+        return PrunedWeights(source, self, whole)
+
+    def report(self, seconds: float) -> PassReport:
+        """What was left out, once the weights are read."""
+        return PassReport(PASS, len(self.layers), seconds=seconds, counters=self.counts)
+
+
+class PrunedWeights:
+    """Weights without what a plan leaves out, by the pruned model's names.
+
+    Args:
+        source: of the whole model.
+        plan: what is left out.
+        whole: the shapes of the whole model's tensors.
+    """
+
+    def __init__(self, source: WeightSource, plan: PruningPlan, whole: Shapes) -> None:
+        self._source, self._plan, self._whole = source, plan, whole
+        self.warnings = source.warnings  # the same list: `check` adds to it
+        self.stored_bytes = source.stored_bytes
+
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
+        """See WeightSource: the source has exactly the tensors of the whole model."""
+        self._source.check(self._whole, tied_head, as_stored)
+
+    def fill(self, name: str, out: Tensor) -> None:
+        """See WeightSource."""
+        plan, original, layer, leaf = self._plan, name, None, ""
+        if (match := _LAYER.match(name)) is not None:
+            layer = int(match[2])
+            original = f"{match[1]}{plan.layers[layer]}{match[3]}"
+            leaf = ".".join(name.split(".")[-2:])
+        shape = self._whole.get(original) or out.shape
+        if tuple(shape) == tuple(out.shape):
+            self._source.fill(original, out)
+        else:
+            assert plan.widths is not None and layer is not None
+            full = torch.empty(shape, dtype=out.dtype, device=out.device)
+            self._source.fill(original, full)
+            out.copy_(plan.widths[layer].cut(leaf, full))
+        is_matrix = leaf.partition(".")[0] in MATRICES and out.ndim == 2
+        if plan.mask is not None and is_matrix:
+            out.masked_fill_(plan.mask(original, out), 0)
+            plan.counts["zeroed"] = plan.counts.get("zeroed", 0) + int((out == 0).sum())
+
+
+def smallest(scores: Tensor, sparsity: float, pattern: str) -> Tensor:
+    """Where the smallest scores of each row are.
+
+    Args:
+        scores: [rows, inputs]; not below 0.
+        sparsity: share of a row; for pattern "unstructured".
+        pattern: "2:4": two of every four inputs in a row; inputs beyond the last four stay.
+
+    Returns:
+        bool [rows, inputs].
+    """
+    mask = torch.zeros_like(scores, dtype=torch.bool)
+    if pattern == "2:4":
+        whole = scores.shape[1] // 4 * 4
+        fours = scores[:, :whole].unflatten(1, (-1, 4))
+        lowest = fours.topk(2, dim=-1, largest=False).indices
+        part = torch.zeros_like(fours, dtype=torch.bool).scatter_(-1, lowest, True)
+        mask[:, :whole] = part.flatten(1)
+        return mask
+    count = round(scores.shape[1] * sparsity)
+    if count:
+        mask.scatter_(1, scores.topk(count, dim=1, largest=False).indices, True)
+    return mask
+
+
+def by_magnitude(sparsity: float, pattern: str) -> Mask:
+    """The smallest weights of a whole matrix, or two of every four in a row."""
+
+    def mask(_: str, weight: Tensor) -> Tensor:
+        scores = weight.abs().float()
+        if pattern == "2:4":
+            return smallest(scores, sparsity, pattern)
+        return smallest(scores.view(1, -1), sparsity, pattern).view(weight.shape)
+
+    return mask
+
+
+def by_wanda(norms: Mapping[str, Tensor], sparsity: float, pattern: str) -> Mask:
+    """The smallest products of weight and norm of the input, of each output.
+
+    Args:
+        norms: of the inputs of each linear layer, float32 [in]; see Statistics.
+        sparsity, pattern: see `smallest`.
+    """
+
+    def mask(name: str, weight: Tensor) -> Tensor:
+        beside, leaf = name.removesuffix(".weight").rsplit(".", 1)
+        norm = norms[f"{beside}.{_FUSED.get(leaf, leaf)}"]
+        scores = weight.abs().float() * norm.to(weight.device)
+        return smallest(scores, sparsity, pattern)
+
+    return mask

@@ -1,0 +1,54 @@
+"""A pruned model against transformers on the checkpoint that is saved of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from minivllm import LLM
+from minivllm.errors import BadInput
+from minivllm.passes.pruning.saving import save_pruned
+from tests.passes.pruning.pruned import plan_of
+from tests.reference import make_checkpoint
+
+IDS = [5, 17, 3, 99, 42, 8, 64, 31, 7]
+FP32 = ["runtime.device=cpu", "runtime.threads=1"]
+KNOBS = {
+    "layers": ["pruning.layers=[1]"],
+    "width": ["pruning.mlp=0.3", "pruning.heads=0.5", "pruning.calibration_tokens=64"],
+    "magnitude": ['pruning.pattern="2:4"'],
+    "wanda": ["pruning.sparsity=0.4", "pruning.calibration_tokens=64"],
+}
+
+
+@pytest.mark.parametrize("method", KNOBS)
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text"])
+def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, method: str) -> None:
+    whole = tmp_path / "whole"
+    make_checkpoint(whole, model_type, intermediate_size=96)
+    overrides = [f"pruning={method}", *KNOBS[method]]
+    plan = plan_of(whole, *overrides)
+    save_pruned(whole, plan, tmp_path / "pruned")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "pruned", dtype=torch.float32)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([IDS])).logits[0]
+    with LLM(str(whole), quant="fp32", overrides=[*FP32, *overrides]) as llm:
+        ours = llm.logits(IDS)
+        (report,) = (one for one in llm.engine.loaded.passes if one.name == "prune")
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    with LLM(str(tmp_path / "pruned"), quant="fp32", overrides=FP32) as llm:
+        assert torch.equal(llm.logits(IDS), ours)
+    with LLM(str(whole), quant="fp32", overrides=FP32) as llm:
+        assert (llm.logits(IDS) - ours).abs().max() > 1e-2  # it is another model
+    assert any(report.counters.values())
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "whole")
+    plan = plan_of(tmp_path / "whole", "pruning=layers", "pruning.layers=[0]")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(BadInput, match="exists already"):
+        save_pruned(tmp_path / "whole", plan, tmp_path / "there")

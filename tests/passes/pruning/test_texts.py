@@ -1,0 +1,47 @@
+"""The text that pruning is calibrated on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minivllm.errors import BadInput
+from minivllm.models.load.source import EMBEDDED
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.passes.pruning.options import CalibrationOptions
+from minivllm.passes.pruning.texts import calibration_ids
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    found = Tokenizer.load(EMBEDDED)
+    assert found is not None
+    return found
+
+
+def test_windows_of_the_standard_library(tokenizer: Tokenizer) -> None:
+    options = CalibrationOptions(calibration_tokens=1300)
+    windows = calibration_ids(options, tokenizer, 6144, 2048)
+    assert [len(one) for one in windows] == [512, 512, 276]
+    assert windows == calibration_ids(options, tokenizer, 6144, 2048)
+    held_out = (EMBEDDED / "heldout.txt").read_text()
+    assert not any(tokenizer.decode(one[8:40]) in held_out for one in windows)
+
+
+def test_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("def main(): pass\n" * 40)
+    windows = calibration_ids(
+        CalibrationOptions(calibration=str(path), calibration_tokens=100), tokenizer, 6144, 30
+    )
+    assert [len(one) for one in windows] == [30, 30, 30, 10]
+    with pytest.raises(BadInput, match="calibration_tokens=8192"):
+        calibration_ids(CalibrationOptions(calibration=str(path)), tokenizer, 6144, 512)
+    with pytest.raises(BadInput, match="no such file"):
+        calibration_ids(CalibrationOptions(calibration="nowhere.txt"), tokenizer, 6144, 512)
+
+
+def test_without_a_tokenizer_ids_are_random() -> None:
+    (window,) = calibration_ids(CalibrationOptions(calibration_tokens=64), None, 50, 512)
+    assert len(window) == 64 and len({*window}) > 10 and max(window) < 50
