@@ -28,7 +28,7 @@ OPTION_FILES = sorted(
 # What SamplingParams takes from Python alone.
 FROM_PYTHON = {"token_mask"}
 # What minivllm passes when it builds an option, beside its knobs.
-RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "context", "config", "progress"}
+RUNTIME_ARGUMENTS = {"specs", "kv", "quant", "context", "config", "progress", "transform"}
 
 
 def needed(group: str, name: str) -> list[str]:

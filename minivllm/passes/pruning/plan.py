@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minivllm.errors import BadInput
 from minivllm.models.load.weights import WeightSource
 from minivllm.models.pass_report import PassReport
 from minivllm.passes.pruning.shapes import PASS
@@ -100,6 +101,11 @@ class PruningPlan:
         return PassReport(PASS, len(self.layers), seconds=seconds, counters=self.counts)
 
 
+def _leaf(name: str) -> str:
+    """The last two names of a tensor, such as "q_proj.weight"."""
+    return ".".join(name.split(".")[-2:])
+
+
 class PrunedWeights:
     """Weights without what a plan leaves out, by the pruned model's names.
 
@@ -107,12 +113,21 @@ class PrunedWeights:
         source: of the whole model.
         plan: what is left out.
         whole: the shapes of the whole model's tensors.
+
+    Raises:
+        BadInput: layers are to be narrowed whose projections are stored as one tensor.
     """
 
     def __init__(self, source: WeightSource, plan: PruningPlan, whole: Shapes) -> None:
         self._source, self._plan, self._whole = source, plan, whole
         self.warnings = source.warnings  # the same list: `check` adds to it
         self.stored_bytes = source.stored_bytes
+        fused = {f"{name}.weight" for name in _FUSED.values()}
+        if plan.widths is not None and any(_leaf(name) in fused for name in whole):
+            raise BadInput(
+                "pruning=width: this family stores its projections as one tensor; use "
+                "pruning=layers or a mask"
+            )
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """See WeightSource: the source has exactly the tensors of the whole model."""
@@ -124,7 +139,7 @@ class PrunedWeights:
         if (match := _LAYER.match(name)) is not None:
             layer = int(match[2])
             original = f"{match[1]}{plan.layers[layer]}{match[3]}"
-            leaf = ".".join(name.split(".")[-2:])
+            leaf = _leaf(name)
         shape = self._whole.get(original) or out.shape
         if tuple(shape) == tuple(out.shape):
             self._source.fill(original, out)

@@ -73,10 +73,6 @@ def kept_widths(dense: ModelConfig, options: WidthPruningOptions) -> tuple[int, 
     """
     if dense.num_experts:
         raise BadInput("pruning=width: this model has experts; use pruning=layers or a mask")
-    if dense.architecture == "Phi3ForCausalLM":
-        raise BadInput(
-            "pruning=width: this family stores its projections fused; use pruning=layers or a mask"
-        )
     channels = round(dense.intermediate_size * (1 - options.mlp) / CHANNELS) * CHANNELS
     channels = min(dense.intermediate_size, max(CHANNELS, channels))
     heads = dense.num_kv_heads - int(dense.num_kv_heads * options.heads)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from minivllm.errors import BadInput
 from minivllm.passes.pruning.plan import (
     PrunedWeights,
     PruningPlan,
@@ -108,3 +110,13 @@ def test_zeros_are_counted_and_norms_left_alone() -> None:
         pruned.fill(name, out)
         assert (out == 0).sum() == (4 if "up_proj" in name else 0)
     assert plan.report(1.5).counters == {"zeroed": 4} and plan.report(1.5).seconds == 1.5
+
+
+def test_fused_projections_are_not_narrowed() -> None:
+    width = Width(torch.tensor([0]), torch.tensor([0]), torch.tensor([0]))
+    with pytest.raises(BadInput, match="stores its projections as one tensor"):
+        PrunedWeights(
+            Held({}),
+            PruningPlan("width", {}, [0], [width]),
+            {"model.layers.0.self_attn.qkv_proj.weight": (6, 4)},
+        )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from minivllm.bench.metrics.roofline import PHASES
 from minivllm.bench.metrics.validity import overlap_steps
-from minivllm.bench.records.identity import asked, decisive_runtime
+from minivllm.bench.records.identity import AS_BEFORE, asked, decisive_runtime
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.storage import STEPS
 from minivllm.bench.records.tables import read_table
@@ -32,10 +32,17 @@ DRAFTS, DRAFT = "num_drafts", "draft_ms"  # which older records lack
 FEW = 256
 # Rows past which one more may cost more: where reading the weights no longer is the most of it.
 RIDGE = 16
-SAME = ("model", "quant", "attention", "runtime")  # groups that decide how long a step takes
+SAME = (
+    "model",
+    "quant",
+    "pruning",
+    "attention",
+    "runtime",
+)  # groups that decide how long a step takes
 # whose steps are those of this scheduler
 MEASURED = "minivllm.bench.targets.minivllm.MinivllmEngine"
 SETTLED = ("weights", "max_model_len")  # of the model; they do not
+NOTHING = 1e-100  # a column of smaller values is 0: what it is divided by would overflow
 # Knobs of `speculative` that decide only how many tokens are drafted and which are kept.
 LENGTHS_AND_VERDICTS = ("num_speculative_tokens", "adaptive", "verify", "acceptance")
 STALL = 3.0  # times what was predicted: the machine did something else
@@ -246,7 +253,12 @@ def _fitted(parts: Sequence[tuple[Matrix, Matrix]], what: str) -> FittedTimes:
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {group: asked(group, config.get(group) or {}) for group in SAME}
+    present = {
+        group: node
+        for group in SAME
+        if (node := config.get(group) or {}).get("_target_") not in AS_BEFORE
+    }
+    parts = {group: asked(group, present.get(group) or {}) for group in SAME}
     return {
         **parts,
         "model": {k: v for k, v in parts["model"].items() if k not in SETTLED},
@@ -344,7 +356,8 @@ def nonnegative_least_squares(a: Matrix, b: Matrix) -> Matrix:
     """
     from scipy.optimize import nnls
 
-    scale = np.linalg.norm(a, axis=0)
-    scale[scale == 0.0] = 1.0  # of columns, whose units may lie far apart
-    result: Matrix = nnls(a / scale, b)[0] / scale
+    scale = np.linalg.norm(a, axis=0)  # of columns, whose units may lie far apart
+    nothing = scale < NOTHING
+    scale[nothing] = 1.0
+    result: Matrix = nnls(np.where(nothing, 0.0, a / scale), b)[0] / scale
     return result

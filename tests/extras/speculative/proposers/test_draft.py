@@ -59,11 +59,11 @@ def test_a_second_models_keys_and_values_are_paid_for(folder: Path, tmp_path: Pa
         drafts = speculator(llm.engine).proposer
         assert isinstance(drafts, DraftProposer)
         # two layers of two heads of 16 numbers in 4 bytes, keys and values
-        assert drafts.load(lambda model, quant: drafts.loaded) == 2 * 2 * 2 * 16 * 4
+        assert drafts.load(lambda *_: drafts.loaded) == 2 * 2 * 2 * 16 * 4
     with load(folder, "speculative=draft", "quant@speculative.quant=int4") as llm:
         drafts = speculator(llm.engine).proposer
         assert isinstance(drafts, DraftProposer) and not drafts.own_cache
-        assert drafts.load(lambda model, quant: drafts.loaded) == 0
+        assert drafts.load(lambda *_: drafts.loaded) == 0
         assert drafts.executor.attention is llm.engine.runner.attention  # type: ignore[attr-defined]
 
 
