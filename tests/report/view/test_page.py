@@ -180,7 +180,8 @@ class Server:
     def __init__(self, page: Page) -> None:
         self.sockets: list[WebSocketRoute] = []
         self.commands: list[tuple[str, Any]] = []
-        self.info: dict[str, Any] = {"model": "tiny", "load": True, "key": False, "chat": True}
+        self.info: dict[str, Any] = {"model": "tiny", "key": False}
+        self.info |= {"load": True, "text": True, "chat": True}
         page.route(f"{SERVER}**", self._answer)
         page.route_web_socket(
             re.compile(r"ws://view\.test/ws/events"), lambda socket: self.sockets.append(socket)
@@ -231,6 +232,7 @@ def test_a_server_is_followed_paused_and_found_again(
     until(page, lambda: shown(page) >= 0)
     bundles = [item for item in items[:100] if "gauges" not in item]
     until(page, lambda: shown(page) == len(bundles) - 1)
+    rendered(page)
     assert page.locator(".status").text_content() == "live"
     page.get_by_role("button", name="pause").click()
     server.send(items[100:200])

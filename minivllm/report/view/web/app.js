@@ -13,10 +13,15 @@ const BLOCK_LEGENDS = [
 const ttft = new Distribution("ttft");
 const itl = new Distribution("itl");
 
+function isRunning(number) {
+  const state = view.timeline.at(view.index).requests.get(number)?.state;
+  return state === "prefill" || state === "decode";
+}
+
 function Lanes() {
   const scroller = useRef();
   const places = useRef([]);
-  const touched = useRef(0); // when the user scrolled last
+  const touched = useRef(-Infinity); // when the user scrolled last
   const canvas = usePainter((canvas, width) => {
     const [from, to] = windowOf();
     const { timeline, time, selected, hovered } = view;
@@ -28,10 +33,9 @@ function Lanes() {
     box.style.height = `${height}px`;
     box.firstChild.style.height = `${Math.max(whole, height)}px`;
     if (whole > height && performance.now() - touched.current > 4000) {
-      const active = lives.flatMap((life, at) =>
-        life.arrival <= time && (life.end ?? Infinity) >= time ? [at] : []);
-      const middle = (active[0] + active.at(-1)) / 2;
-      if (active.length) box.scrollTop = middle * high - height / 2;
+      const running = lives.flatMap((life, at) => (isRunning(life.number) ? [at] : []));
+      const middle = (running[0] + running.at(-1)) / 2;
+      if (running.length) box.scrollTop = middle * high - height / 2;
     }
     const context = prepare(canvas, width, height);
     const held = timeline.item(view.index)?.held?.[0];
@@ -41,6 +45,14 @@ function Lanes() {
   const laneAt = (event) => {
     const y = event.clientY - canvas.current.getBoundingClientRect().top;
     return places.current.find(([, top, bottom]) => y >= Math.max(top, AXIS) && y < bottom)?.[0] ?? null;
+  };
+  const hover = (event) => {
+    const hovered = laneAt(event);
+    const request = view.timeline.at(view.index).requests.get(hovered);
+    canvas.current.title = request
+      ? `request ${hovered}: ${request.state.toUpperCase()}, ${request.numComputed} of ${request.numTokens} tokens computed`
+      : "";
+    if (hovered !== view.hovered) show({ hovered });
   };
   const click = (event) => {
     const box = canvas.current.getBoundingClientRect();
@@ -57,7 +69,7 @@ function Lanes() {
   };
   return html`<div class="scroller" ref=${scroller} onWheel=${scrolled} onTouchMove=${scrolled} onScroll=${repaint}>
     <div class="tall"><canvas ref=${canvas} id="lanes" role="img" onClick=${click}
-      onPointerMove=${(event) => show({ hovered: laneAt(event) })}
+      onPointerMove=${hover}
       onPointerLeave=${() => show({ hovered: null })}
       aria-label="Requests over time, a lane for each; ↑ and ↓ choose one"></canvas></div></div>`;
 }
@@ -177,7 +189,7 @@ function App() {
       : html`<main>
         <div class="wide"><${Requests} /><${Log} /></div>
         <div class="narrow"><${Decisions} /><${Blocks} /><${RequestPanel} />
-          ${isLive && info?.model && html`<${Chat} />`} ${isLive && info?.load && html`<${Load} />`}
+          ${isLive && info?.text && html`<${Chat} />`} ${isLive && info?.load && html`<${Load} />`}
           <${Latency} /></div>
       </main>`}`;
 }
@@ -236,4 +248,6 @@ async function start() {
 }
 
 globalThis.minivllmView = { view, Timeline, sentences, sentence, seek, show, isSettled: () => !isDirty && !isStale }; // for tests and the curious
-start();
+start().catch((error) => {
+  document.getElementById("app").textContent = `This page cannot be shown: ${error.message}`;
+});

@@ -5,7 +5,7 @@ const MOST_CELL = 18; // pixels
 // How the blocks are laid out: cells of a size in columns.
 function layOut(count, width, height) {
   let cell = Math.floor(Math.sqrt((width * height) / Math.max(1, count)));
-  cell = Math.max(3, Math.min(MOST_CELL, cell));
+  cell = Math.max(1, Math.min(MOST_CELL, cell));
   const columns = Math.max(1, Math.floor(width / cell));
   return { cell, columns, height: Math.ceil(count / columns) * cell };
 }
@@ -23,7 +23,7 @@ function blockAt(x, y, { cell, columns }, count) {
 
 function paintGrid(context, layout, { state, selected, hovered }) {
   const { cell } = layout;
-  const size = cell - (cell > 4 ? 2 : 1);
+  const size = cell - (cell > 8 ? 2 : cell > 4 ? 1 : 0);
   const { panel, line, cached, ink } = colours();
   const count = state.engine?.num_blocks ?? 0;
   const chosen = state.requests.get(selected)?.blocks.length ? selected : null;
@@ -68,9 +68,9 @@ function paintGrid(context, layout, { state, selected, hovered }) {
 
 // Cached blocks that nobody owns are rings.
 function paintCached(context, state, owned, layout, size, { panel, cached }) {
-  const rim = size > 8 ? 2 : 1;
+  const rim = size > 8 ? 2 : size > 2 ? 1 : 0;
   const unowned = [...state.cached.keys()].filter((block) => !owned.has(block));
-  for (const [colour, inset] of [[cached, 0], [panel, rim]]) {
+  for (const [colour, inset] of rim ? [[cached, 0], [panel, rim]] : [[cached, 0]]) {
     context.fillStyle = colour;
     for (const block of unowned) {
       const [x, y] = placeOf(block, layout);

@@ -99,7 +99,8 @@ function paintLife(context, life, y, high, { from, to, across, end }) {
   const first = firstAt(life.ends, (one) => one > from);
   const last = Math.min(firstAt(life.ends, (one) => one >= to) + 1, life.ends.length);
   const pen = { context, life, y, high };
-  if (last - first < (across(to) - GUTTER) / 4) {
+  const wide = across(Math.min(life.end ?? end, to)) - across(Math.max(life.begin, from));
+  if (last - first < wide / 5) {
     let begin = first ? life.ends[first - 1] : life.begin;
     for (let index = first; index < last; index += 1) {
       const state = laneState(life, index);

@@ -1,7 +1,7 @@
 // What has been seen so far: every bundle, the state at any of them, and what the charts show.
 
 const KEY = 500; // items from one kept state to the next
-const MOST_LIVE = 20_000; // bundles that a live page keeps
+const MOST_LIVE = 12_000; // bundles that a live page keeps
 const MOST_GAUGES = 20_000;
 
 class Timeline {
