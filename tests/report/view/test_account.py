@@ -137,7 +137,7 @@ def test_waiting_is_for_the_reason_of_the_most_urgent_one(
         assert by_part(account, number) == {part: 20}
         assert account.lives[number].reasons == ({why: pytest.approx(20)} if why else {})
     if reason == "blocks":
-        assert "needed 3, 1 were free and 2 " in sentence(account.lives[0], account.engine)
+        assert "needed 3 with 1 free, of which 2 " in sentence(account.lives[0], account.engine)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
