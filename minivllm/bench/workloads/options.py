@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -154,6 +155,14 @@ PROMPT_COLUMNS = (
     *("prompt", "prompt_token_ids", "messages", "conversations"),
     *("input_len", "output_len"),
 )
+TRACE_COLUMNS = ("timestamp", "input_len", "output_len", "hash_ids")
+
+
+def require_columns(options: Options, known: Sequence[str]) -> None:
+    """Raise BadInput unless `columns` gives names to some of the known ones."""
+    columns: dict[str, Any] = getattr(options, "columns", None) or {}
+    if not all(key in known and isinstance(name, str) and name for key, name in columns.items()):
+        raise options.bad("columns", f"must give names of columns to some of {', '.join(known)}")
 
 
 @option("minivllm.bench.workloads.from_file.file.File")
@@ -182,11 +191,7 @@ class FileOptions(FromFileOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for known, name in (self.columns or {}).items():
-            if known not in PROMPT_COLUMNS or not isinstance(name, str) or not name:
-                raise self.bad(
-                    "columns", f"must give names of columns to some of {', '.join(PROMPT_COLUMNS)}"
-                )
+        require_columns(self, PROMPT_COLUMNS)
         if self.oversample and self.num_requests is None:
             raise self.bad("oversample", "needs workload.num_requests: how many requests to make")
 
@@ -206,7 +211,10 @@ class TraceOptions(FromFileOptions):
 
     Args:
         num_requests: the first so many of the slice; None takes all.
-        format: azure, mooncake, burstgpt, bailian or auto (see `read_trace`).
+        format: azure, mooncake, burstgpt, bailian, columns or auto (see `read_trace`).
+        columns: of the format columns, the file's own names of timestamp, input_len, output_len and
+            hash_ids; None goes by their usual names.
+        time_unit: of its times; None takes dates alone.
         length_scale: factor on the lengths of prompts and answers, and so of shared blocks.
         start_s: where the slice of the trace begins, seconds after its first request.
         duration_s: length of the slice; None goes on to the end.
@@ -214,12 +222,21 @@ class TraceOptions(FromFileOptions):
         ignore_eos: generate exactly the trace's lengths.
     """
 
-    format: Literal["auto", "azure", "mooncake", "burstgpt", "bailian"] = "auto"
+    format: Literal["auto", "azure", "mooncake", "burstgpt", "bailian", "columns"] = "auto"
+    columns: dict[str, Any] | None = knob(None, unasked=True)
+    time_unit: Literal["s", "ms", "us", "ns"] | None = knob(None, unasked=True)
     length_scale: float = knob(1.0, above=0)
     start_s: float = knob(0.0, at_least=0)
     duration_s: float | None = knob(None, above=0)
     block_tokens: int | None = knob(None, at_least=1, null_means=512)
     ignore_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_columns(self, TRACE_COLUMNS)
+        for name in ("columns", "time_unit"):
+            if getattr(self, name) is not None and self.format not in ("auto", "columns"):
+                raise self.bad(name, f"is of workload.format=columns, not {self.format}")
 
 
 AT_ONCE = "for all requests at the start use arrival=offline"

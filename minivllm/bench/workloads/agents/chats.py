@@ -8,7 +8,8 @@ from pathlib import Path
 
 from minivllm.bench.workloads.agents.session import AgentCall, AgentSession
 from minivllm.bench.workloads.agents.text import TextSpace
-from minivllm.bench.workloads.from_file.trace_file import TraceRow, read_trace
+from minivllm.bench.workloads.from_file.trace_file import read_trace
+from minivllm.bench.workloads.from_file.trace_row import TraceRow
 
 NO_ENDS = "calls follow others at recorded distances from start to start: the trace has no ends"
 FAILED = "requests of the file were left out, they failed when the trace was taken"

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from minivllm.bench.workloads.checks import check_amount, check_fits
-from minivllm.bench.workloads.from_file.trace_file import BLOCK_TOKENS, TraceRow, read_trace
+from minivllm.bench.workloads.from_file.trace_file import BLOCK_TOKENS, read_trace
+from minivllm.bench.workloads.from_file.trace_row import TraceRow
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.workloads.options import TraceOptions
@@ -99,7 +100,12 @@ class Trace(FromFile, TraceOptions):
         bounded = self.num_requests is not None or self.duration_s is not None
         tally.left_out[FAILED] = 0  # which are told first
         rows, tally.left_out[FAILED] = read_trace(
-            self.file, self.format, select, LOOK_AHEAD if bounded else None
+            self.file,
+            self.format,
+            select,
+            LOOK_AHEAD if bounded else None,
+            self.columns,
+            self.time_unit,
         )
         if not rows:
             raise BadInput(

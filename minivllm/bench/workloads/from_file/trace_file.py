@@ -7,15 +7,22 @@ import csv
 import heapq
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.workloads.from_file.trace_columns import TraceColumns, column_rows
+from minivllm.bench.workloads.from_file.trace_row import (
+    TraceRow,
+    finite,
+    hash_ids,
+    length,
+    moment,
+    seconds,
+)
 from minivllm.errors import BadInput
-from minivllm.platform.given import whole
 from minivllm.platform.untrusted import parse_json, read_text_lines
 
 FORMATS = ("azure", "mooncake", "burstgpt", "bailian")
@@ -27,30 +34,6 @@ BAILIAN = ("chat_id", "parent_chat_id")  # which Mooncake's traces have not
 IMAGES = "NumImages"  # of Azure's trace with images
 KIND_LENGTH = 20  # most characters of a request's type
 ADVICE = "docs/guides/traces.md says where traces are published"
-HASHES = 2**64
-# Of a block, so that the positions of its tokens are machine words; larger hashes are cut to it.
-LARGEST_ID = 2**45
-LONGEST = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """One request of a trace. `line` is its line number, from 1."""
-
-    line: int
-    time_s: float  # after the trace's first request
-    input_tokens: int
-    output_tokens: int
-    hash_ids: tuple[int, ...] = ()  # of the prompt's blocks, where the trace has them
-    block_tokens: int = 512  # that a hash id stands for
-    kind: str = "text"  # what its prompt was, where the trace says so
-    chat: object = None  # its name, in traces of conversations
-    parent: object = None  # the name of the turn before
-
-    @property
-    def later_turn(self) -> bool:
-        """Whether it is a later turn of a conversation."""
-        return self.parent is not None
 
 
 def read_trace(
@@ -58,6 +41,8 @@ def read_trace(
     format: str = "auto",
     select: Callable[[TraceRow], bool | None] | None = None,
     look_ahead: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    time_unit: str | None = None,
 ) -> tuple[list[TraceRow], int]:
     """The requests of a trace, by time, and the number of those left out because they have no
     prompt or no answer: they failed when the trace was taken.
@@ -65,12 +50,14 @@ def read_trace(
     Args:
         path: a CSV file as Azure (Splitwise, Patel et al. 2024) or BurstGPT (Wang et al. 2024)
             publish them, or JSON lines as Mooncake (Qin et al. 2024) or Alibaba's Bailian (Wang et
-            al. 2025) do.
-        format: azure, mooncake, burstgpt, bailian, or auto, which tells by the first line.
+            al. 2025) do; or either with columns of any names.
+        format: azure, mooncake, burstgpt, bailian, columns, or auto, which tells by the first line.
         select: shown each request in order of time, says whether it is wanted; None ends the
             reading. Only wanted ones are kept in memory. By default all are.
         look_ahead: lines that a request may be out of order by. Where it is given the file is read
             no further than it must be; None sorts all requests.
+        columns: `workload.columns`, of the format columns.
+        time_unit: `workload.time_unit`, of the same.
 
     Raises:
         BadInput: naming the file and, where one is to blame, the line number.
@@ -79,10 +66,13 @@ def read_trace(
     first_line = next(lines, (1, ""))
     has_format = format != "auto"
     if not has_format:
-        format = _detect(path, *first_line)
+        named = bool(columns or time_unit)
+        format = "columns" if named else _detect(path, *first_line)
     numbered = chain([first_line], lines)
     if format in ("azure", "burstgpt"):
         raw = _table(path, numbered, format)
+    elif format == "columns":
+        raw = column_rows(path, numbered, columns or {}, time_unit)
     else:
         raw = _jsonl(path, numbered, format, has_format)
     selected: list[TraceRow] = []
@@ -134,20 +124,26 @@ def _numbered(path: Path) -> Iterator[tuple[int, str]]:
 def _detect(path: Path, number: int, head: str) -> str:
     if head.lstrip().startswith("{"):
         return _detect_json(path, number, head)
-    names = {name.strip(' "') for name in head.split(",")}
+    names = [name.strip(' "') for name in head.split(",")]
     for format, columns in (("azure", AZURE), ("burstgpt", BURSTGPT)):
-        if names.issuperset(columns):
+        if set(names).issuperset(columns):
             return format
+    if TraceColumns.told(names):
+        return "columns"
     raise BadInput(
         f"{path}:{number}: neither JSON lines nor a header with {', '.join(AZURE)} or "
         f"{', '.join(BURSTGPT)}; set workload.format to one of {', '.join(FORMATS)} if it is one "
-        "of those"
+        "of those, or name its columns with workload.columns"
     )
 
 
 def _detect_json(path: Path, number: int, head: str) -> str:
     """Which of the formats in JSON lines. Their lengths have the same names, and their times differ
     by a factor of 1,000."""
+    row = parse_json(head, f"{path}:{number}: the line")
+    has_names = isinstance(row, dict) and set(row).issuperset(LENGTHS)
+    if isinstance(row, dict) and not has_names and TraceColumns.told(list(row)):
+        return "columns"
     row = _object(head, f"{path}:{number}")
     if any(key in row for key in BAILIAN):
         return "bailian"
@@ -162,7 +158,7 @@ def _detect_json(path: Path, number: int, head: str) -> str:
 
 def _table(path: Path, lines: Iterable[tuple[int, str]], format: str) -> Iterator[TraceRow]:
     """Rows of a CSV file with a header."""
-    columns, when = (AZURE, _moment) if format == "azure" else (BURSTGPT, _seconds)
+    columns, when = (AZURE, moment) if format == "azure" else (BURSTGPT, seconds)
     number = 1
 
     def texts() -> Iterator[str]:
@@ -195,9 +191,9 @@ def _table(path: Path, lines: Iterable[tuple[int, str]], format: str) -> Iterato
             time, prompt, answer = (cells[place] for place in places)
             yield TraceRow(
                 number,
-                _read(when, time, f"{where}: {columns[0]}", "a time"),
-                _length(prompt, f"{where}: {columns[1]}"),
-                _length(answer, f"{where}: {columns[2]}"),
+                finite(when, time, f"{where}: {columns[0]}", "a time"),
+                length(prompt, f"{where}: {columns[1]}"),
+                length(answer, f"{where}: {columns[2]}"),
                 kind="image" if cells[images : images + 1] not in ([], [""], ["0"]) else "text",
             )
     except csv.Error as error:
@@ -232,7 +228,7 @@ def _jsonl(
                 "Bailian's traces, whose times are in seconds and not in milliseconds; set "
                 "workload.format=bailian"
             )
-        time = _read(_seconds, row["timestamp"], f"{where}: timestamp", unit)
+        time = finite(seconds, row["timestamp"], f"{where}: timestamp", unit)
         if milliseconds and not has_format and not time.is_integer():
             raise BadInput(
                 f"{where}: timestamp={row['timestamp']!r:.60} is a fraction, where Mooncake's "
@@ -243,9 +239,9 @@ def _jsonl(
         yield TraceRow(
             number,
             time / 1000 if milliseconds else time,
-            _length(row["input_length"], f"{where}: input_length"),
-            _length(row["output_length"], f"{where}: output_length"),
-            _hash_ids(row.get("hash_ids"), where),
+            length(row["input_length"], f"{where}: input_length"),
+            length(row["output_length"], f"{where}: output_length"),
+            hash_ids(row.get("hash_ids"), where),
             BLOCK_TOKENS[format],
             kind=sys.intern(kind[:KIND_LENGTH]) if isinstance(kind, str) else "text",
             chat=None if milliseconds else row.get("chat_id"),
@@ -256,39 +252,3 @@ def _jsonl(
 def _parent(value: Any) -> object:
     """The turn before, of a conversation; None of a first one."""
     return None if value in (None, -1, "-1") else value
-
-
-def _hash_ids(value: Any, where: str) -> tuple[int, ...]:
-    ids = [] if value is None else value
-    if not isinstance(ids, list) or any(type(i) is not int or not 0 <= i < HASHES for i in ids):
-        raise BadInput(f"{where}: hash_ids must be a list of whole numbers in [0, 2^64)")
-    return tuple(i % LARGEST_ID for i in ids)
-
-
-def _read(parse: Callable[[Any], float], value: Any, what: str, kind: str) -> float:
-    try:
-        number = parse(value)
-    except (ValueError, TypeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise BadInput(f"{what}={value!r:.60} is not {kind}")
-    return number
-
-
-def _moment(text: str) -> float:
-    moment = datetime.fromisoformat(text.strip())
-    # In this machine's time zone an hour might occur twice, or never.
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError("true is no time")
-    return float(value)
-
-
-def _length(value: Any, what: str) -> int:
-    number = whole(_read(_seconds, value, what, "a number of tokens"))
-    if not isinstance(number, int) or not 0 <= number <= LONGEST:
-        raise BadInput(f"{what}={value!r:.60} is not a number of tokens")
-    return number
