@@ -38,7 +38,7 @@ class LlamaServer(StartedServer):
         "engine.steps": "llamacpp:n_decode_total",
     }
     log_facts = {
-        "engine.version": re.compile(r"build: (\d+ \(\w+\))"),
+        "engine.version": re.compile(r"build:? (\d+ \(\w+\))"),
         "cache.kv_dtype": re.compile(r"K \((\w+)\):"),
         "quant.repacked_mib": re.compile(r"CPU_REPACK model buffer size = +([\d.]+)"),
         "attention.flash_attn": re.compile(r"flash_attn +=? *(\w+)|Flash Attention .*set to (\w+)"),

@@ -143,7 +143,7 @@ class StandIn:
         if self.engine == "llamacpp":
             kind = given.get("cache-type-k", "f16")
             return [
-                "build: 11434 (0c1e570) with GNU",
+                "build 11434 (0c1e570) with GNU",
                 f"flash_attn            = {given.get('flash-attn', 'auto')}",
                 f"KV buffer: K ({kind}):    1.00 MiB, V ({kind}):    1.00 MiB",
             ]
