@@ -15,6 +15,7 @@ from minivllm.report.figures.palette import FAINT, SLATE
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS
+from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.studies.base import Study
 from minivllm.report.tables import Column, text
 from minivllm.report.terminal import rich_table
@@ -73,6 +74,7 @@ class AgentsStudy(Study[list[Cell]]):
     name = "agents"
     title = "What do the agents' jobs take, and what does the prefix cache give them?"
     figure_names = ("agents",)
+    file_names = ("agents.md",)
 
     def find(self, inputs: ReportInputs) -> list[Cell] | None:
         """Cells whose records tell of jobs."""
@@ -85,6 +87,17 @@ class AgentsStudy(Study[list[Cell]]):
     def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
         """A row a cell, where there are several."""
         return [_terminal_table(result)] if len(inputs.cells) > 1 else []
+
+    def files(self, result: list[Cell], inputs: ReportInputs) -> dict[str, str]:
+        """agents.md: the table, for a README."""
+        columns = [column for column in _used(result) if column.terminal]
+        names = name_columns(result)
+        rows = [
+            [*names_of(cell, names), cell.marked_status, *(text(cell, one) for one in columns)]
+            for cell in result[:MAX_ROWS]
+        ]
+        heads = [column.heading for column in columns]
+        return {"agents.md": markdown_table([*names, "status"], heads, rows)}
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> Iterable[Described | None]:
         """The hit rate by the size of the cache."""

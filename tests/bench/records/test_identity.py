@@ -162,6 +162,15 @@ def test_a_workload_file_counts_by_content(tmp_path: Path) -> None:
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_a_folder_of_sessions_counts_by_content(tmp_path: Path) -> None:
+    ids = []
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.json").write_text(text)
+        ids.append(identity.cell_id(changed("workload.path", str(tmp_path / name)), "f"))
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_a_file_in_the_home_folder_counts_by_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,9 @@ class LLMEngine:
             if reason:
                 del self.live[request_id]
             completion = Names(token_ids=(token,), finish_reason=reason)
-            outputs.append(Names(request_id=request_id, outputs=[completion]))
+            cached = len(prompt) - 1
+            outputs.append(
+                Names(request_id=request_id, outputs=[completion], num_cached_tokens=cached))
         return outputs
 """
 
@@ -230,6 +232,13 @@ def test_reset_leaves_nothing_behind(engine: VllmEngine, interpreter: dict[str, 
     assert engine.poll(0.05) == [] and engine.liveness()["engine"]["steps"] == 0
     assert {"aborted": ["long"]} in notes(interpreter) and {"cache": "reset"} in notes(interpreter)
     assert [trace.token_ids for trace in run(engine, workload(2))] == [[5, 6]]
+
+
+def test_counting_anew_keeps_the_cache(engine: VllmEngine, interpreter: dict[str, str]) -> None:
+    assert [trace.cached_tokens for trace in run(engine, workload(2))] == [2]
+    engine.recount()
+    assert engine.liveness()["engine"]["steps"] == 0
+    assert {"cache": "reset"} not in notes(interpreter)
 
 
 def test_a_warm_cache_is_kept(interpreter: dict[str, str]) -> None:

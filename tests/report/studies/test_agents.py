@@ -90,5 +90,7 @@ def test_the_page_has_a_row_a_cell_and_a_figure(tmp_path: Path) -> None:
     page, out = build(tmp_path, [working(17, 0.5, 0), working(33, 0.75, 1)])
     assert 'id="agents"' in page.source and (out / "agents.png").exists()
     text = page.source
+    table = (out / "agents.md").read_text().splitlines()
+    assert len(table) == 4 and "Hit rate (%)" in table[0] and "| 50.0 | 80.0 | 6,500 |" in table[2]
     figures: Any = ("Job latency", "5.25", "6,500", "A cache of 512 tokens is large enough")
     assert all(one in text for one in figures)

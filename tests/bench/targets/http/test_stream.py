@@ -49,6 +49,17 @@ def test_usage_on_each_chunk_tells_how_many_tokens_it_holds() -> None:
     assert (tokens.late, tokens.misplaced, tokens.countable, tokens.produced) == (0, 0, True, 20)
 
 
+def test_what_the_cache_had_is_told_with_the_last_output() -> None:
+    for told, expected in (({"prompt_tokens_details": {"cached_tokens": 2}}, 2), ({}, None)):
+        outputs: list[EngineOutput] = []
+        tokens = Tokens("r", outputs.append, 20, None, 100)
+        tokens.take(text(1))
+        tokens.take({"choices": [{"text": "x", "finish_reason": "length"}]})
+        tokens.take({"usage": {"completion_tokens": 2, "prompt_tokens": 3, **told}})
+        tokens.end()
+        assert [output.cached_tokens for output in outputs] == [None, None, expected]
+
+
 def test_timings_and_log_probabilities_tell_as_well() -> None:
     assert stream(*(text(1, timings={"predicted_n": n}) for n in (3, 4, 20)))[1] == [3, 1, 16, 0]
     chunk = {"choices": [{"text": "xx", "logprobs": {"tokens": ["x", "x"]}}]}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.driver import drive, prime
+from minivllm.bench.driver import drive, prime, require_priming
+from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.metrics.jobs import JobContext, job_figures
 from minivllm.bench.metrics.metrics import compute
@@ -19,6 +20,7 @@ from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from tests.bench.scripted import ScriptedClock, ScriptedEngine
 from tests.bench.workloads.agents.recorded import call, growing, subagent, weka, write
 
 SIMULATED = (
@@ -26,6 +28,9 @@ SIMULATED = (
     *("model.weights=random", "engine.memory_gb=80", "cache.prefix_caching=true"),
     *("cache.block_size=64", "model.max_model_len=32768"),
 )
+
+
+SIMULATED_TINY = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5")
 
 
 def made(limit: int = 40_000, **knobs: Any) -> Workload:
@@ -83,6 +88,40 @@ def test_sessions_that_start_midway_find_their_context_in_the_cache(ten: Path) -
     assert figures.jobs_per_hour is not None and figures.token_cost_per_job is None
     workload = made(path=str(ten), random_starts=5)
     assert {request.session for request in workload.priming} == {f"s{i}" for i in range(5)}
+
+
+@pytest.mark.parametrize("kind", [("runtime.device=cpu", "quant=fp32"), SIMULATED_TINY])
+def test_an_engine_says_what_its_cache_had_and_begins_with_what_it_was_primed_with(
+    kind: tuple[str, ...],
+) -> None:
+    """The real one and the simulated one alike, request by request."""
+    config = compose([*kind, "cache.prefix_caching=true", "runtime.threads=1"])
+    engine = build(config["engine"], config=config)
+    knobs = {"num_sessions": 2, "turns": 3, "tool_s": 0.02, "fan_outs": 0, "random_starts": 1}
+    workload = Agentic(**knobs, result_len=64, output_len=4).generate(None, 1000, 2048, 0)
+    assert workload.priming and {request.session for request in workload.priming} == {"s0"}
+    clock, params = engine.info.clock or Clock(), SamplingParams()
+    prime(engine, workload, Concurrency(1), params)
+    counted = engine.liveness()["cache"]
+    assert counted["prefix_tokens_looked_up"] == 0 and engine.steps() == []
+    traces = drive(engine, workload, Concurrency(1), params, clock)
+    context = JobContext(compute(traces, {}, 1), Energy(), {}, engine.liveness(), "cold")
+    figures = job_figures(traces, workload, context)
+    assert figures is not None and figures.hit_rate == figures.optimal_hit_rate > 0.6
+    assert (
+        sum(t.cached_tokens or 0 for t in traces)
+        == (engine.liveness()["cache"]["prefix_tokens_reused"])
+    )
+    assert all(trace.cached_tokens for trace in traces)  # each at least its system prompt
+    engine.close()
+
+
+def test_an_engine_that_cannot_be_primed_is_told_of_it() -> None:
+    workload = Agentic(num_sessions=2, random_starts=1).generate(None, 100, 2048, 0)
+    engine = ScriptedEngine(ScriptedClock())
+    with pytest.raises(BadInput, match=r"workload\.random_starts: engine=scripted cannot begin"):
+        require_priming(engine, workload)
+    require_priming(engine, Agentic(num_sessions=2).generate(None, 100, 2048, 0))
 
 
 def test_prompts_are_exactly_as_long_as_recorded(ten: Path) -> None:
