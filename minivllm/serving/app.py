@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from minivllm import __version__
+from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.serving import control, tokens, websocket
 from minivllm.serving.anthropic import forms as anthropic_forms
 from minivllm.serving.anthropic import messages
@@ -24,6 +25,7 @@ from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms
 from minivllm.serving.refusals import not_found
 from minivllm.serving.service import Service
+from minivllm.serving.view import routes
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -32,22 +34,20 @@ if TYPE_CHECKING:
 _NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
 
 
-def build_app(service: Service) -> FastAPI:
-    """The ASGI application of a service."""
+def build_app(service: Service, gpu: NullGpu) -> FastAPI:
+    """The ASGI application of a service.
+
+    Args:
+        service: answers.
+        gpu: of the engine, or a null object.
+    """
     app = FastAPI(title="minivllm", version=__version__)
     served = set()
-    for module in (
-        models,
-        completions,
-        chat,
-        responses,
-        messages,
-        tokens,
-        control,
-        metrics,
-        websocket,
-    ):
-        router = module.router(service)
+    modules = (models, completions, chat, responses, messages, tokens, control, metrics, websocket)
+    routers = [module.router(service) for module in modules]
+    if service.options.view:
+        routers.append(routes.router(service, gpu))
+    for router in routers:
         served |= {route.path for route in router.routes if isinstance(route, APIRoute)}
         app.include_router(router)
 
@@ -99,7 +99,7 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
             allow_origins=options.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[*REQUEST_ID, "retry-after"],
+            expose_headers=[*REQUEST_ID, "x-engine-request-id", "retry-after"],
         )
     app.add_middleware(
         Calls,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Literal
 
 from minivllm.platform.options import Options, knob, option
@@ -34,6 +35,9 @@ class ServeOptions(Options):
         slow_reader_pieces: most tokens that wait for a client that does not read; beyond them its
             request ends and its connection is closed.
         drain_s: after SIGTERM, how long running requests may go on.
+        view: show the engine at work to those who open the server's address in a browser.
+        view_load: viewers may have the server send itself requests of random tokens; null: they may
+            where no key is set and the server listens on this machine only.
         metrics_prefix: of the names in /metrics; "vllm" keeps boards made for vLLM working.
         log_prompts: write prompts and answers to the log, too.
         cores: cores of the process of HTTP, in the syntax of taskset; the engine's are
@@ -57,6 +61,8 @@ class ServeOptions(Options):
     client_timeout_s: float = knob(30.0, above=0)
     slow_reader_pieces: int = knob(1024, at_least=1)
     drain_s: float = knob(30.0, at_least=0)
+    view: bool = knob(True, unasked=True)
+    view_load: bool | None = knob(None, unasked=True)
     metrics_prefix: Literal["minivllm", "vllm"] = "minivllm"
     log_prompts: bool = False
     cores: str | None = knob(None, unasked=True)
@@ -65,3 +71,19 @@ class ServeOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted_cores({"cores": self.cores}, "task")
+
+    @property
+    def allows_load(self) -> bool:
+        """Whether viewers may have the server send itself requests."""
+        if self.view_load is not None:
+            return self.view_load
+        return not self.api_keys and not self.record and is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is that of the machine itself."""
+    name = host.strip("[]").lower().rstrip(".")
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import resolve
@@ -73,10 +74,12 @@ async def serve(config: dict[str, Any]) -> int:
         service = Service(options, client, info, tokenizer, name)
         if recorder is not None:
             recorder.attach(client, time.monotonic() - begin)
-        server = _Server(_settings(service))
+        server = _Server(_settings(service, open_gpu(device_of(config))))
         listener.listen()
         host, port = listener.getsockname()[:2]
         print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
+        if options.view:
+            print(f"live view at http://{host}:{port}/", flush=True)
         with json_lines():
             code = await _until_stopped(server, service, listener)
     finally:
@@ -87,12 +90,12 @@ async def serve(config: dict[str, Any]) -> int:
     return code
 
 
-def _settings(service: Service) -> uvicorn.Config:
+def _settings(service: Service, gpu: NullGpu) -> uvicorn.Config:
     """uvicorn's settings for a service."""
     options, count = service.options, service.count
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
     return uvicorn.Config(
-        build_app(service),
+        build_app(service, gpu),
         http=cast(Any, partial(HttpConnection, options, count, most)),
         ws=cast(Any, partial(SocketConnection, options, count)),
         ws_max_size=int(options.max_body_mb * BYTES_PER_MB),

@@ -49,6 +49,7 @@ class Service:
         self.is_draining = False
         self.counts: Counter[str] = Counter()  # what clients did, by name
         self.statuses: Counter[int] = Counter()  # of answers over HTTP
+        self.num_viewers = 0  # who watch the engine
         self._begun_at: list[float] = []  # when the last requests got their first token
         client.listeners.append(self._note_begun)
 

@@ -78,8 +78,7 @@ class Socket:
     async def serve(self) -> None:
         """Serve messages until either side closes."""
         try:
-            if not self.socket.scope["state"].get("has_key", True):
-                await self._authorize()
+            await authorize(self.socket, self.service, self.keys)
             while (message := await self.socket.receive())["type"] == "websocket.receive":
                 try:
                     await self._handle(parsed(message, self.service.options.max_depth))
@@ -94,17 +93,6 @@ class Socket:
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
-
-    async def _authorize(self) -> None:
-        """Wait for the message with the key. Raises ApiError where it does not come or fit."""
-        options, message = self.service.options, None
-        with contextlib.suppress(TimeoutError, MalformedMessage):
-            async with asyncio.timeout(options.client_timeout_s):
-                message = parsed(await self.socket.receive(), options.max_depth)
-        key = message.get("api_key") if message and message.get("type") == "auth" else None
-        if not isinstance(key, str) or not self.keys.fit(key):
-            self.service.count("unauthorized")
-            raise unauthorized()
 
     async def _note_malformed(self, words: str) -> None:
         self.service.count("malformed_frames")
@@ -223,6 +211,21 @@ class Socket:
         details = {**error_body(error)["error"], "status": error.status}
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._send({"type": "error", "id": number, "error": details})
+
+
+async def authorize(socket: WebSocket, service: Service, keys: ApiKeys) -> None:
+    """Wait for the message with the key, where a key is needed and no header had it. Raises
+    ApiError where the key does not come or fit."""
+    if socket.scope["state"].get("has_key", True):
+        return
+    options, message = service.options, None
+    with contextlib.suppress(TimeoutError, MalformedMessage):
+        async with asyncio.timeout(options.client_timeout_s):
+            message = parsed(await socket.receive(), options.max_depth)
+    key = message.get("api_key") if message and message.get("type") == "auth" else None
+    if not isinstance(key, str) or not keys.fit(key):
+        service.count("unauthorized")
+        raise unauthorized()
 
 
 def token_message(body: GenerateMessage, piece: Piece) -> dict[str, Any]:

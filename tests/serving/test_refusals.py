@@ -48,7 +48,7 @@ def test_a_path_of_another_base_url_is_corrected(server: RunningServer) -> None:
         status, body = call_json(f"{server.url}{path}", {"model": "tiny"})
         assert status == 404
         assert body["error"]["message"] == f"there is no {path}; did you mean {meant}?"
-    status, body = call_json(server.url)
+    status, body = call_json(f"{server.url}/v1")
     assert (status, "/v1/models" in body["error"]["message"]) == (404, True)
 
 

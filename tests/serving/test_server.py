@@ -20,6 +20,7 @@ from minivllm.serving.options import ServeOptions
 from minivllm.serving.server import listen
 from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import ROOT, serving
+from tests.serving.view.following import watching
 
 
 def test_sigterm_drains_what_runs_and_ends_with_0() -> None:
@@ -82,7 +83,8 @@ def test_sigterm_drains_what_waits_and_refuses_what_is_new() -> None:
 
 def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:
     log = tmp_path / "log"
-    with serving(log=log) as server:
+    with serving(log=log) as server, watching(server) as viewer:
+        viewer.until(lambda one: one.bundles)
         psutil.Process(server.process.pid).children()[0].kill()
         assert server.process.wait(30) == 1
     assert "error: the engine has stopped" in log.read_text()

@@ -146,5 +146,5 @@ class StepBundle(TypedDict, total=False):
     num_waiting: int
     num_used_blocks: int
     # Milliseconds of the step that was timed last: schedule, draft, prepare, forward, sample, emit,
-    # and the gap before it.
+    # and the gap before it; absent where they are not observed.
     timed: tuple[float, ...]

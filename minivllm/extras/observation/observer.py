@@ -56,9 +56,13 @@ class StepObserver:
     Args:
         scheduler: of the engine.
         sink: gets each bundle as its step ends.
+        phases: whether bundles say how long each phase of a step took (`timed`), which is half of
+            what observing costs.
     """
 
-    def __init__(self, scheduler: Scheduler, sink: Callable[[StepBundle], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, sink: Callable[[StepBundle], None], phases: bool = True
+    ) -> None:
         self.scheduler, self._cache, self._sink = scheduler, scheduler.cache, sink
         self._kv = KVEvents(scheduler.cache.prefix)
         self._told: dict[Request, _Told] = {}
@@ -72,8 +76,9 @@ class StepObserver:
             bus.subscribe(self._state_changed, StateChanged),
             bus.subscribe(self._planned, StepPlanned),
             bus.subscribe(self._ended, StepEnded),
-            bus.subscribe(self._timed, StepTimed),
         ]
+        if phases:
+            self._unsubscribe.append(bus.subscribe(self._timed, StepTimed))
         self._cache.prefix.changes = []
         self.tell_all()
 

@@ -150,8 +150,11 @@ class Calls:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = MutableHeaders(scope=message)
                 for name in REQUEST_ID:
-                    MutableHeaders(scope=message)[name] = call.request_id
+                    headers[name] = call.request_id
+                if call.streams:  # as the live view names it
+                    headers["x-engine-request-id"] = call.streams[0].request_id
             elif self._log_prompts:
                 _append(texts, "answer", message)
             await send(message)

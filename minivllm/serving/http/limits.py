@@ -15,14 +15,19 @@ from starlette.datastructures import Headers
 
 from minivllm.serving.errors import ApiError, overloaded
 from minivllm.serving.http.calls import CLIENT_LEFT
-from minivllm.serving.options import ServeOptions
+from minivllm.serving.options import ServeOptions, is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from minivllm.serving.http.calls import Respond
 
-OPEN = ("/health", "/ready")  # for machines that watch the server, without a key
+OPEN = (
+    *("/health", "/ready"),  # for machines that watch the server, without a key
+    *("/", "/view", "/view/info"),  # a page that knows nothing, and asks for the key
+)
+# Commands that a page of another site could have a browser send.
+COMMANDS = ("/view/load", "/reset_prefix_cache")
 # Requests for the engine, refused before their bodies are read where its queue is full: refusing is
 # what an overloaded server does most.
 FOR_THE_ENGINE = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -162,16 +167,28 @@ class Limits:
             needs_key = bool(given)
         else:
             needs_key = scope["path"] not in OPEN
+            if scope["path"] in COMMANDS:
+                self._check_origin(headers)
         if self._keys and needs_key and not fits:
             self._count("unauthorized")
             raise unauthorized()
 
     def _check_origin(self, headers: Headers) -> None:
-        """Raise ApiError for a page of another site, which a browser lets open any WebSocket."""
+        """Raise ApiError for a page of another site, which a browser lets open any WebSocket and
+        post what has no body.
+
+        A name of another site may lead to this machine (DNS rebinding): without keys, a server for
+        this machine alone goes by its names only.
+        """
         origin, allowed = headers.get("origin"), self._options.cors_origins
         if origin is None or "*" in allowed or origin in allowed:
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        site, name = "", ""
+        with contextlib.suppress(ValueError):  # it is no URL
+            parts = urlsplit(origin)
+            site, name = parts.netloc, parts.hostname or ""
+        is_for_this_machine = not self._keys and is_loopback(self._options.host)
+        if site != headers.get("host") or (is_for_this_machine and not is_loopback(name)):
             raise ApiError(403, "this origin may not call: see task.cors_origins")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:

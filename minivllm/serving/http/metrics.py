@@ -49,7 +49,7 @@ REASONS = ("stop", "length", "abort", "error")
 # What clients did that is no served request; see docs/guides/operating.md.
 CLIENT_EVENTS = (
     *("requests_refused", "clients_left", "slow_readers", "slow_senders", "unauthorized"),
-    *("connections_refused", "malformed_frames"),
+    *("connections_refused", "malformed_frames", "viewers_refused", "viewers_behind"),
 )
 
 
@@ -188,6 +188,7 @@ class ServerMetrics(Collector):
         for name, words, value in (
             ("num_requests_running", "Requests in the batch.", state.num_running),
             ("num_requests_waiting", "Requests that wait for the batch.", state.num_waiting),
+            ("num_viewers", "Clients that watch the engine.", service.num_viewers),
             (
                 "kv_cache_usage_perc",
                 "Part of the KV blocks in use; 1 is all.",

@@ -52,6 +52,11 @@ class Channel:
         self.closed = False  # the other end is gone
         self._connection, self._frames, self._backlog = connection, Frames(), bytearray()
 
+    @property
+    def backlog(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return len(self._backlog)
+
     def send(self, message: Any) -> None:
         """Send a message, as far as the socket takes it."""
         self._backlog += frame(message)

@@ -29,6 +29,8 @@ from minivllm.serving.processes.messages import (
     ResetPrefixCache,
     Step,
     Submit,
+    ViewFrame,
+    Watch,
 )
 
 STOP_S = 5.0  # for the engine's process to end by itself
@@ -188,6 +190,7 @@ class EngineClient:
         self.counters: dict[str, float] = {}  # the last that have come
         self.listeners: list[Callable[[Step], None]] = []  # told of every step
         self.submitted: list[Callable[[TokenStream], None]] = []  # told of every request
+        self.viewers: list[Callable[[ViewFrame], None]] = []  # told of every frame
         self.ended = asyncio.Event()  # the engine has stopped
         self.failure: str | None = None  # why it stopped by itself
         self._count = 0
@@ -265,6 +268,11 @@ class EngineClient:
             self._transport.write(frame(ResetPrefixCache()))
         return await asyncio.shield(self._reset)
 
+    def watch(self, on: bool) -> None:
+        """Have the engine send its whole state and what changes, or no more of it."""
+        if self.is_alive and self._transport is not None:
+            self._transport.write(frame(Watch(on)))
+
     def _receive(self, message: Any) -> None:
         match message:
             case Step():
@@ -278,6 +286,9 @@ class EngineClient:
                     self._deliver(piece, message.time_s)
                 for listener in self.listeners:
                     listener(message)
+            case ViewFrame():
+                for viewer in self.viewers:
+                    viewer(message)
             case Rejected(request_id, text):
                 if (stream := self.streams.pop(request_id, None)) is not None:
                     stream.fail(ApiError(400, text))

@@ -32,7 +32,9 @@ from minivllm.serving.processes.messages import (
     ResetPrefixCache,
     Step,
     Submit,
+    Watch,
 )
+from minivllm.serving.view.outlet import ViewOutlet
 
 COUNTERS_S = 0.05  # between two readings of the counters while the engine is busy
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
@@ -60,6 +62,7 @@ class EngineLoop:
         extensions = engine.launcher.extensions
         assert isinstance(extensions, RequestExtras)
         self._compiler = GrammarCompiler(extensions.grammars)
+        self._outlet = ViewOutlet(engine.scheduler, channel)
 
     def _note_begun(self, event: StateChanged) -> None:
         request_id = event.request.request_id
@@ -75,13 +78,14 @@ class EngineLoop:
         """
         engine = self.engine
         while not self.channel.closed:
-            idle = POLL_S if self._compiler.is_busy else None
+            idle = POLL_S if self._compiler.is_busy else self._outlet.wait_s()
             for message in self.channel.receive(0.0 if engine.has_unfinished else idle):
                 self._handle(message)
             if self._compiler.is_busy:
                 self._take_compiled()
             if engine.has_unfinished:
                 self._step()
+            self._outlet.send_due(not engine.has_unfinished)
         engine.abort_all()
 
     def _handle(self, message: Any) -> None:
@@ -100,6 +104,8 @@ class EngineLoop:
                 if not self.engine.has_unfinished:
                     self.engine.cache.reset_prefix_cache()
                 self.channel.send(Reset(not self.engine.has_unfinished))
+            case Watch(on):
+                self._outlet.watch(on)
 
     def _take_compiled(self) -> None:
         for message, error in self._compiler.finished():

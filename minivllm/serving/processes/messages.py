@@ -27,6 +27,12 @@ class ResetPrefixCache(NamedTuple):
     """Empty the prefix cache, which a `Reset` answers."""
 
 
+class Watch(NamedTuple):
+    """Send the whole state and what changes, as frames of the live view; or send none any more."""
+
+    on: bool
+
+
 # ---- from the engine
 
 
@@ -96,6 +102,17 @@ class Reset(NamedTuple):
     """The prefix cache is empty, or was not emptied since requests are running."""
 
     done: bool
+
+
+class ViewFrame(NamedTuple):
+    """Step bundles for those who watch.
+
+    `kind` is "changes"; "state", the whole state as those know it who have seen all changes; or
+    "restart", the whole state, after which what was told before is void.
+    """
+
+    text: str  # a list in JSON
+    kind: str
 
 
 Message = Any  # one of the above

@@ -197,7 +197,7 @@ function App() {
 // Chooses the request that the prompt box has sent, once it is there.
 function chooseAwaited() {
   for (const life of view.awaited ? view.timeline.account.unfinished.values() : []) {
-    if (life.id.includes(view.awaited)) show({ selected: life.number, awaited: null });
+    if (life.id === view.awaited) show({ selected: life.number, awaited: null });
   }
 }
 

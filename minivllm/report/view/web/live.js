@@ -107,7 +107,7 @@ function Chat() {
       const answer = chat
         ? await post("v1/chat/completions", { ...body, messages: asked }, control.signal)
         : await post("v1/completions", { ...body, prompt: asked.map((one) => one.content).join("") }, control.signal);
-      view.awaited = answer.headers.get("x-request-id");
+      view.awaited = answer.headers.get("x-engine-request-id");
       for await (const piece of pieces(answer)) {
         said += piece;
         told();

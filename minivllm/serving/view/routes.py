@@ -1,0 +1,87 @@
+"""The page that shows the engine at work, what it needs to know, and its commands."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, Request, WebSocket
+from fastapi.responses import HTMLResponse
+
+from minivllm.bench.hardware.gpu import NullGpu
+from minivllm.report.view.page import live_page
+from minivllm.serving.errors import ApiError
+from minivllm.serving.http.limits import ApiKeys
+from minivllm.serving.service import Service
+from minivllm.serving.view.gauges import Gauges
+from minivllm.serving.view.load import LoadBody, SyntheticLoad
+from minivllm.serving.view.socket import PATH, serve_viewer
+from minivllm.serving.view.viewers import Viewers
+
+# The page's own policy, in its head, allows its scripts by their digests. A head cannot say who may
+# frame the page, and a frame would let another page steer clicks.
+HEADERS = {
+    "Content-Security-Policy": (
+        "frame-ancestors 'none'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "connect-src 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def router(service: Service, gpu: NullGpu) -> APIRouter:
+    """The routes of the live view.
+
+    Args:
+        service: of the engine that is watched.
+        gpu: of the engine, or a null object.
+    """
+    routes = APIRouter()
+    options, keys, text = service.options, ApiKeys(service.options.api_keys), cache(live_page)
+    viewers = Viewers(service, Gauges(service.client.pid, gpu))
+    load = SyntheticLoad(service)
+    viewers.on_empty.append(load.stop)
+
+    async def page() -> HTMLResponse:
+        """Show the engine at work."""
+        return HTMLResponse(text(), headers=HEADERS)
+
+    for path in ("/", "/view"):
+        routes.add_api_route(path, page, include_in_schema=False)
+
+    @routes.get("/view/info")
+    async def info(request: Request) -> dict[str, Any]:
+        """Describe the server; without a key that is needed, say only that it is."""
+        if keys and not any([keys.fit(key) for key in keys.given(request.headers)]):
+            return {"key": True}
+        tokenizer = service.tokenizer
+        return {
+            "key": bool(keys),
+            "model": service.model,
+            "block_size": service.info.block_size,
+            "max_model_len": service.info.max_model_len,
+            "load": options.allows_load,
+            "text": tokenizer is not None,
+            "chat": tokenizer is not None and tokenizer.chat_template is not None,
+        }
+
+    @routes.post("/view/load")
+    async def set_load(body: LoadBody) -> dict[str, Any]:
+        """Change the synthetic load; a rate of 0 ends it."""
+        body.require_known()
+        if not options.allows_load:
+            raise ApiError(403, "this server sends no load to itself: see task.view_load")
+        if body.rate and not viewers:
+            raise ApiError(409, "nobody watches: the load ends with the last viewer")
+        load.set(body)
+        return body.model_dump()
+
+    @routes.websocket(PATH)
+    async def events(socket: WebSocket) -> None:
+        """Send what happens, as it happens."""
+        await serve_viewer(socket, service, viewers, keys)
+
+    return routes

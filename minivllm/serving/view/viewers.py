@@ -1,0 +1,152 @@
+"""Those who watch: each gets the frames of the engine, as fast as it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from minivllm.serving.errors import unavailable
+from minivllm.serving.processes.messages import ViewFrame
+from minivllm.serving.service import Service
+from minivllm.serving.view.gauges import Gauges
+
+MOST_VIEWERS = 16
+MOST_FRAMES = 40  # that wait for one viewer: two seconds
+MOST_CHARACTERS = 1 << 20  # of these frames
+STATE_S = 0.5  # between two whole states, which take the engine's time
+GAUGES_S = 1.0
+
+
+class Viewer:
+    """The frames that wait for one client.
+
+    A client that does not read loses them, and then gets the whole state anew.
+
+    Args:
+        ask: has the engine send its whole state.
+    """
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self.num_frames = self.num_losses = 0
+        self.is_current = False  # has the whole state, and every change since then
+        self._ask = ask
+        self._frames: deque[str] = deque()
+        self._num_characters = 0
+        self._changed = asyncio.Event()
+
+    def begin(self, text: str) -> None:
+        """Take the whole state."""
+        self._clear()
+        self.is_current = True
+        self._append(text)
+
+    def push(self, text: str) -> None:
+        """Take what has changed."""
+        if not self.is_current:
+            return
+        if len(self._frames) >= MOST_FRAMES or self._num_characters + len(text) > MOST_CHARACTERS:
+            self._clear()
+            self.is_current = False
+            self.num_losses += 1
+        else:
+            self._append(text)
+
+    def _append(self, text: str) -> None:
+        self._frames.append(text)
+        self._num_characters += len(text)
+        self._changed.set()
+
+    def _clear(self) -> None:
+        self._frames.clear()
+        self._num_characters = 0
+
+    async def next(self) -> str:
+        """All that waits, as one list in JSON; what was lost is made good by the whole state."""
+        while not self._frames:
+            if not self.is_current:
+                self._ask()
+            self._changed.clear()
+            await self._changed.wait()
+        texts = list(self._frames)
+        self._clear()
+        self.num_frames += 1
+        return texts[0] if len(texts) == 1 else f"[{','.join(text[1:-1] for text in texts)}]"
+
+
+class Viewers:
+    """All viewers of a server.
+
+    Args:
+        service: of the engine that they watch.
+        gauges: what they are told about once a second besides.
+    """
+
+    def __init__(self, service: Service, gauges: Gauges) -> None:
+        self._service, self._gauges = service, gauges
+        self._viewers: set[Viewer] = set()
+        self._asking: asyncio.TimerHandle | None = None
+        self._asked_s = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self.on_empty: list[Callable[[], None]] = []  # called when the last viewer has left
+        service.client.viewers.append(self._take)
+
+    def __len__(self) -> int:
+        return len(self._viewers)
+
+    def join(self) -> Viewer:
+        """A new viewer. Raises ApiError where there are too many."""
+        if len(self._viewers) >= MOST_VIEWERS:
+            self._service.count("viewers_refused")
+            raise unavailable(f"{MOST_VIEWERS} viewers watch already")
+        viewer = Viewer(self._ask)
+        self._viewers.add(viewer)
+        self._service.num_viewers = len(self._viewers)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_gauges())
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """Forget a viewer; the engine is no longer watched without one."""
+        self._viewers.discard(viewer)
+        self._service.num_viewers = len(self._viewers)
+        if self._viewers:
+            return
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        self._service.client.watch(False)
+        for listener in self.on_empty:
+            listener()
+
+    def _ask(self) -> None:
+        """Have the engine send its whole state soon, at most every `STATE_S` seconds."""
+        if self._asking is None:
+            delay = self._asked_s + STATE_S - time.monotonic()
+            self._asking = asyncio.get_running_loop().call_later(max(0.0, delay), self._asked)
+
+    def _asked(self) -> None:
+        self._asking, self._asked_s = None, time.monotonic()
+        self._service.client.watch(True)
+
+    def _take(self, frame: ViewFrame) -> None:
+        """Hand a frame of the engine to those who need it."""
+        for viewer in self._viewers:
+            if frame.kind == "changes":
+                losses = viewer.num_losses
+                viewer.push(frame.text)
+                if viewer.num_losses > losses:
+                    self._service.count("viewers_behind")
+            elif frame.kind == "restart" or not viewer.is_current:
+                viewer.begin(frame.text)
+
+    async def _read_gauges(self) -> None:
+        while True:
+            text = await asyncio.to_thread(self._gauges.read)
+            for viewer in self._viewers:
+                viewer.push(text)
+            await asyncio.sleep(GAUGES_S)
