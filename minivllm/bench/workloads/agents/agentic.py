@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -96,11 +97,11 @@ class Agentic(AgenticOptions, Generator):
         else:
             sessions, notes = self._recorded(limit)
         replay = SessionReplay(reader.vocab_size, seed, self.ignore_eos, self.cache_bust)
-        count = self.num_sessions or len(sessions)
-        calls = sum(len(sessions[i % len(sessions)].calls) for i in range(count))
+        replays = self.num_sessions or len(sessions)
+        calls = sum(len(sessions[i % len(sessions)].calls) for i in range(replays))
         check_amount("workload.num_sessions", calls, 0, FEWER)  # prompts take no memory
         requests, priming = [], []
-        for i in range(count):
+        for i in range(replays):
             session = without_long_gaps(sessions[i % len(sessions)], self.max_idle_s)
             start_s = None
             if i < self.random_starts:
@@ -108,16 +109,16 @@ class Agentic(AgenticOptions, Generator):
             own, before = replay.requests(session, i, start_s)
             requests += own
             priming += before
-        if self.path is not None and count > len(sessions):
-            notes.append(f"{count} sessions are replays of {len(sessions)}")
+        if self.path is not None and replays > len(sessions):
+            notes.append(f"{replays} sessions are replays of {len(sessions)}")
         words = tuple(f"workload={self.name}: {note}" for note in notes)
         return Workload(tuple(requests), words, tuple(priming))
 
     def _generated(self, seed: int) -> list[AgentSession]:
-        count = self.num_sessions or GENERATED
-        calls = round(count * self.lengths["turns"].typical)
+        sessions = self.num_sessions or GENERATED
+        calls = round(sessions * self.lengths["turns"].typical)
         check_amount("workload.num_sessions times workload.turns", calls, 0, FEWER)
-        return generate(self, self.lengths, count, lambda i: _generator(SESSION_STREAM, seed, i))
+        return generate(self, self.lengths, sessions, lambda i: _generator(SESSION_STREAM, seed, i))
 
     def _recorded(self, max_model_len: int) -> tuple[list[AgentSession], list[str]]:
         """The sessions of the file that the context holds, and what to note of them."""
@@ -126,7 +127,7 @@ class Agentic(AgenticOptions, Generator):
         path = place(self.path, knob)
         factor = Fraction(self.length_scale).limit_denominator(DENOMINATOR)
         kept, left_out = [], 0
-        for session in _read(path, self.format, knob, _state(path)):
+        for session in _read(path, self.format, knob):
             scaled = at_length(session, factor)
             call = scaled.longest
             if self.too_long == "skip" and call.prompt_len + call.output_len > max_model_len:
@@ -142,20 +143,40 @@ class Agentic(AgenticOptions, Generator):
             raise BadInput(f"{knob} has no session that can be used: {why}")
         counts: Counter[str] = Counter()
         for note in (note for session in kept for note in session.notes):
-            count, _, words = note.partition(" ")
-            counts[words] += int(count)
+            number, _, words = note.partition(" ")
+            counts[words] += int(number)
         return kept, [why] * bool(left_out) + [f"{n} {words}" for words, n in counts.items()]
 
 
-_READ: dict[tuple[object, ...], Sequence[AgentSession]] = {}  # the last file, which arms share
+class _Sessions:
+    """The sessions of a file, read as far as they have been asked for."""
+
+    def __init__(self, source: Iterator[AgentSession]) -> None:
+        self._source, self._known = source, list[AgentSession]()
+
+    def __iter__(self) -> Iterator[AgentSession]:
+        for index in count():
+            if index == len(self._known):
+                session = next(self._source, None)
+                if session is None:
+                    return
+                self._known.append(session)
+            yield self._known[index]
 
 
-def _read(path: Path, format: str, knob: str, state: object) -> Sequence[AgentSession]:
-    asked = (path, format, state)
+_READ: dict[tuple[object, ...], _Sessions] = {}  # of the last file, which arms share
+
+
+def _read(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
+    asked = (path, format, _state(path))
     if asked not in _READ:
         _READ.clear()
-        _READ[asked] = read_sessions(path, format, knob)
-    return _READ[asked]
+        _READ[asked] = _Sessions(read_sessions(path, format, knob))
+    try:
+        yield from _READ[asked]
+    except BadInput:
+        _READ.clear()  # the source has ended there
+        raise
 
 
 def _state(path: Path) -> object:

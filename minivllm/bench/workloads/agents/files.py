@@ -20,14 +20,15 @@ CHATS = ("bailian", "mooncake")
 FIELDS = {"weka": "requests and block_size", "tensorrt_llm": "events"}
 MOST_FILES = 100_000
 LARGEST_FILE = 512 * untrusted.MIB  # of one JSON value
+LONGEST_LINE = 64 * untrusted.MIB
 HELP = (
     "a session is a JSON object with requests and block_size (weka) or events (tensorrt_llm); "
     "lines with timestamp, input_length and output_length are of a bailian or mooncake trace"
 )
 
 
-def read_sessions(path: Path, format: str, knob: str) -> list[AgentSession]:
-    """The sessions of a file or a folder.
+def read_sessions(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
+    """The sessions of a file or a folder, each read when it is asked for.
 
     Args:
         path: a folder of .json files, each with one session; a file with one, or with one a line;
@@ -41,12 +42,13 @@ def read_sessions(path: Path, format: str, knob: str) -> list[AgentSession]:
             is not of the format.
     """
     if format in CHATS:
-        return read_chats(path, format, str(path))
-    sessions: list[AgentSession] = []
-    shared = TextSpace(0)
+        yield from read_chats(path, format, str(path))
+        return
+    shared, number = TextSpace(0), 0
     for row, where in _rows(path, knob):
         if format == "auto" and isinstance(row, dict) and "timestamp" in row:
-            return read_chats(path, format, str(path))
+            yield from read_chats(path, format, str(path))
+            return
         known = [name for name, fits in FORMATS.items() if fits(row)]
         if format != "auto" and format not in known:
             raise BadInput(
@@ -55,11 +57,10 @@ def read_sessions(path: Path, format: str, knob: str) -> list[AgentSession]:
         if not known:
             raise BadInput(f"{where}: not a session of an agent; {HELP}")
         reader = EventReader if known[0] == "tensorrt_llm" else WekaReader
-        text = TextSpace(len(sessions) + 1)
-        sessions.append(reader(row, where, text, shared).read())
-    if not sessions:
+        number += 1
+        yield reader(row, where, TextSpace(number), shared).read()
+    if not number:
         raise BadInput(f"{knob} holds no session; {HELP}")
-    return sessions
 
 
 def _rows(path: Path, knob: str) -> Iterator[tuple[Any, str]]:
@@ -71,15 +72,13 @@ def _rows(path: Path, knob: str) -> Iterator[tuple[Any, str]]:
         return
     # One value a line, unless the first line is only the beginning of one.
     with untrusted.open_file(path, knob) as opened:
-        first = opened.readline(untrusted.MAX_LINE)
+        first = opened.readline(LONGEST_LINE)
     try:
         json.loads(first)
     except ValueError:
         yield untrusted.read_json(path, str(path), limit=LARGEST_FILE), str(path)
         return
-    for number, line in enumerate(
-        untrusted.read_lines(path, knob, longest=LARGEST_FILE // 8), start=1
-    ):
+    for number, line in enumerate(untrusted.read_lines(path, knob, longest=LONGEST_LINE), start=1):
         if line.strip():
             where = f"{path}:{number}"
             yield untrusted.parse_json(line, f"{where}: the line"), where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,15 @@ def test_a_file_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
     write(path, growing(2, 2, 1), growing(2, 60, 1))
     with pytest.raises(BadInput, match=r"t\.jsonl:2: a call has"):
         Agentic(path=str(path)).check_lengths(2048)
+
+
+def test_a_file_is_read_no_further_than_it_must_be(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(growing(2, 2, 1)) + "\n[]\n", encoding="utf-8")
+    assert made(path=str(path), num_sessions=1).num_conversations == 1
+    for _ in range(2):  # what is wrong stays wrong
+        with pytest.raises(BadInput, match=r"t\.jsonl:2: not a session"):
+            made(path=str(path))
 
 
 def test_generated_sessions_fit_the_embedded_model() -> None:

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.bench.workloads.agents.files import read_sessions
+from minivllm.bench.workloads.agents import files
+from minivllm.bench.workloads.agents.session import AgentSession
 from minivllm.errors import BadInput
 from tests.bench.workloads.agents.recorded import call, growing, weka, write
+
+
+def read_sessions(path: Path, format: str, knob: str) -> list[AgentSession]:
+    return list(files.read_sessions(path, format, knob))
+
 
 EVENTS = {
     "trace_id": "x",
