@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from minivllm.bench.hardware.gpu import device_indices, visible_devices
 from minivllm.bench.targets.servers.arguments import merged, words
 from minivllm.bench.targets.servers.base import HOST, StartedServer, interpreter
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
@@ -53,10 +54,7 @@ class SglangServer(StartedServer):
         kv_dtype, device = cache["kv_dtype"], self.view.runtime.device
         if kv_dtype not in KV_DTYPE:
             raise self.unsupported(f"cache.kv_dtype={kv_dtype}", "use auto or fp8")
-        if ":" in device:
-            raise self.unsupported(
-                f"runtime.device={device}", "use cuda and engine.args.base_gpu_id"
-            )
+        devices = device_indices(device)
         usual_page = is_default("cache", "block_size", cache["block_size"])
         step = batching["max_num_batched_tokens"]
         speculation = self.view["speculative"]
@@ -69,7 +67,8 @@ class SglangServer(StartedServer):
             "quantization": "fp8" if quant["_target_"] == FP8 else None,
             "context-length": self.view.model.max_model_len,
             "random-seed": self.view.model.seed,
-            "device": None if device == "auto" else device,
+            "device": None if device == "auto" else device.partition(":")[0],
+            "tp-size": len(devices) if len(devices) > 1 else None,
             "max-running-requests": self.max_num_seqs,
             "max-prefill-tokens": step,
             "chunked-prefill-size": step if batching["chunked_prefill"] else -1,
@@ -85,6 +84,10 @@ class SglangServer(StartedServer):
         }
         given = words(merged(arguments, self.own.args), negated=False)
         return [interpreter(self.own.python), "-m", "sglang.launch_server", *given]
+
+    def environment(self) -> dict[str, str]:
+        """The GPUs that the server may see."""
+        return visible_devices(self.view.runtime.device)
 
     def _weights(self, source: Source) -> dict[str, Any]:
         """Random weights are SGLang's dummy ones of the same architecture, without a tokenizer."""

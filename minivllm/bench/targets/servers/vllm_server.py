@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from minivllm.bench.hardware.gpu import open_gpu
+from minivllm.bench.hardware.gpu import device_indices, open_gpu
 from minivllm.bench.records.provenance import peer_packages
 from minivllm.bench.targets.openai import TOKEN_IDS
 from minivllm.bench.targets.servers.arguments import merged, words
@@ -70,11 +70,13 @@ class VllmServer(StartedServer):
         kv_cache_gb = self.own.kv_cache_gb
         if kv_cache_gb is None and not open_gpu(self.view.runtime.device).present:
             kv_cache_gb = CPU_KV_CACHE_GB  # vLLM would take nearly all of the memory
+        devices = device_indices(self.view.runtime.device)
         usual_block = is_default("cache", "block_size", cache["block_size"])
         arguments: dict[str, Any] = {
             "host": HOST,
             "port": port,
             "dtype": quant["dtype"],
+            "tensor-parallel-size": len(devices) if len(devices) > 1 else None,
             "quantization": QUANTIZATION.get(str(quant["_target_"])),
             "max-model-len": self.view.model.max_model_len,
             "seed": self.view.model.seed,

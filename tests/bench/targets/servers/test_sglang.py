@@ -63,7 +63,6 @@ def test_metrics_become_counters(make: Make) -> None:
     ("override", "said"),
     [
         ("cache.kv_dtype=int8", "cache.kv_dtype=int8 is not supported by engine=sglang"),
-        ("runtime.device=cuda:1", "runtime.device=cuda:1 is not supported by engine=sglang"),
         ("quant=nf4", "quant=nf4 is not supported by engine=sglang"),
         ("speculative.prompt_lookup_max=8", "prompt_lookup_max=8 is not supported"),
     ],
@@ -72,3 +71,15 @@ def test_a_value_that_sglang_has_not_is_an_error(make: Make, override: str, said
     drafts = ["speculative=ngram"] if override.startswith("speculative") else []
     with pytest.raises(BadInput, match=said):
         make("sglang", *drafts, override)
+
+
+def test_it_sees_the_gpus_that_are_named_and_splits_the_model_over_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    child = make("sglang", "runtime.device=cuda:2-3").started
+    assert (child.stand_in.given["device"], child.stand_in.given["tp-size"]) == ("cuda", "2")
+    assert child.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    alone = make("sglang", "runtime.device=cuda:1").started
+    assert "tp-size" not in alone.stand_in.given
+    assert alone.environment["CUDA_VISIBLE_DEVICES"] == "1"

@@ -90,3 +90,12 @@ def test_a_value_that_vllm_has_not_is_an_error(make: Make) -> None:
         BadInput, match=r"cache\.kv_dtype=int8 is not supported by engine=vllm_serv"
     ):
         make("vllm_server", "cache.kv_dtype=int8")
+
+
+def test_it_sees_the_gpus_that_are_named_and_splits_the_model_over_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    child = make("vllm_server", "runtime.device=cuda:0-1").started
+    assert child.stand_in.given["tensor-parallel-size"] == "2"
+    assert child.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
