@@ -10,6 +10,7 @@ another environment for what libraries read while they are imported.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -22,7 +23,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -200,7 +203,27 @@ def main(descriptor: int) -> None:
             time.sleep(0.0005)
         connection.send(str(os.getpid()).encode())
     become(request, descriptors, path)
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    os._exit(run(request["module"]))  # freeing what was imported takes longer than many a test
+
+
+def run(module: str) -> int:
+    """Run a module as a program; its exit code once its threads and exit functions are done."""
+    code: object = None
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return int(code or 0)
 
 
 if __name__ == "__main__":
