@@ -31,7 +31,7 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.gguf.config import ARCHITECTURES, read_config
-from minivllm.models.load.gguf.file import GGUFFile
+from minivllm.models.load.gguf.file import GGUFFile, shortest
 from minivllm.models.load.gguf.tokenizer import CUTS, WHOLE_WORDS
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ _FAMILIES = {name: family for family, name in ARCHITECTURES.items()} | {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
 }
+_ORIGINAL = "original_max_position_embeddings"
 _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
 _BYTE_LEVEL = "a byte-level BPE whose rule for cutting text has a name in llama.cpp"
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -84,6 +85,7 @@ def save(checkpoint: str, out: Path, kind: str) -> None:
         raise BadInput(f"{out} exists already: give another name")
     source = resolve({"path": checkpoint}, allow_random=False)[1]
     config = ModelConfig.from_dict(source.config)
+    config = dataclasses.replace(config, rope=_with_attention_factor(config.rope))
     if source.folder is None or source.folder.is_file() or config.quantization is not None:
         raise BadInput(f"{checkpoint} must be a folder with a checkpoint in 16 or 32 bits")
     family = _FAMILIES.get(config.architecture)
@@ -104,6 +106,16 @@ def save(checkpoint: str, out: Path, kind: str) -> None:
     finally:
         writer.close()
         partial.unlink(missing_ok=True)
+
+
+def _with_attention_factor(rope: RopeConfig) -> RopeConfig:
+    """A longrope with its factor of the scores, which config.json may leave to a rule (Phi-3)."""
+    if rope.kind != "longrope" or "attention_factor" in rope.scaling:
+        return rope
+    factor, original = (rope.scaling[key] for key in ("factor", _ORIGINAL))
+    scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    scale = shortest(float(np.float32(scale)))
+    return dataclasses.replace(rope, scaling={**rope.scaling, "attention_factor": scale})
 
 
 def _file_type(kind: str) -> str:
@@ -153,12 +165,12 @@ def _write_rope(writer: Any, config: ModelConfig) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope.kind))
         writer.add_rope_scaling_factor(scaling["factor"])
     if rope.kind in ("yarn", "longrope"):
-        writer.add_rope_scaling_orig_ctx_len(int(scaling["original_max_position_embeddings"]))
+        writer.add_rope_scaling_orig_ctx_len(int(scaling[_ORIGINAL]))
     if rope.kind == "yarn":
         for name in ("beta_fast", "beta_slow"):
             if name in scaling:
                 getattr(writer, f"add_rope_scaling_yarn_{name}")(scaling[name])
-    if rope.kind == "longrope" and "attention_factor" in scaling:
+    if rope.kind == "longrope":
         writer.add_rope_scaling_attn_factors(scaling["attention_factor"])
 
 
@@ -174,7 +186,7 @@ def _rope_tensors(rope: RopeConfig, dim: int) -> dict[str, NDArray[np.float32]]:
     if rope.kind != "llama3":
         return {}
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    original, factor = scaling[_ORIGINAL], scaling["factor"]
     waves = [2 * math.pi * rope.theta ** (i / dim) for i in range(0, dim, 2)]
     smooth = [min(1.0, max(0.0, (original / wave - low) / (high - low))) for wave in waves]
     divisors = [1 / ((1 - s) / factor + s) for s in smooth]

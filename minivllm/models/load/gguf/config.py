@@ -109,7 +109,7 @@ def _own(file: GGUFFile, values: Values, family: str, config: dict[str, Any]) ->
             own["moe_intermediate_size"] = inner
     window = values.integer(f"{family}.attention.sliding_window", None, low=0)
     if family in ("llama", "phi3", "gemma2", "gemma3"):
-        own["sliding_window"] = window or None
+        own["sliding_window"] = window or (4096 if family == "gemma2" else None)
     if family == "llama" and (experts or window):
         name = "MixtralForCausalLM" if experts else "MistralForCausalLM"
         own["architectures"] = [name]
@@ -120,7 +120,7 @@ def _own(file: GGUFFile, values: Values, family: str, config: dict[str, Any]) ->
         own["final_logit_softcapping"] = (
             values.number("gemma3.final_logit_softcapping", None, least=0) or None
         )
-        own["layer_types"] = _gemma3_layers(file, config["num_hidden_layers"])
+        own["layer_types"] = _gemma3_layers(file, config["num_hidden_layers"], bool(window))
     if family in _WIDER_SCALE:
         wide = config["num_hidden_layers"] == _WIDER_SCALE[family]
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -164,8 +164,9 @@ def _ends(values: Values, vocabulary: int) -> list[int]:
     return [*dict.fromkeys(i for i in ids if i is not None and i < vocabulary)]
 
 
-def _gemma3_layers(file: GGUFFile, layers: int) -> list[str]:
-    """The kind of each layer: by a key of newer files, or each sixth with full attention."""
+def _gemma3_layers(file: GGUFFile, layers: int, has_window: bool) -> list[str]:
+    """The kind of each layer: by a key of newer files, or each sixth with full attention; all
+    without a window."""
     key = "gemma3.attention.sliding_window_pattern"
     if isinstance(file.metadata.get(key), StoredArray):
         slides = [bool(flag) for flag in file.numbers(key) or ()]
@@ -174,7 +175,7 @@ def _gemma3_layers(file: GGUFFile, layers: int) -> list[str]:
     else:
         period = file.values.integer(key, _GEMMA3_PERIOD)
         slides = [(i + 1) % period != 0 for i in range(layers)]
-    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+    return ["sliding_attention" if slide and has_window else "full_attention" for slide in slides]
 
 
 def _rope(file: GGUFFile, values: Values, family: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -192,10 +193,12 @@ def _rope(file: GGUFFile, values: Values, family: str, config: dict[str, Any]) -
     if SHORT in file.tensors or LONG in file.tensors:
         short, long = (_factors(file, name, rotated // 2) for name in (SHORT, LONG))
         original = values.integer(f"{family}.rope.scaling.original_context_length", limit)
-        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-        factor = values.number(f"{family}.rope.scaling.attn_factor", None)
-        if factor is not None:
-            scaling["attention_factor"] = factor
+        scaling = {
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "attention_factor": values.number(f"{family}.rope.scaling.attn_factor", 1.0),
+        }
         further["original_max_position_embeddings"] = original
     elif ROPE_FREQS in file.tensors:
         if scaling:
@@ -230,9 +233,7 @@ def _scaling(values: Values, family: str, limit: int) -> dict[str, Any]:
         "factor": factor,
         "original_max_position_embeddings": original,
     }
-    attention = values.number(f"{prefix}.yarn_attn_factor", None)
-    if attention is None:
-        attention = values.number(f"{prefix}.attn_factor", None)
+    attention = values.number(f"{prefix}.attn_factor", None)
     if attention is not None:  # llama.cpp multiplies by yarn's own
         scaling["attention_factor"] = attention * (1 + 0.1 * math.log(factor))
     for name in ("beta_fast", "beta_slow"):

@@ -213,7 +213,7 @@ def _add_tokens(fast: FastTokenizer, tokens: list[str], types: list[int]) -> Non
 def _add_ends(fast: FastTokenizer, file: GGUFFile, names: dict[str, str]) -> None:
     """Have the tokenizer add the first and last token to a text, as the file says it."""
     values = file.values
-    default = values.text(_KIND, "") == "llama" or values.text(_PRE, "").startswith("llama")
+    default = values.text(_KIND, "") == "llama" or values.text(_PRE, "") in WHOLE_WORDS
     text: list[str] = ["$A"]
     if values.flag("tokenizer.ggml.add_bos_token", default) and "bos_token" in names:
         text.insert(0, names["bos_token"])

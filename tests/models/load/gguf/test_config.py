@@ -75,6 +75,32 @@ def test_gemmas_scale_of_the_scores_follows_from_the_model(tmp_path: Path) -> No
     assert third.local_rope is not None and third.local_rope.theta == 10000.0
 
 
+def test_a_window_that_a_file_leaves_out(tmp_path: Path) -> None:
+    second = read(tmp_path, LLAMA | {"llama.block_count": 2}, family="gemma2")
+    assert second.sliding_window == 4096 and second.layer_types[0] == "sliding_attention"
+    third = read(tmp_path, LLAMA | {"llama.block_count": 7}, family="gemma3")
+    assert set(third.layer_types) == {"full_attention"}
+    flags = {"llama.block_count": 3, "llama.attention.sliding_window_pattern": [True, False, True]}
+    windowed = LLAMA | flags | {"llama.attention.sliding_window": 8}
+    config = read(tmp_path, windowed, family="gemma3")
+    assert config.windows == (8, None, 8)
+
+
+def test_longropes_divisors_are_tensors(tmp_path: Path) -> None:
+    ones, twos = np.ones(32, np.float32), np.full(32, 1.1, np.float32)
+    stored = TIED | {
+        "rope_factors_short.weight": (ones, "F32"),
+        "rope_factors_long.weight": (twos, "F32"),
+    }
+    key = "llama.rope.scaling."
+    values = LLAMA | {f"{key}original_context_length": 16}
+    scaling = read(tmp_path, values, stored, "phi3").rope.scaling
+    assert scaling["short_factor"] == (1.0,) * 32 and scaling["long_factor"] == (1.1,) * 32
+    assert scaling["attention_factor"] == 1.0 and scaling["original_max_position_embeddings"] == 16
+    values[f"{key}attn_factor"] = 1.25
+    assert read(tmp_path, values, stored, "phi3").rope.scaling["attention_factor"] == 1.25
+
+
 def test_llama3s_rope_is_found_in_its_divisors(tmp_path: Path) -> None:
     divisors = 1 + 7 * (np.arange(32) > 20).astype(np.float32)
     freqs: dict[str, Stored] = {"rope_freqs.weight": (divisors, "F32")}

@@ -103,8 +103,9 @@ def test_what_stands_before_and_after_a_text_is_the_files(tmp_path: Path) -> Non
     assert made(tmp_path, SPM | flags).encode("a")[0] != 1
     prefix = {"tokenizer.ggml.add_space_prefix": False}
     assert made(tmp_path, SPM | prefix).decode(made(tmp_path, SPM | prefix).encode(" a")) == " a"
-    llama3 = BYTES | {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 96}
-    assert made(tmp_path, llama3).encode("ab") == [96, 94]
+    for rule, first in (("llama-bpe", [96]), ("tekken", [96]), ("qwen2", [])):
+        values = BYTES | {"tokenizer.ggml.pre": rule, "tokenizer.ggml.bos_token_id": 96}
+        assert made(tmp_path, values).encode("ab") == [*first, 94]
 
 
 def test_gemmas_spaces_and_order_of_merges(tmp_path: Path) -> None:
