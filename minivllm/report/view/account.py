@@ -313,6 +313,7 @@ def duration(ms: float) -> str:
 
 
 def rounded(value: float, digits: int) -> str:
-    """A number with so many decimals, halves upwards, as the page rounds, too."""
+    """A number with so many decimals, halves upwards, as the page rounds, too: also what is half
+    but for the rounding errors of a sum, which depend on its order."""
     scale = 10**digits
-    return f"{math.floor(value * scale + 0.5) / scale:.{digits}f}"
+    return f"{math.floor(value * scale + 0.5 + 1e-6) / scale:.{digits}f}"

@@ -64,7 +64,7 @@ def _planned(bundle: Mapping[str, Any]) -> list[Sentence]:
 
 
 def _waits(bundle: Mapping[str, Any], engine: EngineFacts | None) -> list[Sentence]:
-    """Who is held, preempted, admitted, and who arrives."""
+    """Who is held and preempted, who arrives, and who is admitted."""
     said = []
     if "held" in bundle:
         number, reason, needed, free, spare = bundle["held"]
@@ -80,14 +80,14 @@ def _waits(bundle: Mapping[str, Any], engine: EngineFacts | None) -> list[Senten
         if state == "preempted" and number not in listed and "engine" not in bundle:
             text = _fill("decisions", "restarted", request=number)
             said.append(Sentence("preempted", number, text))
-    for number, _, reused, overtook in bundle.get("admitted", ()):
-        name = "cached" if reused else "overtook" if overtook else "admitted"
-        text = _fill("decisions", name, request=number, tokens=_count("tokens", reused))
-        said.append(Sentence("queue", number, text))
     for number, _, prompt, most, _, _, parent in bundle.get("new", ()):
         name = "arrived" if parent is None else "forked"
         values = {"tokens": _count("tokens", prompt), "output": most - prompt, "parent": parent}
         text = _fill("decisions", name, request=number, **values)
+        said.append(Sentence("queue", number, text))
+    for number, _, reused, overtook in bundle.get("admitted", ()):
+        name = "cached" if reused else "overtook" if overtook else "admitted"
+        text = _fill("decisions", name, request=number, tokens=_count("tokens", reused))
         said.append(Sentence("queue", number, text))
     return said
 

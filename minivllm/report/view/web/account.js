@@ -252,9 +252,10 @@ function because(part, life, spent, engine) {
   });
 }
 
+// Halves upwards, also what is half but for rounding errors.
 function rounded(value, digits) {
   const scale = 10 ** digits;
-  return (Math.floor(value * scale + 0.5) / scale).toFixed(digits);
+  return (Math.floor(value * scale + 0.5 + 1e-6) / scale).toFixed(digits);
 }
 
 function duration(ms) {

@@ -60,16 +60,17 @@ function* overlaps(start, end, from, wide) {
   }
 }
 
-// The gauges of a window up to a time, at the bins' places.
+// The gauges of a window up to a time, at the bins' places; each holds until the next.
 function gauged(timeline, from, to, time) {
   const memory = Array(NUM_BINS).fill(null);
   const watts = Array(NUM_BINS).fill(null);
-  for (const gauge of timeline.gauges) {
-    if (gauge.time_s > time || gauge.time_s < from) continue;
-    const bin = Math.floor(((gauge.time_s - from) / (to - from)) * NUM_BINS);
-    if (bin >= NUM_BINS) continue;
-    memory[bin] = gauge.memory_bytes == null ? null : gauge.memory_bytes / 1e9;
-    watts[bin] = gauge.watts ?? null;
+  const wide = (to - from) / NUM_BINS;
+  let next = 0;
+  for (let bin = 0; bin < NUM_BINS && from + (bin + 0.5) * wide <= time; bin += 1) {
+    while (timeline.gauges[next]?.time_s <= from + (bin + 1) * wide) next += 1;
+    const gauge = timeline.gauges[next - 1];
+    memory[bin] = gauge?.memory_bytes == null ? null : gauge.memory_bytes / 1e9;
+    watts[bin] = gauge?.watts ?? null;
   }
   return { memory, watts };
 }

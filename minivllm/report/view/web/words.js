@@ -36,13 +36,13 @@ function sentences(bundle, engine) {
       say("preempted", number, "restarted");
     }
   }
-  for (const [number, , reused, overtook] of bundle.admitted ?? []) {
-    const name = reused ? "cached" : overtook ? "overtook" : "admitted";
-    say("queue", number, name, { tokens: count("tokens", reused) });
-  }
   for (const [number, , prompt, most, , , parent] of bundle.new ?? []) {
     const values = { tokens: count("tokens", prompt), output: most - prompt, parent };
     say("queue", number, parent === null ? "arrived" : "forked", values);
+  }
+  for (const [number, , reused, overtook] of bundle.admitted ?? []) {
+    const name = reused ? "cached" : overtook ? "overtook" : "admitted";
+    say("queue", number, name, { tokens: count("tokens", reused) });
   }
   sayComputed(bundle, numDecoded, say, count);
   sayCached(bundle, say, count);
