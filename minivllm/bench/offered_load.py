@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from minivllm.bench.driver import full_batch
 from minivllm.bench.metrics import metrics
@@ -39,6 +40,20 @@ class OfferedLoad:
         own, slo = own_metrics(measure.metrics), vars(measure.slo)
         stopping = Stopping(measure.duration_s, measure.cooldown_s, measure.max_error_rate)
         return cls(workload, arrival, params, measure.seed, own, slo, stopping)
+
+    @cached_property
+    def most_tokens(self) -> int:
+        """Output tokens of the whole workload, if no answer ends early."""
+        return sum(request.max_tokens for request in self.workload.requests)
+
+    def tokens_expected(self, tokens: int, elapsed_s: float) -> int:
+        """Output tokens of the whole run, as far as `tokens` in so many seconds tell: those of the
+        workload, or as many as come until the measurement ends by time."""
+        stopping = self.stopping
+        if stopping.duration_s is None or elapsed_s <= 0:
+            return self.most_tokens
+        sent_s = stopping.duration_s + stopping.cooldown_s
+        return min(self.most_tokens, max(tokens, round(tokens * sent_s / elapsed_s)))
 
     def sent(self, traces: Sequence[RequestTrace]) -> Workload:
         """The requests that were sent."""

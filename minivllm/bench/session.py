@@ -219,8 +219,7 @@ class Session:
     ) -> tuple[list[RequestTrace], Energy, observation.EventRecorder | None]:
         """The measured window."""
         clock = self.engine.info.clock
-        total = sum(request.max_tokens for request in load.workload.requests)
-        tick = self._ticker(total)
+        tick = self._ticker(load)
         if clock is not None:
             gc.disable()  # objects by the million, none of them in a cycle
         try:
@@ -235,7 +234,7 @@ class Session:
                 load.seed,
                 load.stopping,
             )
-            self._emit("measuring", tokens=0, total_tokens=total, elapsed_s=0.0)
+            self._emit("measuring", tokens=0, total_tokens=load.most_tokens, elapsed_s=0.0)
             self._hardware.begin_window()
             before = Reading.take()
             with observation.observed(self.engine, measure) as recorder:
@@ -376,7 +375,7 @@ class Session:
                 self.usable = True
                 raise BadInput(f"request {trace.request_id}: {trace.error}")
 
-    def _ticker(self, total: int) -> Callable[[DriveProgress], None]:
+    def _ticker(self, load: OfferedLoad) -> Callable[[DriveProgress], None]:
         last = 0.0
 
         def tick(progress: DriveProgress) -> None:
@@ -384,12 +383,9 @@ class Session:
             if time.monotonic() - last < PROGRESS_INTERVAL_S and progress.done < progress.total:
                 return  # virtual seconds may pass by the thousand
             last = time.monotonic()
-            self._emit(
-                "measuring",
-                tokens=progress.output_tokens,
-                total_tokens=total,
-                elapsed_s=progress.elapsed_s,
-            )
+            tokens, elapsed_s = progress.output_tokens, progress.elapsed_s
+            total = load.tokens_expected(tokens, elapsed_s)
+            self._emit("measuring", tokens=tokens, total_tokens=total, elapsed_s=elapsed_s)
 
         return tick
 

@@ -90,3 +90,14 @@ def test_a_wait_for_a_place_is_told_as_such() -> None:
 def test_a_cool_down_follows_a_duration() -> None:
     with pytest.raises(Exception, match=r"measure\.cooldown_s=1\.0 follows a measurement"):
         MeasureOptions(cooldown_s=1.0)
+
+
+def test_progress_is_towards_the_end_by_time_or_of_the_workload() -> None:
+    """12 requests of 3 tokens; measured for 4 s and cooling for 2."""
+    load, _ = driven(MEASURE, Constant(1.0), 12)
+    assert load.most_tokens == 36
+    assert [load.tokens_expected(*at) for at in ((0, 0.0), (6, 3.0), (14, 7.0), (30, 3.0))] == [
+        *(36, 12, 14, 36)
+    ]
+    endless, _ = driven(MeasureOptions(), Constant(1.0), 12)
+    assert endless.tokens_expected(6, 3.0) == 36
