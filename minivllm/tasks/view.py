@@ -16,6 +16,7 @@ from minivllm.tasks.options import ViewOptions, ViewTaskOptions
 from minivllm.tasks.report import find_runs, joined_name
 
 OPEN_S = 10.0  # for a server to answer
+TURNED_AWAY = (1008, 1013)  # codes with which a server closes: the key is wrong, too many viewers
 
 
 def run(config: dict[str, Any]) -> int:
@@ -104,20 +105,22 @@ def _follow(task: ViewTaskOptions, url: str, settings: ViewOptions, runs: list[s
 
 
 def _batches(url: str, key: str | None) -> Iterator[list[dict[str, Any]]]:
-    """The messages of a server. Raises BadInput if it cannot be reached."""
+    """The messages of a server. Raises BadInput if it cannot be reached, or turns viewers away."""
     try:
-        from websockets.exceptions import ConnectionClosed, InvalidHandshake
+        from websockets.exceptions import ConnectionClosedError, InvalidHandshake
         from websockets.sync.client import connect
     except ImportError:
         raise NotInstalled(f"task.url needs websockets: {install('serve')}") from None
-    protocols: Any = [f"key.{key}"] if key else None
     try:
-        socket = connect(url, subprotocols=protocols, open_timeout=OPEN_S, max_size=None)
+        socket = connect(url, open_timeout=OPEN_S, max_size=None)
     except (OSError, InvalidHandshake) as error:
         raise BadInput(f"task.url={url}: no events are to be had there ({error})") from None
     with socket:
         try:
+            # One that needs no key does not look at it, and one that does answers at once.
+            socket.send(json.dumps({"type": "auth", "api_key": key or ""}))
             for message in socket:
                 yield json.loads(message)
-        except ConnectionClosed:
-            return
+        except ConnectionClosedError as error:
+            if error.rcvd is not None and error.rcvd.code in TURNED_AWAY:
+                raise BadInput(f"task.url={url}: {error.rcvd.reason}") from None

@@ -111,26 +111,31 @@ def test_what_cannot_be_shown_is_one_line(
     assert done.code == 2 and message in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("key", ["abcdef123", None])
 def test_a_running_server_is_shown_until_it_ends(
-    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
-    """A server of the same form as ours: arrays of items as text."""
+    """A server of the same form as ours, with a key."""
     from websockets.sync.server import ServerConnection, serve
 
-    keys: list[str] = []
-
     def answer(socket: ServerConnection) -> None:
-        keys.append(socket.request.headers["Sec-WebSocket-Protocol"])  # type: ignore[union-attr]
-        socket.send(json.dumps(BUNDLES))
+        if json.loads(socket.recv()) == {"type": "auth", "api_key": "abcdef123"}:
+            socket.send(json.dumps(BUNDLES))
+        else:
+            socket.close(1008, "a key is needed")
 
-    monkeypatch.setenv("OPENAI_API_KEY", "abcdef123")
-    with serve(answer, "127.0.0.1", 0, select_subprotocol=lambda _, offered: offered[0]) as server:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    with serve(answer, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws/events"
         done = cli("task=view", f"task.url={url}", "view.tui=true")
         server.shutdown()
         thread.join()
-    assert done.code == 0 and f"{url}  step 0  1 running" in done.out, done.err
-    assert "the server has closed the connection" in done.err
-    assert keys == ["key.abcdef123"]
+    if key is None:
+        assert (done.code, done.err) == (2, f"error: task.url={url}: a key is needed\n")
+    else:
+        assert done.code == 0 and f"{url}  step 0  1 running" in done.out, done.err
+        assert "the server has closed the connection" in done.err

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from minivllm.cache.spec import CacheLayout
 from minivllm.engine.batching import Continuous
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
@@ -13,6 +19,7 @@ from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.report.view.account import PARTS, Account, duration, parts, sentence, words
 from tests.engine.imaginary import make
+from tests.report.view.recording import Timed
 
 ENGINE = {
     "version": 1,
@@ -100,7 +107,7 @@ def test_running_is_prefill_decode_stalled_and_between() -> None:
         ("between", None),
         ("decode", 3),
     ]
-    assert all(a.end_s == b.start_s for a, b in zip(life.spans, life.spans[1:], strict=False))
+    assert all(a.end_s == b.start_s for a, b in pairwise(life.spans))
 
 
 @pytest.mark.parametrize(
@@ -252,6 +259,39 @@ def test_the_parts_of_each_request_sum_to_its_time(strategy: str) -> None:
         "swap": {"swapped"},
         "reserve": set(),
     }[strategy]
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["recompute", "swap", "reserve"]))
+@settings(max_examples=25)
+def test_no_millisecond_is_lost_or_counted_twice(seed: int, strategy: str) -> None:
+    """With samples, beams, aborts, and viewers that join in the middle."""
+    rng = random.Random(seed)
+    sizes = rng.choice([2, 4, 8]), rng.choice([4, 48])
+    policy = Continuous(*sizes, watermark=0, preemption=strategy)
+    machine = Timed(policy, CacheLayout(4, rng.choice([20, 40]), prefix_caching=True, host_slots=9))
+    bundles: list[StepBundle] = []
+    machine.observer.close()
+    machine.observer = StepObserver(machine.scheduler, bundles.append)
+    for _ in range(rng.randint(2, 8)):
+        prompt = [rng.randrange(5) for _ in range(rng.randint(2, 14))]
+        add = rng.choice([machine.add, machine.add, partial(machine.add, n=2), machine.add_beams])
+        add(prompt, rng.randint(2, 8), *[2] * (add == machine.add_beams))
+        for _ in range(rng.randint(0, 4)):
+            machine.step()
+        machine.clock.time_s += rng.random() / 100
+        if rng.random() < 0.2:
+            machine.scheduler.finish(rng.choice(machine.requests), "abort")
+        if rng.random() < 0.1:
+            machine.observer.tell_all()
+    machine.run()
+    machine.observer.flush()
+    lives = Account.of(bundles, keep_spans=True).lives.values()
+    assert lives
+    for life in lives:
+        assert life.end_s is not None
+        took = 1e3 * (life.end_s - life.new.arrival_s)
+        assert sum(life.ms.values()) == pytest.approx(took, abs=1e-6)
+        assert all(a.end_s == b.start_s for a, b in pairwise(life.spans))
 
 
 def test_a_sentence_says_what_took_most_and_then_the_rest() -> None:
