@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 
-from minivllm.bench.workloads.lazy_prompt import runs_of
+from minivllm.bench.workloads.lazy_prompt import LazyPrompt, runs_of
 from minivllm.bench.workloads.workload import Workload
 
 # of the prompt tokens: what tokenizing again and a server's own additions may make
@@ -41,13 +41,16 @@ def shareable_tokens(workload: Workload) -> int:
     """Most prompt tokens that a cache which was empty at first may save.
 
     Of a prompt those are the tokens that it begins with as another one does, of a later turn all
-    turns before it.
+    turns before it. Prompts that are known by their positions alone are not looked through: of
+    those, what a cache without limit saves, which is the same in any order.
     """
-    prompts = sorted(tuple(request.prompt_token_ids) for request in workload.openings)
+    known = [request.prompt_token_ids for request in workload.openings]
+    tree = PrefixTree()
+    lazy = sum(tree.insert(prompt) for prompt in known if isinstance(prompt, LazyPrompt))
+    prompts = sorted(tuple(prompt) for prompt in known if not isinstance(prompt, LazyPrompt))
     alike = [0, *(common(a, b) for a, b in pairwise(prompts)), 0]
-    return sum(map(max, pairwise(alike))) + sum(
-        request.history_len for request in workload.requests
-    )
+    later = sum(request.history_len for request in workload.requests)
+    return lazy + sum(map(max, pairwise(alike))) + later
 
 
 class PrefixTree:

@@ -46,6 +46,17 @@ def test_what_prompts_share_is_what_each_has_with_its_nearest(
     assert shareable_tokens(made(*prompts)) == expected
 
 
+def test_what_is_known_by_positions_is_shared_by_positions() -> None:
+    runs = [(range(0, 50),), (range(0, 50), range(90, 99)), (range(7, 9),), (range(0, 20),)]
+    work = Workload(
+        tuple(
+            WorkloadRequest(f"r{i}", LazyPrompt(each, 99, 0), 1, True)
+            for i, each in enumerate(runs)
+        )
+    )
+    assert shareable_tokens(work) == shareable_tokens(Workload(work.requests[::-1])) == 50 + 20
+
+
 def test_turns_before_are_shared_by_right() -> None:
     work = MultiTurn(1, 3, 4, 5).generate(None, 1000, 2048, 0)
     assert shareable_tokens(work) == 0 + (4 + 5) + 2 * (4 + 5)

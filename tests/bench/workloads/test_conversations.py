@@ -289,6 +289,62 @@ def test_any_talks_are_whole_and_valid(
         )
 
 
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.integers(1, 4),
+                st.lists(st.tuples(st.integers(0, 5), st.floats(0, 3)), max_size=3),
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([Offline(), Concurrency(1), Concurrency(2), Poisson(0.3)]),
+    st.sets(st.sampled_from(["a1", "b0", "c2"]), max_size=2),
+    st.integers(1, 3),
+)
+def test_any_sessions_wait_for_what_they_say(
+    each: Any, arrival: Arrival, refuse: set[str], seqs: int
+) -> None:
+    """Each call waits for some of those before it; a refused one ends what waits for it."""
+    requests: list[WorkloadRequest] = []
+    for k, calls in enumerate(each):
+        waits = [{j: s for j, s in before if j < i} for i, (_, before) in enumerate(calls)]
+        shape = [
+            (output, tuple(wait), tuple(wait.values()))
+            for (output, _), wait in zip(calls, waits, strict=True)
+        ]
+        requests += session(chr(ord("a") + k), *shape)
+    work = Workload(tuple(requests))
+    engine, traces = run(work, arrival, max_num_seqs=seqs, refuse=refuse)
+    by_name = {trace.request_id: trace for trace in traces}
+    assert list(by_name) == [request.request_id for request in requests]
+    lost = set(refuse)
+    for request in requests:
+        trace = by_name[request.request_id]
+        if request.request_id in lost or lost & {*request.after}:
+            lost.add(request.request_id)
+            assert not trace.completed
+            continue
+        assert trace.completed and request.request_id in engine.submitted
+        if request.after:
+            ends = [by_name[name].finished_s or 0.0 for name in request.after]
+            due = max(end + wait for end, wait in zip(ends, request.after_s, strict=True))
+            assert trace.scheduled_s == due
+    if arrival.concurrency is not None:
+        changes: list[tuple[float, int]] = []
+        for name in {request.session for request in requests}:
+            own = [by_name[r.request_id] for r in requests if r.session == name]
+            changes.append((min(t.scheduled_s for t in own), 1))
+            changes.append((max(t.finished_s or 0.0 for t in own), -1))
+        changes.sort()
+        under_way = [sum(c for _, c in changes[: i + 1]) for i in range(len(changes))]
+        assert max(under_way) <= arrival.concurrency
+
+
 # ---- the workload
 
 

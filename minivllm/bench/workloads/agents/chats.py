@@ -10,6 +10,7 @@ from minivllm.bench.workloads.agents.session import AgentCall, AgentSession
 from minivllm.bench.workloads.agents.text import TextSpace
 from minivllm.bench.workloads.from_file.trace_file import read_trace
 from minivllm.bench.workloads.from_file.trace_row import TraceRow
+from minivllm.errors import BadInput
 
 NO_ENDS = "calls follow others at recorded distances from start to start: the trace has no ends"
 FAILED = "requests of the file were left out, they failed when the trace was taken"
@@ -27,6 +28,10 @@ def read_chats(path: Path, format: str, where: str) -> list[AgentSession]:
         BadInput: see `read_trace`; or hashes do not fit a prompt.
     """
     rows, failed = read_trace(path, format)
+    for row in rows:
+        for name in (row.chat, row.parent):
+            if isinstance(name, list | dict):
+                raise BadInput(f"{where}:{row.line}: {name!r:.40} is no name of a conversation")
     chains = _by_name(rows) if any(row.chat is not None for row in rows) else _by_hash(rows)
     text = TextSpace(0)
     sessions = []

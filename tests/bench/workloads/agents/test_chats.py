@@ -81,6 +81,13 @@ def test_mooncake_s_prompts_follow_the_one_that_they_begin_with(tmp_path: Path) 
     assert sessions[0].notes[0].startswith("1 requests of the file were left out")
 
 
+@pytest.mark.parametrize("wrong", [{"chat_id": [1]}, {"parent_chat_id": {}}])
+def test_names_that_are_none_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", {**bailian(1, 2, 0.0, 16, [1]), **wrong})
+    with pytest.raises(BadInput, match=r"f:1: .* is no name of a conversation"):
+        read_chats(path, "auto", "f")
+
+
 def test_hashes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", bailian(1, -1, 0.0, 64, [1, 2]))
     with pytest.raises(BadInput, match=r"f:1: 64 prompt tokens are 4 blocks of 16 tokens"):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minivllm.bench.workloads.agents import files
-from minivllm.bench.workloads.agents.session import AgentSession
+from minivllm.bench.workloads.agents.session import AgentSession, SessionReplay, without_long_gaps
 from minivllm.errors import BadInput
 from tests.bench.workloads.agents.recorded import call, growing, weka, write
+from tests.damage import damaged
 
 
 def read_sessions(path: Path, format: str, knob: str) -> list[AgentSession]:
@@ -98,3 +102,27 @@ def test_a_folder_without_sessions_and_a_missing_file(tmp_path: Path) -> None:
         read_sessions(tmp_path, "auto", "k")
     with pytest.raises(BadInput, match="k: there is no such file"):
         read_sessions(tmp_path / "gone.json", "auto", "k")
+
+
+FORMS = [json.dumps(value).encode() for value in (growing(3, 2, 1), EVENTS, BAILIAN, MOONCAKE)]
+
+
+@pytest.mark.fuzz("recorded sessions")
+@given(st.sampled_from(FORMS).flatmap(damaged))
+def test_damaged_sessions_are_replayed_or_refused_in_one_line(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.jsonl"
+        path.write_bytes(content)
+        try:
+            sessions = read_sessions(path, "auto", "k")
+        except BadInput as error:
+            assert "\n" not in str(error)
+            return
+        for session in sessions:
+            requests, _ = SessionReplay(9, 0).requests(without_long_gaps(session, 10.0), 0)
+            assert len(requests) == len(session.calls) > 0
+            assert all(len(r.prompt_token_ids) and r.max_tokens > 0 for r in requests)
+            known: set[str] = set()
+            for request in requests:
+                assert known.issuperset(request.after)
+                known.add(request.request_id)
