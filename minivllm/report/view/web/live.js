@@ -153,7 +153,7 @@ function Load() {
     name=${name} onChange=${(event) => set({ [name]: Math.max(1, +event.target.value || 1) })} /> tokens</label>`;
   return html`<section class="panel load">
     <h2>Load <span class="note">random prompts, sent by the server itself</span></h2>
-    <label class="slider"><input type="range" min="0" max="20" step="0.5" value=${load.rate} name="rate"
+    <label class="slider"><input type="range" min="0" max="100" step="0.5" value=${load.rate} name="rate"
       onInput=${(event) => set({ rate: +event.target.value })} /><output>${load.rate} requests/s</output></label>
     <div class="row">${number("input_len", "prompt")} ${number("output_len", "output")}
       <button class="quiet" onClick=${() => tell("reset_prefix_cache")}>empty the prefix cache</button></div>
