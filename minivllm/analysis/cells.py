@@ -22,7 +22,7 @@ from minivllm.bench.records.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
     *("name", "runs_dir", "reports_dir", "report", "runs", "choices", "sweep", "prompt"),
-    *("task", "preset", "ablation", "optimisations", "tracker"),
+    *("task", "preset", "ablation", "optimisations", "tracker", "view"),
 }
 CHOICE_ORDER = (
     *(

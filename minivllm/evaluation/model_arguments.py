@@ -12,7 +12,7 @@ from minivllm.errors import BadInput, nearest
 # Groups of the benchmark harness, which have no effect under lm-eval.
 UNUSED = (
     *("ablation", "arrival", "decoding", "engine", "hydra", "measure", "name", "preset", "quality"),
-    *("report", "reports_dir", "runs", "runs_dir", "sweep", "task", "tracker", "workload"),
+    *("report", "reports_dir", "runs", "runs_dir", "sweep", "task", "tracker", "view", "workload"),
 )
 
 

@@ -1,0 +1,30 @@
+"""What a cell is called by: knobs that change what is measured, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.analysis.cells import gather
+from minivllm.analysis.rows import read_rows
+from minivllm.config.groups import SECTIONS
+from tests.report.synthetic import make_record, write
+
+
+def varying(root: Path, section: str, first: Any, second: Any) -> list[str]:
+    """Titles by which two records of different cells are told apart."""
+    records = []
+    for name, value in (("first", first), ("second", second)):
+        record = make_record(cell_id=name, run_id=name)
+        record.config[section] = {"setting": value}
+        records.append(record)
+    rows, _ = read_rows(write(root, records, parquet=False))
+    return list(gather(rows)[0].varying)
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "quality"])
+def test_how_results_are_shown_is_no_name_of_a_cell(tmp_path: Path, section: str) -> None:
+    assert varying(tmp_path, section, 1, 2) == []
+    assert varying(tmp_path / "engine", "cache", 1, 2) != []
