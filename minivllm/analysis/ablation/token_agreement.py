@@ -9,6 +9,7 @@ from typing import Any
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.metric import Block, block_of
 from minivllm.analysis.tables import frame
+from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN
 from minivllm.bench.records.storage import REQUESTS
 
 Outputs = dict[Block, dict[str, list[int]]]  # of each block: request id -> token ids
@@ -25,7 +26,7 @@ class TokenAgreement:
         both have.
 
         Returns:
-            None where no tokens were recorded, as of simulated engines.
+            None where no tokens were recorded, as of simulated engines, or a server told no ids.
         """
         same, every = 0, 0
         for one, other in pairs:
@@ -45,10 +46,12 @@ class TokenAgreement:
 
 
 def _tokens(row: dict[str, Any]) -> dict[str, list[int]]:
-    """By request id; empty where they are not recorded."""
+    """By request id, of requests whose ids are known; empty where they are not recorded."""
     table = frame(row, REQUESTS, ["request_id", "token_ids"])
     if table is None or "token_ids" not in table:
         return {}
     return {
-        key: list(ids) for key, ids in zip(table["request_id"], table["token_ids"], strict=True)
+        key: list(ids)
+        for key, ids in zip(table["request_id"], table["token_ids"], strict=True)
+        if {*ids} != {UNKNOWN_TOKEN}
     }

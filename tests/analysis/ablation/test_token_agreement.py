@@ -10,6 +10,8 @@ import pytest
 from minivllm.analysis.ablation.design import AGAIN, Design
 from minivllm.analysis.ablation.effects import analyse
 from minivllm.analysis.ablation.findings import Analysis
+from minivllm.analysis.ablation.token_agreement import TokenAgreement
+from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.record import Ablation, Metrics, Record, Validity
 from minivllm.bench.records.storage import write_record
@@ -88,3 +90,17 @@ def test_without_tokens_nothing_is_said(tmp_path: Path) -> None:
     found = measured(tmp_path, {}, ["a"], with_ids=False)
     assert {effect.same_tokens for effect in found.effects} == {None}
     assert "| – |" in markdown_text(found) and not any("lossless" in note for note in found.notes)
+
+
+def test_tokens_whose_ids_a_server_did_not_tell_are_not_compared(tmp_path: Path) -> None:
+    """Such a token is recorded as UNKNOWN_TOKEN, in every arm."""
+    for name, tokens in (("one", [0, 0, 0]), ("other", [0, 0, 0])):
+        rows = [{"request_id": "r0", "token_ids": tokens}]
+        record = Record(
+            run_id=name, cell_id=name, sweep="s", arm=name, block=0, status="ok",
+            config={"choices": {}}, metrics=Metrics(output_tokens_per_s=1.0),
+            validity=Validity(ok=True),
+        )  # fmt: skip
+        write_record(tmp_path / name, record, requests=rows)
+    cells = gather(read_rows(tmp_path)[0])
+    assert len(cells) == 2 and TokenAgreement().share([(cells[0], cells[1])]) is None
