@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from minivllm.cache.spec import NOTHING
 from minivllm.engine.events import StateChanged, StepEnded, StepPlanned, StepTimed
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.scheduler import Scheduler
@@ -183,9 +184,10 @@ class StepObserver:
         plan, bundle = event.plan, self._bundle
         self._in_step = True
         bundle["time_s"] = seconds(event.time_s)
-        self._drafted = [
-            (part.request, part.num_drafts) for part in plan.scheduled if part.num_drafts
-        ]
+        if plan.num_drafts:
+            self._drafted = [
+                (part.request, part.num_drafts) for part in plan.scheduled if part.num_drafts
+            ]
         self._note_scheduled(plan)
         if plan.preempted:
             bundle["preempted"] = [
@@ -196,10 +198,11 @@ class StepObserver:
                 )
                 for one in plan.preempted
             ]
-        held = self._held(plan)
-        if held is not None:
-            bundle["held"] = held
-        if any(plan.transfers):
+        if plan.held is not None or self.scheduler.waiting.requests:
+            held = self._held(plan)
+            if held is not None:
+                bundle["held"] = held
+        if plan.transfers is not NOTHING:
             moves = plan.transfers
             copied, saved, loaded = list(moves.copies), list(moves.saves), list(moves.loads)
             bundle.update({"copied": copied, "saved": saved, "loaded": loaded})
@@ -269,10 +272,13 @@ class StepObserver:
                 Drafted(self._number(request), count, accepted.get(request, 0))
                 for request, count in self._drafted
             ]
-        self._settle({**self.scheduler.running, **self._touched})
+            self._drafted = []
+        running = self.scheduler.running
+        self._settle({**running, **self._touched} if self._touched else running)
         self._in_step = False
         bundle = self._bundle
-        if bundle.keys() - {"time_s", "held"}:  # not one more poll of an engine that waits
+        # Not one more poll of an engine that waits, in which at most somebody is held.
+        if len(bundle) > 1 + ("held" in bundle):
             bundle["step"] = self._num_steps
             bundle["end_s"] = seconds(event.time_s)
             self._num_steps += 1
@@ -285,19 +291,20 @@ class StepObserver:
         bundle = self._bundle
         sizes, tables = [], []
         for request in requests:
-            told, cache = self._told.get(request), request.cache
+            told = self._told.get(request)
             if told is None:
                 continue
             num_tokens, num_computed = len(request.token_ids), request.num_computed_tokens
             if num_tokens != told.num_tokens or num_computed != told.num_computed:
                 told.num_tokens, told.num_computed = num_tokens, num_computed
                 sizes.append(Sized(told.number, num_tokens, num_computed))
-            table = cache.block_table
+            table = request.cache.block_table
             if len(table.blocks) != told.num_blocks or table.version != told.version:
                 tables.append(self._changed_table(request, told))
             if request.state is RequestState.DONE:
                 del self._told[request]
-        self._touched = {}
+        if self._touched:
+            self._touched = {}
         if sizes:
             bundle["sizes"] = sizes
         if tables:
