@@ -56,13 +56,13 @@ class SyntheticLoad:
                 f"{limit} tokens",
                 param="input_len",
             )
-        if (body.input_len, body.output_len) != (self._body.input_len, self._body.output_len):
-            self._prefixes = [self._tokens(body.input_len // 2) for _ in range(NUM_PREFIXES)]
-        self._body = body
         if self._running is not None:
             self._running.cancel()
             self._running = None
         if body.rate > 0:
+            if not self._prefixes or body.input_len != self._body.input_len:
+                self._prefixes = [self._tokens(body.input_len // 2) for _ in range(NUM_PREFIXES)]
+            self._body = body
             # In a context of its own: the requests are no part of the call that sets the load.
             self._running = asyncio.get_running_loop().create_task(
                 self._run(), context=contextvars.Context()
@@ -93,7 +93,7 @@ class SyntheticLoad:
             max_tokens=body.output_len, temperature=0.0, ignore_eos=True, priority=PRIORITY
         )
         prompt = self._tokens(body.input_len)
-        if random.random() < SHARE_WITH_PREFIX and self._prefixes:
+        if random.random() < SHARE_WITH_PREFIX:
             prefix = random.choice(self._prefixes)
             prompt[: len(prefix)] = prefix
         with contextlib.suppress(ApiError):  # the queue is full

@@ -51,7 +51,7 @@ async def until(is_so: Any) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_requests_come_at_the_rate_and_some_share_a_prefix() -> None:
+def test_requests_come_until_the_load_ends() -> None:
     async def test() -> None:
         served = Served()
         load = SyntheticLoad(cast(Any, served))
@@ -66,13 +66,31 @@ def test_requests_come_at_the_rate_and_some_share_a_prefix() -> None:
         prompts = [prompt for prompt, _ in served.asked]
         assert {len(prompt) for prompt in prompts} == {20}
         assert all(0 <= token < 50 for prompt in prompts for token in prompt)
-        assert len({tuple(prompt[:10]) for prompt in prompts}) < len(prompts) - 3
         assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
         params = served.asked[0][1]
         assert (params.max_tokens, params.priority, params.ignore_eos) == (7, PRIORITY, True)
         load.stop()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("lengths", [{}, {"input_len": 20, "output_len": 7}])
+def test_half_of_the_prompts_share_a_prefix(lengths: dict[str, int]) -> None:
+    async def test() -> None:
+        served = Served()
+        load = SyntheticLoad(cast(Any, served))
+        load.set(LoadBody(rate=200, **lengths))
+        await until(lambda: len(served.asked) >= 40)
+        load.stop()
+        halves = [tuple(prompt[: len(prompt) // 2]) for prompt, _ in served.asked]
+        assert len(set(halves)) < len(halves) - 3
+
+    asyncio.run(test())
+
+
+def test_no_prompt_is_made_of_a_load_that_ends() -> None:
+    load = SyntheticLoad(cast(Any, Served()))
+    load.set(LoadBody(rate=0, input_len=1 << 62))  # which no memory holds
 
 
 def test_it_is_bounded_and_its_end_ends_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
