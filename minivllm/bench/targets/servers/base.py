@@ -95,13 +95,17 @@ class StartedServer(OpenAIEngine):
             command = shlex.join(self.command(source, port))
             print(f"{self.starter}: {command}", flush=True)
             super().__init__(config, self._reached_at(port, command))
+            try:
+                self._mark()
+            except BaseException:
+                self.close()
+                raise
             self._ending = self._ending.pop_all()
         if self._kept is not None:
             self.info.processes = (self._kept.keeper,)
             self.info.warnings += [FOUND] * self._kept.found
         self.info.max_num_seqs = self.max_num_seqs
         self.info.warms_with_others = True
-        self._mark()
 
     def _mark(self) -> None:
         """Count from here."""
@@ -201,6 +205,11 @@ class StartedServer(OpenAIEngine):
         if hasattr(self, "info"):
             self._mark()
 
+    def recount(self) -> None:
+        """See PrimedEngine; the counters of /metrics are read again."""
+        super().recount()
+        self._mark()
+
     def _empty_cache(self) -> None:
         self._await_rest()
         super()._empty_cache()
@@ -263,7 +272,8 @@ class StartedServer(OpenAIEngine):
         drafted, accepted = (
             counted.get(f"speculative.{name}") for name in ("draft_tokens", "accepted_tokens")
         )
-        rates = {"speculative.acceptance": accepted / drafted if drafted and accepted else None}
+        acceptance = accepted / drafted if drafted and accepted is not None else None
+        rates = {"speculative.acceptance": acceptance}
         hits, asked = (counted.get(f"cache.prefix_tokens_{name}") for name in ("reused", "queried"))
         rates["cache.prefix_hit_rate"] = hits / asked if asked and hits is not None else None
         return {name: rate for name, rate in rates.items() if rate is not None}

@@ -6,21 +6,23 @@ from __future__ import annotations
 import json
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minivllm import BadInput
-from minivllm.bench.driver import warm_up
+from minivllm.bench.driver import prime, warm_up
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.targets import openai
+from minivllm.bench.targets.servers.metrics_page import MetricsPage
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 from tests.bench.targets.driving import requests
-from tests.bench.targets.servers.conftest import Make
+from tests.bench.targets.servers.conftest import Make, ThreadedChild
 
 pytest.importorskip("aiohttp")
 
@@ -38,9 +40,28 @@ def test_the_warm_up_has_other_prompts_and_leaves_an_empty_cache(make: Make) -> 
     assert server.prompts == []
 
 
+def test_what_primes_the_cache_is_not_counted(make: Make) -> None:
+    engine = make("llamacpp", "cache.prefix_caching=true", "batching.max_num_seqs=2")
+    priming = requests([(1, 2, 3), (1, 2, 3)], [2, 2])
+    load = replace(requests([(4, 5)], [2]), priming=priming.requests)
+    prime(engine, load, Offline(), SamplingParams())
+    assert engine.started.stand_in.prompts != []
+    counted = engine.liveness()
+    assert counted["engine"]["prompt_tokens_computed"] == 0
+    assert counted["cache"]["prefix_tokens_reused"] == 0
+
+
+@pytest.mark.parametrize("accepted", [0.0, 3.0])
+def test_drafts_of_which_none_is_accepted_have_a_rate(make: Make, accepted: float) -> None:
+    engine, page = make("llamacpp"), MetricsPage({})
+    counted = {"speculative.draft_tokens": 4.0, "speculative.accepted_tokens": accepted}
+    assert engine.derived(page, page, counted)["speculative.acceptance"] == accepted / 4
+
+
 def test_a_server_without_metrics_is_told_before_anything_is_measured(make: Make) -> None:
     with pytest.raises(BadInput, match=r"engine=llamacpp: GET http://.*/metrics: .*HTTP 404"):
         make("llamacpp", "+engine.args.fault_metrics=true")
+    assert ThreadedChild.started[-1].stopped
 
 
 def test_a_server_that_is_not_ready_is_waited_for(
