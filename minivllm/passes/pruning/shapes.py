@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.config import ModelConfig
+from minivllm.models.config import SLIDING, ModelConfig
 from minivllm.passes.pruning.options import LayerPruningOptions, WandaOptions, WidthPruningOptions
 
 PASS = "prune"  # name of the report
@@ -37,22 +37,23 @@ def pruned_config(options: object, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_layers(config: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """A config.json with some layers only.
+    """A config.json with some layers only, each of the kind that it had.
 
     Args:
         config: as the checkpoint has it.
         kept: the layers that stay, in order.
     """
+    dense = ModelConfig.from_dict(config)
     pruned = {**config, "num_hidden_layers": len(kept)}
-    if isinstance(types := config.get("layer_types"), Sequence):
-        pruned["layer_types"] = [types[layer] for layer in kept]
-    elif config.get("use_sliding_window") or config.get("sliding_window_pattern"):
-        raise BadInput(
-            "pruning=layers: which layers of this model have windows follows from their place "
-            "(its config.json has no layer_types), so none can be left out"
-        )
-    if dense := config.get("mlp_only_layers"):
-        pruned["mlp_only_layers"] = [at for at, layer in enumerate(kept) if layer in dense]
+    given = {**(config.get("text_config") or {}), **config}
+    if SLIDING in dense.layer_types or "layer_types" in given:
+        # The rule of a family goes by a layer's place, which changes behind a gap.
+        pruned["layer_types"] = [dense.layer_types[layer] for layer in kept]
+    if dense.dense_layers:
+        pruned["mlp_only_layers"] = [
+            at for at, layer in enumerate(kept) if layer in dense.dense_layers
+        ]
+        pruned["decoder_sparse_step"] = 1
     return pruned
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from minivllm.errors import BadInput
+from minivllm.models.config import FULL, SLIDING, ModelConfig
 from minivllm.passes.pruning.options import (
     LayerPruningOptions,
     MagnitudeOptions,
@@ -36,9 +39,42 @@ MIXTURE = {
 
 def test_layers() -> None:
     assert pruned_config(LayerPruningOptions(num_layers=3), LLAMA)["num_hidden_layers"] == 1
-    windows = {**LLAMA, "layer_types": ["a", "b", "c", "d"], "mlp_only_layers": [0, 3]}
-    pruned = without_layers(windows, [1, 3])
-    assert (pruned["layer_types"], pruned["mlp_only_layers"]) == (["b", "d"], [1])
+    assert "layer_types" not in without_layers(LLAMA, [1, 3])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8},
+        {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "sliding_window_pattern": 3},
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            **{"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        },
+        {
+            "architectures": ["LlamaForCausalLM"],
+            **{"layer_types": [SLIDING, FULL, FULL, SLIDING], "sliding_window": 8},
+        },
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {"layer_types": [FULL, SLIDING, FULL, SLIDING], "sliding_window": 8},
+        },
+        {"text_config": {"layer_types": [FULL] * 4}},
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            **{"decoder_sparse_step": 2, "mlp_only_layers": [3]},
+        },
+    ],
+)
+def test_layers_that_stay_keep_their_kind(config: dict[str, Any]) -> None:
+    """Their windows and experts, which a family's rule gives by the place of a layer."""
+    whole = ModelConfig.from_dict({**LLAMA, **config})
+    kept = [1, 3]
+    pruned = ModelConfig.from_dict(without_layers({**LLAMA, **config}, kept))
+    assert pruned.windows == tuple(whole.windows[layer] for layer in kept)
+    assert pruned.layer_types == tuple(whole.layer_types[layer] for layer in kept)
+    dense = [layer in whole.dense_layers for layer in kept]
+    assert [at in pruned.dense_layers for at in range(2)] == dense
 
 
 @pytest.mark.parametrize(
@@ -69,6 +105,3 @@ def test_experts_are_neither_narrowed_nor_weighed(options: object) -> None:
 def test_masks_change_no_size() -> None:
     assert pruned_config(MagnitudeOptions(), MIXTURE) == MIXTURE
     assert pruned_config(object(), LLAMA) == LLAMA  # a class of the user's own
-    narrow = {**LLAMA, "sliding_window_pattern": 2}
-    with pytest.raises(BadInput, match="follows from their place"):
-        pruned_config(LayerPruningOptions(), narrow)
