@@ -12,6 +12,8 @@ from minivllm.bench.workloads.agents.text import MARKER_LEN, Runs, marked, scale
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.bench.workloads.workload import WorkloadRequest
 
+LONGEST_S = 1e10  # a recorded time at most; those since 1970 are below
+
 
 @dataclass(frozen=True, slots=True)
 class AgentCall:

@@ -3,11 +3,15 @@ messages of conversations, tool calls and parallel branches."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from minivllm.bench.workloads.agents.session import AgentCall, AgentSession, in_order
+from minivllm.bench.workloads.agents.session import (
+    LONGEST_S,
+    AgentCall,
+    AgentSession,
+    in_order,
+)
 from minivllm.bench.workloads.agents.text import Runs, TextSpace
 from minivllm.bench.workloads.lazy_prompt import joined
 from minivllm.errors import BadInput
@@ -93,7 +97,8 @@ class EventReader:
 
     def _branch(self, event: dict[str, Any], at: str) -> Branch:
         path = event.get("branch_path") or []
-        if not isinstance(path, list) or tuple(path) not in self.waits:
+        known = isinstance(path, list) and all(type(i) is int for i in path)
+        if not known or tuple(path) not in self.waits:
             raise BadInput(f"{at}: branch_path={path!r:.40} is not open here")
         return tuple(path)
 
@@ -108,6 +113,8 @@ class EventReader:
         self.parallel.append(branches)
         if children:  # each an event of its branch; no parallel_end follows
             for i, child_event in enumerate(children[:count]):
+                if not isinstance(child_event, dict):
+                    raise BadInput(f"{at}.children[{i}] must be an object")
                 self._event({**child_event, "branch_path": [*branch, i]}, f"{at}.children[{i}]")
             self._join(at)
 
@@ -193,8 +200,11 @@ class EventReader:
     def _milliseconds(self, event: dict[str, Any], at: str) -> float:
         value = event.get("duration_ms", 0.0)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < math.inf:
-            raise BadInput(f"{at}: duration_ms={value!r:.40} must be milliseconds, 0 or more")
+        longest = 1000 * LONGEST_S
+        if not number or not 0 <= value <= longest:
+            raise BadInput(
+                f"{at}: duration_ms={value!r:.40} must be milliseconds, 0 to {longest:g}"
+            )
         return float(value)
 
 

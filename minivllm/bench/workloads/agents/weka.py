@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from minivllm.bench.workloads.agents.session import AgentCall, AgentSession, in_order
+from minivllm.bench.workloads.agents.session import (
+    LONGEST_S,
+    AgentCall,
+    AgentSession,
+    in_order,
+)
 from minivllm.bench.workloads.agents.text import Runs, TextSpace
 from minivllm.errors import BadInput
 
@@ -224,11 +228,13 @@ class WekaReader:
         value = row.get(key)
         if value is None and optional:
             return None
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        seconds = float(value) if number and value is not None else math.nan
-        if not 0 <= seconds < math.inf:
-            raise BadInput(f"{where}: {key}={value!r:.40} must be seconds, 0 or more")
-        return seconds
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 <= value <= LONGEST_S
+        ):
+            raise BadInput(f"{where}: {key}={value!r:.40} must be seconds, 0 to {LONGEST_S:g}")
+        return float(value)
 
 
 def is_weka(row: Any) -> bool:
