@@ -251,6 +251,27 @@ def test_a_server_is_followed_paused_and_found_again(
     assert errors == []
 
 
+def test_another_key_takes_the_place_of_a_connection(
+    live: tuple[Page, Server, list[str]], recorded: Recorded
+) -> None:
+    page, server, errors = live
+    server.info["key"] = True
+    server.sockets[-1].close()
+    key = page.locator("input[type=password]")
+    key.wait_for()
+    for number, word in enumerate(("wrong", "right", "another"), start=2):
+        key.fill(word)
+        key.blur()
+        until(page, lambda number=number: len(server.sockets) == number)  # type: ignore[misc]
+        if word == "wrong":
+            server.sockets[-1].close()
+            until(page, lambda: "lost" in str(page.locator(".status").text_content()))
+    server.send(recorded.items[:20])
+    until(page, lambda: page.locator(".status").text_content() == "live")
+    page.wait_for_timeout(2000)  # longer than the pause before another attempt
+    assert len(server.sockets) == 4 and errors == []
+
+
 def test_commands_go_by_post(live: tuple[Page, Server, list[str]], recorded: Recorded) -> None:
     page, server, errors = live
     server.send(recorded.items[:20])

@@ -2,13 +2,20 @@
 
 const MOST_WAIT_MS = 10_000;
 let attempts = 0; // since the server was reached
+let opened = null; // the latest socket
+let retry = 0; // timer of the next attempt
 
-// Keeps a socket open; every connection begins with the whole state.
+// Keeps one socket open; every connection begins with the whole state.
 function connect() {
+  clearTimeout(retry);
+  if (opened) {
+    opened.onopen = opened.onmessage = opened.onclose = null;
+    opened.close();
+  }
   const url = new URL("ws/events", document.baseURI);
   url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
   show({ connection: attempts ? "reconnecting" : "connecting" });
-  const socket = new WebSocket(url);
+  const socket = (opened = new WebSocket(url));
   let timeline = null;
   socket.onopen = () =>
     view.key && socket.send(JSON.stringify({ type: "auth", api_key: view.key }));
@@ -26,7 +33,7 @@ function connect() {
     const wait = Math.min(MOST_WAIT_MS, 500 * 2 ** attempts) * (0.75 + Math.random() / 2);
     attempts += 1;
     show({ connection: `connection lost, trying again in ${Math.ceil(wait / 1000)} s` });
-    setTimeout(join, wait);
+    retry = setTimeout(join, wait);
   };
 }
 
