@@ -107,13 +107,13 @@ def _follow(task: ViewTaskOptions, url: str, settings: ViewOptions, runs: list[s
 def _batches(url: str, key: str | None) -> Iterator[list[dict[str, Any]]]:
     """The messages of a server. Raises BadInput if it cannot be reached, or turns viewers away."""
     try:
-        from websockets.exceptions import ConnectionClosedError, InvalidHandshake
+        from websockets.exceptions import ConnectionClosedError, WebSocketException
         from websockets.sync.client import connect
     except ImportError:
         raise NotInstalled(f"task.url needs websockets: {install('serve')}") from None
     try:
         socket = connect(url, open_timeout=OPEN_S, max_size=None)
-    except (OSError, InvalidHandshake) as error:
+    except (OSError, ValueError, WebSocketException) as error:  # ValueError: it is no URL
         raise BadInput(f"task.url={url}: no events are to be had there ({error})") from None
     with socket:
         try:
