@@ -109,8 +109,12 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     from minivllm.extras.speculative.fit import require_drafts_fit
     from minivllm.models.config import ModelConfig, require_experts
     from minivllm.models.load.source import resolve
+    from minivllm.passes.pruning.options import CalibrationOptions
     from minivllm.passes.pruning.shapes import pruned_config
+    from minivllm.passes.pruning.texts import text_file
 
+    if isinstance(view.pruning, CalibrationOptions):
+        text_file(view.pruning)
     node, source = resolve(model, allow_random=not with_quality)
     architecture = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
     require_experts(view.runtime.moe, architecture.num_experts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
@@ -15,18 +16,26 @@ WINDOW = 512  # tokens
 SEED = 0  # of the order of files, and of token ids where there is no tokenizer
 
 
+def text_file(options: CalibrationOptions) -> Path | None:
+    """The file of the calibration text; None for the standard library. Raises BadInput where it is
+    not there."""
+    if options.calibration == "stdlib":
+        return None
+    where = f"pruning.calibration={options.calibration}"
+    path = place(options.calibration, where)
+    if not path.is_file():
+        raise BadInput(f"{where}: no such file; give a text file, UTF-8, or stdlib")
+    return path
+
+
 def _texts(options: CalibrationOptions) -> Iterator[str]:
     """Texts, one after another.
 
     Raises:
         BadInput: the file is not there, or not UTF-8.
     """
-    if options.calibration != "stdlib":
-        where = f"pruning.calibration={options.calibration}"
-        path = place(options.calibration, where)
-        if not path.is_file():
-            raise BadInput(f"{where}: no such file; give a text file, UTF-8, or stdlib")
-        yield read_text(path, MAX_TEXT, where)
+    if (path := text_file(options)) is not None:
+        yield read_text(path, MAX_TEXT, f"pruning.calibration={options.calibration}")
         return
     training, _ = split_standard_library()  # never a held-out file
     random.Random(SEED).shuffle(training)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from minivllm.config.compose import compose
 from minivllm.errors import BadInput
+from minivllm.experiments.preflight import check
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.passes.pruning.options import CalibrationOptions
@@ -40,6 +42,12 @@ def test_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
         calibration_ids(CalibrationOptions(calibration=str(path)), tokenizer, 6144, 512)
     with pytest.raises(BadInput, match="no such file"):
         calibration_ids(CalibrationOptions(calibration="nowhere.txt"), tokenizer, 6144, 512)
+
+
+@pytest.mark.parametrize("pruning", ["layers", "width", "wanda"])
+def test_a_file_that_is_not_there_is_told_before_anything_is_loaded(pruning: str) -> None:
+    with pytest.raises(BadInput, match=r"pruning\.calibration=nowhere\.txt: no such file"):
+        check(compose([f"pruning={pruning}", "pruning.calibration=nowhere.txt"]))
 
 
 def test_without_a_tokenizer_ids_are_random() -> None:
