@@ -58,7 +58,11 @@ def read_sessions(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
             raise BadInput(f"{where}: not a session of an agent; {HELP}")
         reader = EventReader if known[0] == "tensorrt_llm" else WekaReader
         number += 1
-        yield reader(row, where, TextSpace(number), shared).read()
+        try:
+            session = reader(row, where, TextSpace(number), shared).read()
+        except RecursionError:
+            raise BadInput(f"{where}: agents or branches are nested too deeply") from None
+        yield session
     if not number:
         raise BadInput(f"{knob} holds no session; {HELP}")
 
@@ -75,7 +79,7 @@ def _rows(path: Path, knob: str) -> Iterator[tuple[Any, str]]:
         first = opened.readline(LONGEST_LINE)
     try:
         json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         yield untrusted.read_json(path, str(path), limit=LARGEST_FILE), str(path)
         return
     for number, line in enumerate(untrusted.read_lines(path, knob, longest=LONGEST_LINE), start=1):

@@ -126,3 +126,33 @@ def test_damaged_sessions_are_replayed_or_refused_in_one_line(content: bytes) ->
             for request in requests:
                 assert known.issuperset(request.after)
                 known.add(request.request_id)
+
+
+@pytest.mark.parametrize("depth", [400, 490, 495, 600, 5000])
+@pytest.mark.parametrize(
+    ("whole", "inner", "last"),
+    [
+        (
+            '{"block_size": 4, "requests": [%s]}',
+            '{"type": "subagent", "t": 0, "requests": [%s]}',
+            '{"type": "n", "t": 0, "in": 3, "out": 2}',
+        ),
+        (
+            '{"events": [%s]}',
+            '{"event_type": "parallel_start", "children": [%s]}',
+            json.dumps({**EVENTS["events"][1], "prompt_tokens": 5}),  # type: ignore[dict-item]
+        ),
+    ],
+)
+def test_agents_in_agents_are_replayed_or_refused_in_one_line(
+    whole: str, inner: str, last: str, depth: int, tmp_path: Path
+) -> None:
+    text = last
+    for _ in range(depth):
+        text = inner % text
+    path = tmp_path / "deep.json"
+    path.write_text(whole % text)
+    try:
+        assert len(read_sessions(path, "auto", "k")) == 1 and depth < 500
+    except BadInput as error:
+        assert str(path) in str(error) and "\n" not in str(error)
