@@ -53,6 +53,7 @@ CUTS: dict[str, tuple[str, ...]] = {
 }
 _NFC = ("qwen2", "deepseek-r1-qwen")  # in the models' own tokenizers
 _SPACE = "\u2581"
+_LONGEST = 1024  # characters of a token; the longest published ones, of spaces, have a few hundred
 _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -109,7 +110,12 @@ def read_tokenizer(path: Path) -> TokenizerFiles | None:
 
 
 def _vocabulary(file: GGUFFile, tokens: list[str]) -> dict[str, int]:
-    """Token to id. Raises BadInput for one that is there twice."""
+    """Token to id. Raises BadInput for one that is there twice, or longer than any can be."""
+    if longer := [index for index, token in enumerate(tokens) if len(token) > _LONGEST]:
+        raise BadInput(
+            f"{file.path}: token {longer[0]} of {_TOKENS} has {len(tokens[longer[0]]):,} "
+            f"characters, more than any vocabulary has; {_ADVICE}"
+        )
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)

@@ -141,6 +141,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no rule": ({"tokenizer.ggml.pre": None}, "does not say how text is cut"),
     "types of other tokens": ({"tokenizer.ggml.token_type": [1]}, "98 tokens have 1 types"),
     "a token twice": ({"tokenizer.ggml.tokens": ["a"] * 98}, "tokens has 'a' twice"),
+    "a token of 2,000 characters": (
+        {"tokenizer.ggml.tokens": ["a" * 2000, *map(str, range(97))]},
+        "token 0 of tokenizer.ggml.tokens has 2,000 characters",
+    ),
     "no pair": ({"tokenizer.ggml.merges": ["abc"]}, "the merge 'abc' is no pair of tokens"),
     "a merge of no tokens": ({"tokenizer.ggml.merges": ["x yz"]}, "holds no usable tokenizer"),
     "tokens that are numbers": ({"tokenizer.ggml.tokens": [1, 2]}, r"tokens=.* must be texts"),
