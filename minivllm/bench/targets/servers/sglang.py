@@ -1,7 +1,7 @@
 """engine=sglang: `sglang.launch_server`, started with arguments made of the configuration.
 
-No build of SGLang for this machine's kind was at hand: what is said here of its arguments and
-metrics comes from its documentation, and is tested against a stand-in.
+SGLang has no build for CPUs on PyPI: its arguments and metrics are those of its documentation,
+tested against a stand-in server and not against SGLang itself.
 """
 
 from __future__ import annotations
