@@ -32,7 +32,7 @@ LOOKS = {
     "swapped": ("s", "red"),
 }
 PAINT_S = 0.1  # between two frames
-ENDED = 8  # requests that stay in sight after their end
+ENDED = 100  # requests that stay in sight after their end, where there is room
 DECISIONS = 4  # lines of the latest step
 LEVELS = " ▁▂▃▄▅▆▇█"  # how full a cell of several blocks is
 LABEL = 12  # characters of a request's name

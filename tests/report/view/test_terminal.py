@@ -71,6 +71,17 @@ def test_lanes_say_what_each_request_spends_its_time_on(items: list[Any]) -> Non
     assert any(f"Request {number} preempted for request" in line for line in lines[-4:])
 
 
+def test_requests_that_end_together_stay_in_sight_where_there_is_room() -> None:
+    machine = make(Continuous(16, 64), blocks=64)
+    items = recorded(machine)
+    for index in range(12):
+        machine.add([index + 1] * 4, 3)
+    machine.run()
+    lines = shown(items, height=40)
+    assert all(lane(lines, f"{number}.0") for number in range(12))
+    assert len(shown(items, height=16)) == 15
+
+
 def test_a_shared_block_and_a_cached_one_are_marked() -> None:
     machine = make(Continuous(4, 64), blocks=12, prefix_caching=True)
     items = recorded(machine)
