@@ -140,7 +140,7 @@ function chartOptions(chart, width) {
     legend: { show: false }, cursor: { show: false }, select: { show: false },
     scales: {
       x: { time: false, auto: false },
-      y: { range: (_, __, most) => [0, Math.max(most ?? 0, 1e-3) * 1.05] },
+      y: { range: (_, __, most) => [0, (most || 1) * 1.05] },
     },
     axes: [
       { show: false },
