@@ -257,7 +257,9 @@ def sentence(life: Life, engine: EngineFacts | None, client_ms: float = 0.0) -> 
     texts, spent = words()["sentence"], parts(life, client_ms)
     total = sum(spent.values())
     kind = "done" if life.end_s is not None else "unfinished"
-    said = [texts[kind].format(request=life.new.request_id, total=duration(total))]
+    said = [
+        texts[kind].format(number=life.new.number, id=life.new.request_id, total=duration(total))
+    ]
     if total <= 0:
         return said[0]
     ranked = sorted(spent, key=lambda part: -spent[part])  # stable: ties in the order of PARTS

@@ -317,8 +317,8 @@ def test_a_sentence_says_what_took_most_and_then_the_rest() -> None:
     )
     life = account.lives[0]
     assert sentence(life, account.engine) == (
-        "r0 took 1.25 s. For 60 % of that (750 ms) it waited in the queue, because 2 requests ran "
-        "already (batching.max_num_seqs). The rest: prefill 40 %."
+        "Request 0 (r0) took 1.25 s. For 60 % of that (750 ms) it waited in the queue, because 2 "
+        "requests ran already (batching.max_num_seqs). The rest: prefill 40 %."
     )
     assert list(parts(life, client_ms=2.0)) == ["client", "queued", "prefill"]
     assert "it had not reached the engine" in sentence(life, account.engine, client_ms=9000.0)

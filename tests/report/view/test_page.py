@@ -146,7 +146,7 @@ def test_a_click_on_a_lane_or_a_block_tells_a_requests_life(recorded: Recorded) 
     rendered(page)
     panel = page.locator(".panel.request")
     assert "Why did request 0 take" in str(panel.locator("h2").text_content())
-    assert "0.0 took " in str(panel.locator(".why").text_content())
+    assert "Request 0 (0.0) took " in str(panel.locator(".why").text_content())
     parts = panel.locator(".parts tr")
     shares = [
         float(text.split()[0]) for text in parts.locator("td:nth-child(3)").all_text_contents()

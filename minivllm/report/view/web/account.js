@@ -220,7 +220,7 @@ function sentence(life, spent, engine) {
   const texts = WORDS.sentence;
   const { parts, total } = spent;
   const kind = spent.isDone ? "done" : "unfinished";
-  const said = [fill(texts[kind], { request: life.id, total: duration(total) })];
+  const said = [fill(texts[kind], { number: life.number, id: life.id, total: duration(total) })];
   if (!(total > 0)) return said[0];
   const share = (ms) => rounded((100 * ms) / total, 0);
   const [[most, ms], ...others] = [...parts].sort((a, b) => b[1] - a[1]);

@@ -159,7 +159,7 @@ function Vitals() {
     ["running", row.running],
     ["waiting", row.waiting],
     ["blocks in use", `${row.used} / ${timeline.engine.num_blocks}`],
-    ["output", `${compact(rate)} tokens/s`],
+    ["output, last second", `${compact(rate)} tokens/s`],
   ];
   if (acceptance !== null) vitals.push(["drafts accepted", `${(100 * acceptance).toFixed(0)} %`]);
   if (gauge?.memory_bytes != null) vitals.push(["memory", `${(gauge.memory_bytes / 1e9).toFixed(2)} GB`]);
