@@ -40,6 +40,10 @@ NOTES = (
     "time by request; first tokens include the way over HTTP",
 )
 FOUND = "the server had been started for an earlier measurement: load_s is the time to reach it"
+UNRESTED = (
+    f"the server still had requests {REST_S:g} s after their clients had left: its prefix cache "
+    "may not have been empty"
+)
 
 
 class StartedServer(OpenAIEngine):
@@ -220,8 +224,10 @@ class StartedServer(OpenAIEngine):
         while self.busy and time.monotonic() < deadline:
             page = self._page()
             if not any(page.total(name) for name in self.busy):
-                break
+                return
             time.sleep(LOOK_S)
+        if self.busy:
+            self.info.warnings.append(UNRESTED)
 
     def _clear(self) -> None:
         super()._clear()

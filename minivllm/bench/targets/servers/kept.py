@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR
 
 import psutil
 
@@ -44,14 +45,18 @@ class KeptServer:
         port: for a new one.
 
     Raises:
-        BadInput: the folder belongs to someone else.
+        BadInput: the folder is a link, belongs to someone else, or others may write to it.
     """
 
     def __init__(self, key: str, port: int) -> None:
         root = kept_root()
         root.mkdir(mode=0o700, exist_ok=True)
-        if root.stat().st_uid != os.getuid():
-            raise BadInput(f"engine.linger_s: {root} belongs to another user")
+        found = root.lstat()  # not where a link leads, which anyone may have put there
+        if found.st_uid != os.getuid() or not S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+            raise BadInput(
+                f"engine.linger_s: {root} is a link, belongs to another user or may be written to "
+                "by others: remove it"
+            )
         self.folder, self.process = root / key, self
         self.folder.mkdir(exist_ok=True)
         self._lease = (self.folder / keeper.LEASE).open("ab")

@@ -12,6 +12,7 @@ import pytest
 from minivllm.bench.targets import openai
 from minivllm.bench.targets.servers import kept
 from minivllm.config.compose import build, compose
+from minivllm.errors import BadInput
 
 pytest.importorskip("aiohttp")
 PATIENCE_S = 60.0
@@ -76,3 +77,20 @@ def test_a_server_ends_with_its_keeper(
     with pytest.raises(RuntimeError, match="engine=llamacpp: the server has ended"):
         engine.poll(0.01)
     engine.close()
+
+
+@pytest.mark.parametrize("planted", ["a link", "writable by others"])
+def test_a_folder_that_another_may_have_made_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    root = tmp_path / "kept"
+    monkeypatch.setattr(kept, "kept_root", lambda: root)
+    (tmp_path / "elsewhere").mkdir()
+    if planted == "a link":
+        root.symlink_to(tmp_path / "elsewhere")
+    else:
+        root.mkdir()
+        root.chmod(0o777)
+    with pytest.raises(BadInput, match="remove it"):
+        kept.KeptServer("key", 1)
+    assert not list((tmp_path / "elsewhere").iterdir())
