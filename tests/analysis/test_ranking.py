@@ -18,7 +18,7 @@ from minivllm.analysis.cells import gather
 from minivllm.analysis.comparison import compare
 from minivllm.analysis.ranking import LATENCIES, caution, keeps_up, rank
 from minivllm.analysis.rows import Row
-from minivllm.bench.metrics.metrics import Percentiles
+from minivllm.bench.records.record import Percentiles
 from minivllm.report.ranking import not_separated
 from minivllm.report.tables import speedups
 from minivllm.report.verdict import verdict
