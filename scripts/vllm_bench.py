@@ -4,10 +4,10 @@
     python run.py engine=vllm_server engine.port=8123 engine.linger_s=1200 model=tiny ...
     python scripts/vllm_bench.py --url http://127.0.0.1:8123/v1 --output vllm_bench.json
 
-Both send the same prompts as token ids in the same order, greedy, with so many requests at a time
-and a fixed output length, after a warm-up, and take turns: one block is one run of each. A ratio is
-engine=openai over `vllm bench serve`, the pseudomedian over blocks with its confidence interval (as
-`task=compare` has it).
+Both send the same fields and prompts, as token ids, in the same order, greedy, with so many
+requests at a time and a fixed output length, after a warm-up, and take turns: one block is one run
+of each. A ratio is engine=openai over `vllm bench serve`, the pseudomedian over blocks with its
+confidence interval (as `task=compare` has it).
 
 Figures of `vllm bench serve` are made of its detailed result by its own formulas: without a
 tokenizer, which prompts of token ids need not, it prints none of TTFT and ITL.
@@ -64,13 +64,15 @@ def vllm_bench(python: str, url: str, folder: Path) -> dict[str, float]:
     Raises:
         SystemExit: it failed, or not every request had all its tokens.
     """
-    sampling = {"max_tokens": OUTPUT_LEN, "temperature": 0}
+    from minivllm.bench.targets.openai import TOKEN_IDS
+
+    fields = {"max_tokens": OUTPUT_LEN, "temperature": 0, **TOKEN_IDS}
     words = [
         *(python, "-c", BENCH, "--backend", "openai", "--base-url", url.removesuffix("/v1")),
         *("--dataset-name", "custom", "--dataset-path", str(folder / "prompts.jsonl")),
         *("--skip-tokenizer-init", "--disable-shuffle", "--disable-tqdm", "--ignore-eos"),
         *("--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS)),
-        *("--num-warmups", str(2 * STREAMS), "--extra-body", json.dumps(sampling)),
+        *("--num-warmups", str(2 * STREAMS), "--extra-body", json.dumps(fields)),
         *("--save-result", "--save-detailed", "--result-dir", str(folder)),
         *("--result-filename", "bench.json"),
     ]
