@@ -67,7 +67,7 @@ def test_metrics_and_log_become_counters(make: Make) -> None:
     assert 19 <= counts["cache"]["prefix_tokens_reused"] <= 20
     rate = counts["cache"]["prefix_tokens_reused"] / 43
     assert counts["cache"]["prefix_hit_rate"] == pytest.approx(rate)
-    assert counts["batching"]["largest_batch"] == 2, "of three requests two run at once"
+    assert 1 <= counts["batching"]["largest_batch"] <= 2, "of three requests two run at most"
     assert counts["cache"]["kv_dtype"] == "f16" and counts["attention"]["flash_attn"] == "auto"
     assert counts["quant"] == {"file_type": "BF16", "file_bytes": 1000}
     assert counts["engine"]["version"] == "11434 (0c1e570)"
