@@ -22,6 +22,14 @@ OPTIONS = {
 _DATA = ("const", "enum", "default", "examples")
 MOST_DEPTH = 64  # levels of a schema
 MOST_PAIRS = 100_000  # of a pattern and a name, which take up to a second to compare
+# Days that months have: the grammar of the format alone takes a 30th of February.
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_FOURTH = "0[48]|[2468][048]|[13579][26]"
+DATE = (
+    f"^(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|(?:[0-9]{{2}}(?:{_FOURTH})|(?:{_FOURTH})00)-02-29)$"
+)
 _CONTROL = r"\x00-\x1f\x7f"
 
 
@@ -108,6 +116,9 @@ def _guided(node: Any, names: Sequence[str]) -> Any:
     node = {key: value if key in _DATA else _guided(value, names) for key, value in node.items()}
     if isinstance(node.get("pattern"), str):
         node["pattern"] = _with_plain_classes(node["pattern"])
+    elif node.get("format") == "date":
+        del node["format"]
+        node["pattern"] = DATE
     if isinstance(node.get("patternProperties"), dict):
         node = _without_listing_patterns(node, names)
     _require_countable(node)

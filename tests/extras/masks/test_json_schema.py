@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import calendar
 import json
+import re
 import sys
 from typing import Any
 
 import pytest
 
 from minivllm.errors import BadInput, NotInstalled
-from minivllm.extras.masks.json_schema import MOST_DEPTH, OPTIONS, guided_schema
+from minivllm.extras.masks.json_schema import DATE, MOST_DEPTH, OPTIONS, guided_schema
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 
@@ -96,6 +98,19 @@ def test_names_that_may_come_twice_are_not_counted() -> None:
     for schema in ({"minProperties": 2}, {"anyOf": [{"minProperties": 3, "required": ["a"]}]}):
         with pytest.raises(BadInput, match="at most one more can be guaranteed"):
             guided(schema)
+
+
+def test_a_date_has_a_day_that_its_month_has() -> None:
+    assert guided({"type": "string", "format": "date"}) == {"type": "string", "pattern": DATE}
+    with_pattern = {"type": "string", "format": "date", "pattern": "^1"}
+    assert guided(with_pattern) == with_pattern
+    assert not re.fullmatch(DATE, "0000-01-01")
+    for year in (*range(1, 410), 1900, 1996, 2000, 2023, 2024, 2100, 9999):
+        for month in range(14):
+            days = calendar.monthrange(year, month)[1] if 1 <= month <= 12 else 0
+            for day in (0, 1, 9, 10, 28, 29, 30, 31, 32):
+                text = f"{year:04}-{month:02}-{day:02}"
+                assert bool(re.fullmatch(DATE, text)) == (1 <= day <= days), text
 
 
 def test_nesting_is_bounded() -> None:
