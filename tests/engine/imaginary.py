@@ -3,7 +3,9 @@ token."""
 
 from __future__ import annotations
 
+import json
 import zlib
+from typing import Any
 
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import PrefixNode
@@ -268,6 +270,15 @@ class Machine:
             if r.state is not RequestState.DONE and r not in unstarted
         )
         assert known == open_, (known, open_, pending)
+
+    def recorded(self) -> list[Any]:
+        """The observer's bundles from now on, as JSON gives them back."""
+        bundles: list[Any] = []
+        self.observer.close()
+        self.observer = StepObserver(
+            self.scheduler, lambda bundle: bundles.append(json.loads(json.dumps(bundle)))
+        )
+        return bundles
 
     def check_view(self) -> None:
         """What was told of the steps makes up the scheduler's and the cache's own state."""

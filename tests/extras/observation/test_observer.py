@@ -3,7 +3,6 @@ every step of every schedule that the tests of the scheduler and the cache draw.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +13,7 @@ from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scheduling.batching import Static
 from minivllm.report.view.state import ViewState
-from tests.engine.imaginary import Machine, make
+from tests.engine.imaginary import make
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +22,9 @@ def tiny() -> Iterator[LLM]:
         yield llm
 
 
-def bundles_of(machine: Machine) -> list[StepBundle]:
-    """The bundles from now on, as JSON gives them back."""
-    bundles: list[StepBundle] = []
-    machine.observer.close()
-    machine.observer = StepObserver(
-        machine.scheduler, lambda bundle: bundles.append(json.loads(json.dumps(bundle)))
-    )
-    return bundles
-
-
 def test_a_step_says_who_computed_what_and_why() -> None:
     machine = make(Continuous(4, 4), blocks=16)
-    bundles = bundles_of(machine)
+    bundles = machine.recorded()
     machine.add([1] * 6, 2)
     machine.add([2] * 3, 2)
     machine.run()
@@ -62,7 +51,7 @@ def test_a_step_says_who_computed_what_and_why() -> None:
 
 def test_held_says_how_many_blocks_are_missing() -> None:
     machine = make(Continuous(4, 64, watermark=0.25), blocks=8)
-    bundles = bundles_of(machine)
+    bundles = machine.recorded()
     machine.add([1] * 16, 8)
     machine.add([2] * 12, 8)
     machine.step()
@@ -75,7 +64,7 @@ def test_held_says_how_many_blocks_are_missing() -> None:
 @pytest.mark.parametrize("strategy", ["recompute", "swap"])
 def test_a_preemption_says_for_whom(strategy: str) -> None:
     machine = make(Continuous(4, 64, watermark=0, preemption=strategy), blocks=8, host_slots=8)
-    bundles = bundles_of(machine)
+    bundles = machine.recorded()
     machine.add([1] * 12, 12)
     machine.add([2] * 12, 12)
     machine.run()
@@ -86,13 +75,13 @@ def test_a_preemption_says_for_whom(strategy: str) -> None:
 
 def test_others_reasons_to_wait() -> None:
     machine = make(Continuous(1, 64), blocks=16)
-    bundles = bundles_of(machine)
+    bundles = machine.recorded()
     machine.add([1], 3)
     machine.add([2], 3)
     machine.step()
     assert bundles[-1]["held"][:2] == [1, "seqs"]
     static = make(Static(2, 64), blocks=16)
-    bundles = bundles_of(static)
+    bundles = static.recorded()
     static.add([1], 3)
     static.step()
     static.add([2], 3)
@@ -102,7 +91,7 @@ def test_others_reasons_to_wait() -> None:
 
 def test_prefix_blocks_come_and_go_as_kv_events() -> None:
     machine = make(Continuous(2, 64), blocks=6, prefix_caching=True)
-    bundles = bundles_of(machine)
+    bundles = machine.recorded()
     machine.add([1] * 9, 2)
     machine.run()
     events = [event for bundle in bundles for event in bundle.get("kv_events", ())]

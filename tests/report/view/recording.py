@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -10,7 +9,6 @@ from minivllm.cache.spec import CacheLayout
 from minivllm.engine.batching import BatchingPolicy, Continuous
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
-from minivllm.extras.observation.observer import StepObserver
 from tests.engine.imaginary import Machine
 
 TOKEN_S, STEP_S = 5e-5, 4e-3  # of a step: for each token, and beside
@@ -53,11 +51,7 @@ def record(
     policy = policy or Continuous(8, 48, watermark=0.05)
     kept = {"prefix_caching": True, **layout}
     machine = Timed(policy, CacheLayout(4, blocks + 1, **kept))  # type: ignore[arg-type]
-    machine.observer.close()
-    items: list[dict[str, Any]] = []
-    machine.observer = StepObserver(
-        machine.scheduler, lambda bundle: items.append(json.loads(json.dumps(bundle)))
-    )
+    items: list[dict[str, Any]] = machine.recorded()
     rng = random.Random(seed)
     due, steps, arrivals = 0.0, 0, list[float]()
     for _ in range(num_requests):
@@ -82,3 +76,15 @@ def record(
         gauges = {"time_s": last["end_s"], "memory_bytes": 2**30 + 1024 * last["num_used_blocks"]}
         items.append({"gauges": gauges})
     return items
+
+
+def recorded_slowly(machine: Machine) -> list[Any]:
+    """The items of a machine from now on, whose steps take a quarter of a second each."""
+    carry_out = machine.carry_out
+
+    def slowly(plan: StepPlan) -> list[Request]:
+        machine.clock.time_s += 0.25
+        return carry_out(plan)
+
+    machine.carry_out = slowly  # type: ignore[method-assign]
+    return machine.recorded()

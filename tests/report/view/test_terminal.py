@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,35 +10,18 @@ import pytest
 from rich.console import Console
 
 from minivllm.engine.batching import Continuous
-from minivllm.extras.observation.observer import StepObserver
 from minivllm.report.view.terminal import TerminalView, colour, follow, replay
-from tests.engine.imaginary import Machine, make
+from tests.engine.imaginary import make
+from tests.report.view.recording import recorded_slowly
 
 ENTERS, LEAVES, SHOWS_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
-
-
-def recorded(machine: Machine) -> list[Any]:
-    """The bundles of a machine from now on; each step takes a quarter of a second."""
-    items: list[Any] = []
-    machine.observer.close()
-    machine.observer = StepObserver(
-        machine.scheduler, lambda bundle: items.append(json.loads(json.dumps(bundle)))
-    )
-    carry_out = machine.carry_out
-
-    def slowly(plan: Any) -> Any:
-        machine.clock.time_s += 0.25
-        return carry_out(plan)
-
-    machine.carry_out = slowly  # type: ignore[method-assign]
-    return items
 
 
 @pytest.fixture(scope="module")
 def items() -> list[Any]:
     """A run whose requests wait for blocks and are preempted."""
     machine = make(Continuous(4, 8, watermark=0), blocks=10)
-    items = recorded(machine)
+    items = recorded_slowly(machine)
     for index in range(6):
         machine.add([index + 1] * (5 + index), 8)
     machine.run()
@@ -73,7 +55,7 @@ def test_lanes_say_what_each_request_spends_its_time_on(items: list[Any]) -> Non
 
 def test_requests_that_end_together_stay_in_sight_where_there_is_room() -> None:
     machine = make(Continuous(16, 64), blocks=64)
-    items = recorded(machine)
+    items = recorded_slowly(machine)
     for index in range(12):
         machine.add([index + 1] * 4, 3)
     machine.run()
@@ -84,7 +66,7 @@ def test_requests_that_end_together_stay_in_sight_where_there_is_room() -> None:
 
 def test_a_shared_block_and_a_cached_one_are_marked() -> None:
     machine = make(Continuous(4, 64), blocks=12, prefix_caching=True)
-    items = recorded(machine)
+    items = recorded_slowly(machine)
     machine.add([1] * 9, 2)
     machine.run()
     grid = shown(items)[-6]

@@ -10,28 +10,17 @@ from typing import Any
 import pytest
 
 from minivllm.engine.batching import Continuous
-from minivllm.extras.observation.observer import StepObserver
 from minivllm.report.view.account import Account
 from minivllm.report.view.trace import ENGINE, REQUESTS, TRIMONTH_S, chrome_trace
 from tests.engine.imaginary import make
+from tests.report.view.recording import recorded_slowly
 
 
 @pytest.fixture(scope="module")
 def items() -> list[dict[str, Any]]:
     """A run with preemptions, whose steps take a quarter of a second."""
     machine = make(Continuous(4, 8, watermark=0), blocks=10)
-    recorded: list[Any] = []
-    machine.observer.close()
-    machine.observer = StepObserver(
-        machine.scheduler, lambda bundle: recorded.append(json.loads(json.dumps(bundle)))
-    )
-    carry_out = machine.carry_out
-
-    def slowly(plan: Any) -> Any:
-        machine.clock.time_s += 0.25
-        return carry_out(plan)
-
-    machine.carry_out = slowly  # type: ignore[method-assign]
+    recorded = recorded_slowly(machine)
     for index in range(6):
         machine.add([index + 1] * (5 + index), 8)
     machine.run()
