@@ -10,7 +10,9 @@ from minivllm.config.compose import OPTIONS, build, compose
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import resolve
+from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.passes.pruning.options import NOT_PRUNING, CalibrationOptions
 from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.passes.pruning.statistics import Statistics, measure
@@ -44,17 +46,21 @@ def pruning_plan(
             f"pruning: {model['_target_']} is a model class of your own, which loads itself: use "
             "pruning=none"
         )
-    whole = resolve(dict(model), allow_random=False)[1].config
+    source = resolve(dict(model), allow_random=False)[1]
+    whole = ModelConfig.from_dict(source.config)
 
     def measured(options: CalibrationOptions) -> Statistics:
+        # Before the model is loaded, so that a text that is too short is told at once.
+        longest = whole.context(model.get("max_model_len"))
+        tokenizer = Tokenizer.load(source.folder)
+        ids = calibration_ids(options, tokenizer, whole.vocab_size, longest)
         engine = build_engine(_whole_model(config, model))
         try:
-            size, longest = engine.loaded.config.vocab_size, engine.max_model_len
-            return measure(engine, calibration_ids(options, engine.tokenizer, size, longest))
+            return measure(engine, ids)
         finally:
             engine.close()
 
-    plan: PruningPlan | None = build(pruning).plan(whole, measured)
+    plan: PruningPlan | None = build(pruning).plan(source.config, measured)
     return plan
 
 

@@ -28,3 +28,15 @@ def test_a_model_class_of_ones_own_is_not_pruned() -> None:
     with pytest.raises(BadInput, match="model class of your own"):
         pruning_plan(config, own, config["pruning"], build_engine)
     assert pruning_plan(config, own, compose([])["pruning"], build_engine) is None
+
+
+def test_a_text_that_is_too_short_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("def main(): pass\n")
+    config = Config.of(compose(["pruning=layers", f"pruning.calibration={text}"]))
+
+    def never(_: Any) -> Any:
+        raise AssertionError("loaded")
+
+    with pytest.raises(BadInput, match="calibration_tokens=8192"):
+        pruning_plan(config, config["model"], config["pruning"], never)

@@ -23,13 +23,19 @@ class KVEvents:
         self._hashes: dict[int, str] = {}  # of cached blocks, by block
 
     def _hash(self, node: PrefixNode) -> str:
-        if node.block in self._hashes:
-            return self._hashes[node.block]
-        parent = "" if node.parent is None else self._hash(node.parent)
-        # A simulation's tokens are no tuple, but are equal and hash alike where they stand for the
-        # same text.
-        content = node.tokens if isinstance(node.tokens, tuple) else hash(node.tokens)
-        return blake2b(f"{parent} {content}".encode(), digest_size=8).hexdigest()
+        """The hash of a node, from that of its nearest ancestor on the device, or the root."""
+        path: list[PrefixNode] = []
+        at: PrefixNode | None = node
+        while at is not None and at.block not in self._hashes:
+            path.append(at)
+            at = at.parent
+        digest = "" if at is None else self._hashes[at.block]
+        for one in reversed(path):
+            # A simulation's tokens are no tuple, but are equal and hash alike where they stand for
+            # the same text.
+            content = one.tokens if isinstance(one.tokens, tuple) else hash(one.tokens)
+            digest = blake2b(f"{digest} {content}".encode(), digest_size=8).hexdigest()
+        return digest
 
     def events(self, changes: Sequence[PrefixChange]) -> list[dict[str, Any]]:
         """BlockStored, BlockRemoved and AllBlocksCleared events of these changes, in order."""

@@ -13,6 +13,7 @@ from minivllm.platform.library_texts import split_standard_library
 from minivllm.platform.untrusted import MAX_TEXT, place, read_text
 
 WINDOW = 512  # tokens
+PART = 1 << 16  # characters
 SEED = 0  # of the order of files, and of token ids where there is no tokenizer
 
 
@@ -43,6 +44,13 @@ def _texts(options: CalibrationOptions) -> Iterator[str]:
         yield path.read_text(encoding="utf-8", errors="ignore")
 
 
+def _parts(options: CalibrationOptions) -> Iterator[str]:
+    """The texts in parts, so that no more of a long one is encoded than is needed."""
+    for text in _texts(options):
+        for start in range(0, len(text), PART):
+            yield text[start : start + PART]
+
+
 def calibration_ids(
     options: CalibrationOptions, tokenizer: Tokenizer | None, vocab_size: int, longest: int
 ) -> list[list[int]]:
@@ -63,9 +71,8 @@ def calibration_ids(
         ids = [draw.randrange(vocab_size) for _ in range(wanted)]
     else:
         ids = []
-        for text in _texts(options):
-            # A token has a few characters: no more of a long file than may be needed.
-            ids += tokenizer.encode(text[: 8 * (wanted - len(ids)) + 64])
+        for part in _parts(options):
+            ids += tokenizer.encode(part)
             if len(ids) >= wanted:
                 break
         if len(ids) < wanted:

@@ -50,6 +50,13 @@ def test_a_file_that_is_not_there_is_told_before_anything_is_loaded(pruning: str
         check(compose([f"pruning={pruning}", "pruning.calibration=nowhere.txt"]))
 
 
+def test_wide_tokens_take_as_much_text_as_they_need(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "wide.txt"
+    path.write_text(" " * 200_000 + "def main(): pass\n" * 2000)
+    options = CalibrationOptions(calibration=str(path), calibration_tokens=4000)
+    assert sum(map(len, calibration_ids(options, tokenizer, 6144, 512))) == 4000
+
+
 def test_without_a_tokenizer_ids_are_random() -> None:
     (window,) = calibration_ids(CalibrationOptions(calibration_tokens=64), None, 50, 512)
     assert len(window) == 64 and len({*window}) > 10 and max(window) < 50
