@@ -71,9 +71,7 @@ class LayerPruning(LayerPruningOptions):
         kept = kept_layers(len(layers), removed)
         note = f"pruning: layers {', '.join(map(str, removed))} left out ({how})"
         counts = {"layers": len(removed)}
-        return PruningPlan(
-            "layers", without_layers(config, kept), kept, notes=(note,), counts=counts
-        )
+        return PruningPlan(without_layers(config, kept), kept, notes=(note,), counts=counts)
 
 
 class WidthPruning(WidthPruningOptions):
@@ -94,7 +92,7 @@ class WidthPruning(WidthPruningOptions):
             "mlp_channels": dense.intermediate_size - channels,
             "kv_heads": dense.num_kv_heads - heads,
         }
-        return PruningPlan("width", pruned, layers, widths, notes=(note,), counts=counts)
+        return PruningPlan(pruned, layers, widths, notes=(note,), counts=counts)
 
 
 def _width(
@@ -128,7 +126,7 @@ class Magnitude(MagnitudeOptions):
         mask = by_magnitude(self.sparsity, self.pattern)
         note = "pruning: the smallest weights are 0; dense kernels read them all the same"
         layers = _all_layers(config)
-        return PruningPlan("magnitude", dict(config), layers, mask=mask, notes=(note,))
+        return PruningPlan(dict(config), layers, mask=mask, notes=(note,))
 
 
 class Wanda(WandaOptions):
@@ -139,4 +137,4 @@ class Wanda(WandaOptions):
         pruned_config(self, config)  # raises where the method does not fit
         mask = by_wanda(measure(self).norms, self.sparsity, self.pattern)
         note = "pruning: weights that contribute least are 0; dense kernels read them all the same"
-        return PruningPlan("wanda", dict(config), _all_layers(config), mask=mask, notes=(note,))
+        return PruningPlan(dict(config), _all_layers(config), mask=mask, notes=(note,))

@@ -75,7 +75,6 @@ class PruningPlan:
     """What one model loses.
 
     Attributes:
-        name: of the method.
         config: the pruned model's config.json.
         layers: original numbers of the layers that stay, in order.
         widths: of these layers, if they are narrowed.
@@ -84,7 +83,6 @@ class PruningPlan:
         counts: how much was left out, for liveness; `zeroed` grows while weights are read.
     """
 
-    name: str
     config: dict[str, Any]
     layers: list[int]
     widths: list[Width] | None = None

@@ -79,7 +79,7 @@ def test_layers_are_renumbered_and_cut() -> None:
     }
     tensors["model.norm.weight"] = torch.ones(4)
     width = Width(torch.tensor([1, 5]), torch.tensor([0, 3]), torch.tensor([0]))
-    plan = PruningPlan("both", {}, [0, 2], [width, width])
+    plan = PruningPlan({}, [0, 2], [width, width])
     held = Held(tensors)
     pruned = PrunedWeights(held, plan, {name: tuple(t.shape) for name, t in tensors.items()})
     pruned.check({}, False)
@@ -103,7 +103,7 @@ def test_zeros_are_counted_and_norms_left_alone() -> None:
         "model.layers.0.mlp.gate.weight": torch.ones(2, 4),
         "model.layers.0.input_layernorm.weight": torch.ones(4),
     }
-    plan = PruningPlan("mask", {}, [0], mask=by_magnitude(0.5, "2:4"))
+    plan = PruningPlan({}, [0], mask=by_magnitude(0.5, "2:4"))
     pruned = PrunedWeights(Held(tensors), plan, {n: tuple(t.shape) for n, t in tensors.items()})
     for name, whole in tensors.items():
         out = torch.empty_like(whole)
@@ -117,6 +117,6 @@ def test_fused_projections_are_not_narrowed() -> None:
     with pytest.raises(BadInput, match="stores its projections as one tensor"):
         PrunedWeights(
             Held({}),
-            PruningPlan("width", {}, [0], [width]),
+            PruningPlan({}, [0], [width]),
             {"model.layers.0.self_attn.qkv_proj.weight": (6, 4)},
         )
