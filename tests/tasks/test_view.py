@@ -13,20 +13,13 @@ import pytest
 from minivllm.bench.records.events import write_events
 from minivllm.bench.records.record import RecordedEvents
 from tests.report.synthetic import make_record, write
+from tests.report.view.recording import ENGINE
 
 BUNDLES: list[dict[str, Any]] = [
     {
         "time_s": 1.0,
         "end_s": 1.0,
-        "engine": {
-            "version": 1,
-            "block_size": 4,
-            "num_blocks": 8,
-            "max_num_seqs": 2,
-            "max_num_batched_tokens": 16,
-            "batching": "continuous",
-            "preemption": "recompute",
-        },
+        "engine": ENGINE,
         "num_waiting": 0,
         "num_used_blocks": 0,
     },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minivllm.bench.metrics.latency import E2E, TPOT, TTFT, Distribution, Metric
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.window import Run
@@ -21,9 +23,7 @@ class Goodput(Metric):
     direction = "higher"
 
     def measure(self, run: Run) -> float | None:
-        if not _limits(run) or run.whole is None:
-            return None
-        return len(_good(run)) / run.whole.duration_s
+        return _good_per_second(run, lambda trace: 1)
 
 
 class GoodTokens(Metric):
@@ -39,9 +39,7 @@ class GoodTokens(Metric):
     direction = "higher"
 
     def measure(self, run: Run) -> float | None:
-        if not _limits(run) or run.whole is None:
-            return None
-        return sum(len(trace.token_times) for trace in _good(run)) / run.whole.duration_s
+        return _good_per_second(run, lambda trace: len(trace.token_times))
 
 
 class Attained(Metric):
@@ -83,3 +81,10 @@ def _good(run: Run) -> list[RequestTrace]:
     """The requests that meet every objective."""
     limits = _limits(run)
     return [trace for trace in run.traces if all(_meets(trace, *limit) for limit in limits)]
+
+
+def _good_per_second(run: Run, amount: Callable[[RequestTrace], int]) -> float | None:
+    """What the requests that meet every objective amount to in a second; None where none is set."""
+    if not _limits(run) or run.whole is None:
+        return None
+    return sum(map(amount, _good(run))) / run.whole.duration_s

@@ -55,10 +55,8 @@ class ViewState:
         self._cache(bundle)
         self.num_waiting = bundle["num_waiting"]
         self.num_used_blocks = bundle["num_used_blocks"]
-        ended = [one for one in requests.values() if one.state == "done"]
-        for one in ended:
-            del requests[one.new.number]
-        return ended
+        changes = bundle.get("states", ())
+        return [requests.pop(number) for _, number, state, _ in changes if state == "done"]
 
     def _cache(self, bundle: StepBundle) -> None:
         for event in bundle.get("kv_events", ()):

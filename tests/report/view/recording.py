@@ -13,6 +13,16 @@ from tests.engine.imaginary import Machine
 
 TOKEN_S, STEP_S = 5e-5, 4e-3  # of a step: for each token, and beside
 
+ENGINE = {  # what a bundle with the whole state says of the engine
+    "version": 1,
+    "block_size": 4,
+    "num_blocks": 8,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "batching": "continuous",
+    "preemption": "recompute",
+}
+
 
 class Timed(Machine):
     """A machine whose steps take as long as they have tokens."""

@@ -19,17 +19,8 @@ from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.report.view.account import PARTS, Account, duration, parts, sentence, words
 from tests.engine.imaginary import make
-from tests.report.view.recording import Timed
+from tests.report.view.recording import ENGINE, Timed
 
-ENGINE = {
-    "version": 1,
-    "block_size": 4,
-    "num_blocks": 8,
-    "max_num_seqs": 2,
-    "max_num_batched_tokens": 16,
-    "batching": "continuous",
-    "preemption": "recompute",
-}
 START: dict[str, Any] = {"time_s": 0.0, "end_s": 0.0, "engine": ENGINE}
 
 

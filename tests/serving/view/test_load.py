@@ -89,8 +89,10 @@ def test_half_of_the_prompts_share_a_prefix(lengths: dict[str, int]) -> None:
 
 
 def test_no_prompt_is_made_of_a_load_that_ends() -> None:
-    load = SyntheticLoad(cast(Any, Served()))
+    served = Served()
+    load = SyntheticLoad(cast(Any, served))
     load.set(LoadBody(rate=0, input_len=1 << 62))  # which no memory holds
+    assert not served.asked
 
 
 def test_it_is_bounded_and_its_end_ends_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
