@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -139,9 +140,11 @@ def test_peaks_leave_out_the_probe() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_own_peak_can_be_reset() -> None:
-    hoard = bytearray(os.urandom(1 << 20) * 64)
-    high = own_peak_rss()
-    del hoard
+    # A mapping of its own: an allocator may keep memory that is freed, munmap gives it back.
+    with mmap.mmap(-1, 64 << 20) as hoard:
+        for start in range(0, len(hoard), mmap.PAGESIZE):
+            hoard[start] = 1
+        high = own_peak_rss()
     if not module.reset_own_peak_rss():
         pytest.skip("the kernel does not let us")
     low = own_peak_rss()
