@@ -5,11 +5,13 @@ place of the folder.
     python scripts/archive_records.py runs/a runs/b --output reports/examples/cpu/runs
     python scripts/archive_records.py runs/fit --all-steps      # for engine.steps=FILE
     python scripts/archive_records.py runs/many --first-requests  # of many cells
+    python scripts/archive_records.py runs/many --without steps requests  # a table needs none
 
 An archive has each record.json, its tables and events, every value as it was recorded. Pages draw
 steps and telemetry of a cell's first block alone, so those of later blocks are left out, and their
-events, unless --all-steps is given; the record names them in `slimmed` and has the digests of its
-tables as they are packed. Logs, traces, plans and workloads are left out, too.
+events, unless --all-steps is given; --without leaves out tables of every block, and a page has no
+figure of them. The record names what was left out in `slimmed` and has the digests of its tables as
+they are packed. Logs, traces, plans and workloads are left out, too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import io
 import json
 import lzma
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from minivllm.errors import BadInput
 from minivllm.platform import files
 
 DRAWN_ONCE = (STEPS, TELEMETRY, EVENTS)  # of which pages draw a cell's first block
+DROPPABLE = {name.partition(".")[0]: name for name in TABLES}  # by what --without calls them
 ORDER = (
     RECORD,
     REQUESTS,
@@ -95,8 +99,17 @@ def packed_record(row: dict[str, Any], left_out: tuple[str, ...]) -> dict[str, b
     return {RECORD: json.dumps(record, indent=1).encode() + b"\n", **found}
 
 
-def pack(source: Path, target: Path, all_steps: bool = False, first_requests: bool = False) -> int:
+def pack(
+    source: Path,
+    target: Path,
+    all_steps: bool = False,
+    first_requests: bool = False,
+    without: Sequence[str] = (),
+) -> int:
     """Write the archive of a sweep's folder, or of another archive.
+
+    Args:
+        without: file names of tables that no record of it keeps.
 
     Returns:
         How many records it has.
@@ -111,7 +124,7 @@ def pack(source: Path, target: Path, all_steps: bool = False, first_requests: bo
     members: dict[tuple[int, str], bytes] = {}
     for row in rows:
         later = (*(() if all_steps else DRAWN_ONCE), *([REQUESTS] if first_requests else []))
-        left_out = () if row["directory"] in first else later
+        left_out = (*without, *(() if row["directory"] in first else later))
         for name, content in packed_record(row, left_out).items():
             members[ORDER.index(name), f"{Path(row['directory']).name}/{name}"] = content
     sink = io.BytesIO()
@@ -141,12 +154,20 @@ def main() -> None:
     parser.add_argument(
         "--first-requests", action="store_true", help="leave out the requests of later blocks"
     )
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        choices=sorted(DROPPABLE),
+        help="tables that are left out of every block",
+    )
     given = parser.parse_args()
+    without = [DROPPABLE[name] for name in given.without]
     for source in given.runs:
         name = source.name.removesuffix(archive.SUFFIX) + archive.SUFFIX
         target = (given.output or source.parent) / name
         try:
-            count = pack(source, target, given.all_steps, given.first_requests)
+            count = pack(source, target, given.all_steps, given.first_requests, without)
         except BadInput as error:
             parser.error(str(error))
         print(f"{target}: {count} records, {target.stat().st_size:,} bytes")

@@ -10,7 +10,7 @@ import pytest
 
 from minivllm.bench.records.events import has_events, read_events, write_events
 from minivllm.bench.records.reading import load_records, read_records
-from minivllm.bench.records.storage import EVENTS, finish
+from minivllm.bench.records.storage import EVENTS, STEPS, TELEMETRY, finish
 from minivllm.bench.records.tables import read_table
 from minivllm.report.inputs import read
 from tests.report.synthetic import make_record, make_sweep, write
@@ -65,6 +65,21 @@ def test_every_block_is_kept_where_asked_and_bytes_are_the_same(
         run(monkeypatch, source, "--output", tmp_path / place)
     contents = {(tmp_path / place / whole.name).read_bytes() for place in "abc"}
     assert len(contents) == 1
+
+
+def test_tables_are_left_out_of_every_block_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "runs", make_sweep(blocks=2))
+    run(monkeypatch, folder, "--without", "steps")
+    target = folder.with_name(f"{folder.name}.tar.xz")
+    there = {record["run_id"] for record in read_records(folder) if STEPS in record["digests"]}
+    packed = read_records(target)
+    assert there == {r["run_id"] for r in packed if STEPS in (r["slimmed"] or ())}
+    assert {name for record in packed for name in record["digests"]} == {TELEMETRY}
+    assert STEPS not in {Path(table).name for table in read(target).damaged}
+    with pytest.raises(SystemExit):
+        run(monkeypatch, folder, "--without", "records")
 
 
 def test_events_of_first_blocks_are_kept_as_they_are(
