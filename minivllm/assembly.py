@@ -284,6 +284,14 @@ def _engine(
     )
 
 
+def _require_one_engine(config: Config) -> None:
+    """Raise BadInput where several replicas are asked for, each of which is built by itself."""
+    if (replicas := config.parallel.replicas) > 1:
+        raise BadInput(
+            f"parallel.replicas={replicas}: this is one engine in one process; leave out the knob"
+        )
+
+
 def _require_drafts_fit(config: Config) -> None:
     """Raise BadInput for drafts that do not fit the model; of a model class of the user's own only
     loading shows it."""
@@ -307,6 +315,7 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     """
     config = Config.of(config)
     runtime = config.runtime
+    _require_one_engine(config)
     device = select_device(runtime.device)
     require_memory_for_weights(config, device)
     pin(config["runtime"])
@@ -323,7 +332,6 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     before = [one for one in BEFORE_ENGINE if one.is_wanted(passes)]
     after = [one for one in AFTER_ENGINE if one.is_wanted(passes)]
     offered = {"context": context, "device": device, "progress": progress}
-
     _require_drafts_fit(config)
     parts = _Parts(config, attention, [*before, *own], passes, offered)
     loaded = parts.model(config["model"], quant, config["pruning"])

@@ -287,7 +287,7 @@ def test_what_the_decisions_say_is_there_and_is_not() -> None:
     added = {"quant=fp8", "attention=cpu", "attention=invariant"}
     added |= {f"task={name}" for name in ("capacity", "kernels", "serve", "view")}
     assert added <= options
-    assert {"tracker", "speculative"} <= {*compose.GROUPS} and "parallel" not in compose.GROUPS
+    assert {"tracker", "speculative", "parallel"} <= {*compose.GROUPS}
     assert not (ROOT / "minivllm" / "serve").exists()
 
 

@@ -22,9 +22,9 @@ structure = load_script("structure")
 ROOMS = (
     *("masking", "redaction", "errors", "platform"),
     # the inference engine
-    *("kernels", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
+    *("kernels", "parallel", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
     # the measuring half
-    *("config", "calibration", "assembly"),
+    *("config", "calibration", "assembly", "cluster"),
     *(
         f"bench.{room}"
         for room in ("workloads", "hardware", "records", "metrics", "targets", "microbench")
@@ -61,7 +61,7 @@ HEAVY = ("torch", "transformers", "bitsandbytes", "triton")
 FORBIDDEN = {
     **dict.fromkeys(INFERENCE, OUTSIDE),
     **dict.fromkeys(("analysis", "report"), (*HEAVY, "hydra")),
-    **dict.fromkeys(("config", "tracking", "experiments", "cli"), HEAVY),
+    **dict.fromkeys(("config", "cluster", "tracking", "experiments", "cli"), HEAVY),
     **dict.fromkeys(
         ("engine.scheduler", "engine.batching", "engine.request", "cache.pool", "cache.manager"),
         HEAVY,
@@ -86,6 +86,7 @@ TORCH_FREE = (
     "minivllm",
     "minivllm.cli",
     "minivllm.config.compose",
+    "minivllm.cluster.router",
     "minivllm.platform.threads",
     "minivllm.engine.scheduler",
     "minivllm.extras.scheduling.scheduler",

@@ -14,7 +14,7 @@ from minivllm.config.groups import OPTIONS
 # Groups whose options are optimisations of the engine and count their own work.
 LIVE_GROUPS = (
     *("quant", "pruning", "attention", "batching"),
-    *("cache", "decoding", "speculative", "runtime"),
+    *("cache", "decoding", "speculative", "runtime", "parallel"),
 )
 # Knobs whose work one counter shows by itself; others of their group may move for another reason.
 DECISIVE = {
@@ -42,6 +42,9 @@ DECISIVE = {
     "decoding.deadline_ms": ("batching.requests_shed", "batching.requests_overtaken"),
     "decoding.n": ("batching.forks",),
     "decoding.priority": ("batching.requests_overtaken",),
+    "parallel.load_factor": ("parallel.overloads_avoided",),
+    "parallel.replicas": ("parallel.replicas",),
+    "parallel.router": ("parallel.assignment",),
     "runtime.compile": ("runtime.compiled",),
     "runtime.cpu_kernels": ("runtime.cpu_kernels",),
     "runtime.cuda_graphs": ("runtime.graph_replays",),

@@ -23,6 +23,7 @@ from minivllm.config.options import RootOptions
 from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
 from minivllm.extras.speculative.options import NOT_SPECULATING, DraftOptions, require_compatible
+from minivllm.parallel.options import require_prefixes
 from minivllm.platform.plug_ins import arguments_of, knobs_of, make, names_class
 from minivllm.platform.untrusted import place
 
@@ -235,6 +236,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
             node = _with_checked_draft(node)
         checked[group] = _check_group(group, node, choices.get(group))
     _require_fitting_task(checked, choices)
+    require_prefixes(checked["parallel"], checked["cache"])
     attention = str(checked["attention"]["_target_"])
     require_invariant(attention, checked["runtime"]["determinism"])
     eviction = _eviction(checked["cache"])
@@ -285,6 +287,12 @@ def _require_fitting_task(checked: Mapping[str, Any], choices: Mapping[str, str 
     if checked["measure"]["events"] and target in {*OPTIONS} - {BENCH, CAPACITY}:
         raise BadInput(
             "measure.events=true is for task=bench, whose steps it records: leave it out with "
+            f"task={task}"
+        )
+    replicas = checked["parallel"]["replicas"]
+    if replicas > 1 and target in {*OPTIONS} - {BENCH, CAPACITY}:
+        raise BadInput(
+            f"parallel.replicas={replicas} is for task=bench and task=capacity: leave it out with "
             f"task={task}"
         )
     if target in ANSWERING and checked["engine"]["_target_"] != OWN_ENGINE:

@@ -20,6 +20,7 @@ GROUPS: dict[str, str] = {
     "arrival": "when it is asked",
     "engine": "what is measured",
     "runtime": "device and threads",
+    "parallel": "how many engines and devices serve together",
     "measure": "repeats, seeds, timeouts, SLOs, prices",
     "tracker": "who else is told of a record",
 }

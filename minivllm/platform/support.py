@@ -46,6 +46,7 @@ class Support:
         install: the command that installs what is missing.
         own_torch: whether it computes with the torch of this interpreter.
         several_devices: whether `runtime.device` may name several.
+        replicas: whether `parallel.replicas` may be more than 1.
     """
 
     engine: str
@@ -57,6 +58,7 @@ class Support:
     install: str = INSTALL
     own_torch: bool = False
     several_devices: bool = False
+    replicas: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ ENGINE_GROUPS = (
     "speculative",
     "engine",
     "runtime",
+    "parallel",
 )
 # Options of groups that older records lack, where they mean what those did.
 AS_BEFORE = frozenset((NOT_SPECULATING, NOT_PRUNING))
@@ -62,6 +63,7 @@ NEUTRAL_MEASURE = frozenset(
     )
 )
 NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured window
+ROUTING = frozenset(("router", "load_factor"))  # of `parallel`, where there are several replicas
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
@@ -82,6 +84,7 @@ NAMED_IF_CHANGED = {
     "arrival": "offline",
     "engine": "minivllm",
     "runtime": "default",
+    "parallel": "none",
 }
 ID_LENGTH = 12
 QUALITY_TASK = "minivllm.tasks.quality.run"
@@ -156,6 +159,12 @@ def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def decisive_parallel(parallel: dict[str, Any]) -> dict[str, Any]:
+    """What of `parallel` may change the numbers: with one replica no router does."""
+    knobs = asked("parallel", parallel)
+    return {k: v for k, v in knobs.items() if k not in ROUTING or knobs.get("replicas", 1) != 1}
+
+
 def asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
     """A group's knobs without the unasked ones at their defaults, and with what null means: see
     `knob`. Older records, which lack newer knobs, compare equal so."""
@@ -198,6 +207,8 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     parts["model"] = {**model, "fingerprint": fingerprint}
     if parts.get("runtime"):
         parts["runtime"] = decisive_runtime(parts["runtime"])
+    parallel = decisive_parallel(parts.pop("parallel", {}))
+    parts |= {"parallel": parallel} if parallel else {}
     if parts.get("workload"):
         parts["workload"] = _with_content(parts["workload"])
     if parts.get("engine", {}).get("steps"):

@@ -49,12 +49,22 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
         raise BadInput(
             f"runtime.device={device}: {support.engine} computes on one device; name one of them"
         )
+    _require_replicas(config, support)
     if support is None or support.knobs is None:
         return
     choices = config.get("choices") or {}
     for group in GROUPS:
         if group not in HARNESS and isinstance(node := config.get(group), dict):
             _check(support, group, node, choices.get(group))
+
+
+def _require_replicas(config: Mapping[str, Any], support: Support | None) -> None:
+    replicas = (config.get("parallel") or {}).get("replicas", 1)
+    if replicas > 1 and not (support is not None and support.replicas):
+        engine = config["engine"].get("_target_") if support is None else support.engine
+        raise BadInput(
+            f"parallel.replicas={replicas} is not supported by {engine}: use parallel.replicas=1"
+        )
 
 
 def require_line_sampling(engine: Mapping[str, Any], workload: Workload) -> None:

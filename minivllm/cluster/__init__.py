@@ -1,0 +1,1 @@
+"""Several engines that serve one queue, and who of them gets which request."""

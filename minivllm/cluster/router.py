@@ -1,0 +1,291 @@
+"""Routing policies: which replica of an engine gets a request. Pure Python: no process, no clock.
+
+A router goes by what it knows itself: the requests that it has given to each replica and that have
+not ended, and the prompts that each replica has seen. So the same policy serves processes, actors
+and simulated engines.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from minivllm.cache.prefix import TokenSequence
+from minivllm.errors import BadInput
+from minivllm.parallel.options import NO_PREFIXES, ParallelOptions
+from minivllm.platform.plug_ins import make_own
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """What a router may know of a request.
+
+    Args:
+        request_id: unique among unfinished requests.
+        prompt_token_ids: a list, or in a simulation any object with a length and slices.
+        max_tokens: of its output; 0 where it has no limit of its own.
+        session: the conversation, job or user that it belongs to; None: nobody said.
+    """
+
+    request_id: str
+    prompt_token_ids: TokenSequence
+    max_tokens: int = 0
+    session: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a replica may have to compute for it."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The prefix cache of each replica.
+
+    Args:
+        block_size: tokens a block.
+        num_blocks: that one replica can hold.
+    """
+
+    block_size: int
+    num_blocks: int
+
+
+class Router:
+    """Base of the policies: keeps the load of each replica, and who is alive.
+
+    Args:
+        num_replicas: how many there are, numbered from 0, all of them alive.
+
+    Attributes:
+        alive: the replicas that may be given requests.
+        queued: tokens of the unfinished requests of each replica, prompts and outputs at most.
+        counters: what the policy did; a policy adds its own.
+        given: how many requests each replica got.
+        assignment: a checksum of which request went where, whatever the order.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, num_replicas: int) -> None:
+        self.alive = set(range(num_replicas))
+        self.queued = [0] * num_replicas
+        self.counters = Counter(requests_rerouted=0)
+        self.given = [0] * num_replicas
+        self.assignment = 0
+        self._at: dict[str, tuple[int, int]] = {}  # replica and tokens of unfinished requests
+
+    def route(self, request: RoutedRequest) -> int:
+        """Choose the replica of a request, and note that it has the request from now on.
+
+        Raises:
+            RuntimeError: no replica is alive.
+        """
+        if not self.alive:
+            raise RuntimeError("no replica is alive")
+        replica = self.choose(request, sorted(self.alive))
+        self.given[replica] += 1
+        self.assignment ^= zlib.crc32(f"{request.request_id} {replica}".encode())
+        self.queued[replica] += request.num_tokens
+        self._at[request.request_id] = replica, request.num_tokens
+        return replica
+
+    def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
+        """The policy: one of the replicas that are alive, in ascending order and at least one."""
+        raise NotImplementedError
+
+    def end(self, request_id: str) -> None:
+        """Note that a request has ended; one that is unknown is ignored."""
+        if (place := self._at.pop(request_id, None)) is not None:
+            replica, tokens = place
+            self.queued[replica] -= tokens
+
+    def lose(self, replica: int) -> list[str]:
+        """Note that a replica is dead, with what it had cached. Returns its unfinished requests,
+        in the order in which it got them, for which the router no longer counts."""
+        self.alive.discard(replica)
+        orphans = [name for name, (where, _) in self._at.items() if where == replica]
+        for name in orphans:
+            self.end(name)
+        self.counters["requests_rerouted"] += len(orphans) if self.alive else 0
+        return orphans
+
+    def recount(self) -> None:
+        """Count from 0."""
+        self.counters = Counter(dict.fromkeys(self.counters, 0))
+        self.given = [0] * len(self.given)
+        self.assignment = 0
+
+    def forget_prefixes(self) -> None:
+        """Note that the replicas have emptied their prefix caches."""
+
+    def least_loaded(self, among: Collection[int]) -> int:
+        """The replica with the fewest queued tokens; of equals the one with the fewest requests so
+        far, then the first."""
+        return min(among, key=lambda replica: (self.queued[replica], self.given[replica], replica))
+
+
+class RoundRobin(Router):
+    """One replica after the other, whatever they have to do."""
+
+    name = "round_robin"
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(num_replicas)
+        self._next = 0
+
+    def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
+        """See Router."""
+        chosen = next((one for one in alive if one >= self._next), alive[0])
+        self._next = chosen + 1
+        return chosen
+
+
+class LeastTokens(Router):
+    """The replica whose unfinished requests have the fewest tokens."""
+
+    name = "least_tokens"
+
+    def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
+        """See Router."""
+        return self.least_loaded(alive)
+
+
+class StickySession(Router):
+    """All requests of a session go to one replica, the least loaded at its first request, for as
+    long as that replica lives. A request without a session goes to the least loaded replica.
+
+    Args:
+        num_replicas: see Router.
+        most_sessions: that are remembered; of more the one that was silent longest is forgotten.
+    """
+
+    name = "session"
+
+    def __init__(self, num_replicas: int, most_sessions: int = 1 << 20) -> None:
+        super().__init__(num_replicas)
+        self.counters["session_matches"] = 0
+        self._homes: OrderedDict[str, int] = OrderedDict()
+        self._most = most_sessions
+
+    def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
+        """See Router."""
+        if request.session is None:
+            return self.least_loaded(alive)
+        home = self._homes.get(request.session, -1)
+        if home in self.alive:
+            self.counters["session_matches"] += 1
+        else:
+            home = self.least_loaded(alive)
+        self._homes[request.session] = home
+        self._homes.move_to_end(request.session)
+        if len(self._homes) > self._most:
+            self._homes.popitem(last=False)
+        return home
+
+
+class PrefixAware(Router):
+    """The replica that holds the longest prefix of the prompt, then the least loaded one.
+
+    A replica with more than `load_factor` times the mean of queued tokens, the request's own tokens
+    allowed on top, is passed over, as in consistent hashing with bounded loads (Mirrokni et al.
+    2016): otherwise one prefix that all prompts share would send all of them to one replica.
+
+    What a replica holds is not asked but remembered: the hashes of the blocks of the prompts that
+    it was sent, as many as it has blocks. The least recently used block is forgotten first, and of
+    one prompt the last block, in the order in which the replica's pool evicts.
+
+    Args:
+        num_replicas: see Router.
+        cache: of each replica.
+        load_factor: at least 1; see above.
+    """
+
+    name = "prefix_aware"
+
+    def __init__(self, num_replicas: int, cache: CacheShape, load_factor: float) -> None:
+        super().__init__(num_replicas)
+        self.counters.update(prefix_matches=0, prefix_tokens_matched=0, overloads_avoided=0)
+        self._cache, self._factor = cache, load_factor
+        self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_replicas)]
+
+    def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
+        """See Router."""
+        hashes = block_hashes(request.prompt_token_ids, self._cache.block_size)
+        lengths = {replica: self._num_held(replica, hashes) for replica in alive}
+        mean = sum(self.queued[replica] for replica in alive) / len(alive)
+        most = self._factor * mean + request.num_tokens
+        light = [replica for replica in alive if self.queued[replica] <= most]
+        longest = max(lengths[replica] for replica in light)
+        chosen = self.least_loaded([one for one in light if lengths[one] == longest])
+        self.counters["prefix_matches"] += longest > 0
+        self.counters["prefix_tokens_matched"] += longest * self._cache.block_size
+        self.counters["overloads_avoided"] += longest < max(lengths.values())
+        self._hold(chosen, hashes)
+        return chosen
+
+    def _num_held(self, replica: int, hashes: Sequence[int]) -> int:
+        """How many of a prompt's first blocks a replica holds."""
+        held = self._held[replica]
+        return next((i for i, name in enumerate(hashes) if name not in held), len(hashes))
+
+    def _hold(self, replica: int, hashes: Sequence[int]) -> None:
+        held = self._held[replica]
+        for name in reversed(hashes):  # the first block is the most recently used one
+            held[name] = None
+            held.move_to_end(name)
+        while len(held) > self._cache.num_blocks:
+            held.popitem(last=False)
+
+    def lose(self, replica: int) -> list[str]:
+        """See Router."""
+        self._held[replica].clear()
+        return super().lose(replica)
+
+    def forget_prefixes(self) -> None:
+        """See Router."""
+        for held in self._held:
+            held.clear()
+
+
+def block_hashes(token_ids: TokenSequence, block_size: int) -> list[int]:
+    """A hash for each full block of a prompt, of its tokens and all before them. The last token is
+    left out: a request computes it in any case."""
+    hashes: list[int] = []
+    parent = 0
+    for end in range(block_size, len(token_ids), block_size):
+        part = token_ids[end - block_size : end]
+        parent = hash((parent, tuple(part) if isinstance(part, list) else part))
+        hashes.append(parent)
+    return hashes
+
+
+SIMPLE = (RoundRobin, LeastTokens, StickySession)
+OWN = "no router: derive it from minivllm.cluster.router.Router"
+
+
+def make_router(options: ParallelOptions, cache: CacheShape | None) -> Router:
+    """The policy that `parallel.router` names, or of a class of the user's own.
+
+    Args:
+        options: of the group `parallel`.
+        cache: the prefix cache of each replica; None: replicas cache no prefixes.
+
+    Raises:
+        BadInput: the policy goes by cached prefixes and there are none; or a class of the user's
+            own is no router.
+    """
+    if isinstance(options.router, dict):
+        router: Router = make_own(
+            "parallel.router", options.router, Router, OWN, num_replicas=options.replicas
+        )
+        return router
+    for policy in SIMPLE:
+        if policy.name == options.router:
+            return policy(options.replicas)
+    if cache is None:
+        raise BadInput(NO_PREFIXES)
+    return PrefixAware(options.replicas, cache, options.load_factor)

@@ -1,0 +1,1 @@
+"""Parallelism: how many processes compute, and how they share the work."""

@@ -1,0 +1,54 @@
+"""The knobs of `parallel`: on how many engines and devices a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from minivllm.errors import BadInput
+from minivllm.platform.options import Options, knob, option
+from minivllm.platform.plug_ins import names_class
+
+Routers = Literal["round_robin", "least_tokens", "prefix_aware", "session"]
+NO_PREFIXES = (
+    "parallel.router=prefix_aware goes by cached prefixes, and the replicas cache none: set "
+    "cache.prefix_caching=true, or choose another parallel.router"
+)
+
+
+@option("parallel")
+@dataclass(frozen=True)
+class ParallelOptions(Options):
+    """parallel.
+
+    Args:
+        replicas: engines that share one queue.
+        router: the policy that gives each request to a replica; or a class of the user's own.
+        load_factor: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
+    """
+
+    group = "parallel"
+    replicas: int = knob(1, at_least=1, at_most=1024, unasked=True)
+    router: Routers | dict[str, Any] = knob("least_tokens", unasked=True)
+    load_factor: float = knob(1.25, at_least=1, unasked=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.router, dict) and not names_class(self.router):
+            raise self.bad(
+                "router", "must be {_target_: my_package.MyRouter, ...}, its knobs beside"
+            )
+
+
+def require_prefixes(parallel: Mapping[str, Any], cache: Mapping[str, Any]) -> None:
+    """Raise BadInput for a router that goes by cached prefixes where the cache has none.
+
+    Args:
+        parallel: the knobs of the group.
+        cache: those of its group; what a class of the user's own does is not known.
+    """
+    routed = parallel["replicas"] > 1 and parallel["router"] == "prefix_aware"
+    own = str(cache.get("_target_")).startswith("minivllm.")
+    if routed and own and not cache.get("prefix_caching"):
+        raise BadInput(NO_PREFIXES)
