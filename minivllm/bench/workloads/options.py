@@ -219,6 +219,8 @@ class TraceOptions(FromFileOptions):
         start_s: where the slice of the trace begins, seconds after its first request.
         duration_s: length of the slice; None goes on to the end.
         block_tokens: prompt tokens that one hash id stands for; None is what the format has.
+        copies: of the slice at the same time, each of users of its own: they share no prefix with
+            another copy, and their times are shifted, around the end of the slice.
         ignore_eos: generate exactly the trace's lengths.
     """
 
@@ -229,6 +231,7 @@ class TraceOptions(FromFileOptions):
     start_s: float = knob(0.0, at_least=0)
     duration_s: float | None = knob(None, above=0)
     block_tokens: int | None = knob(None, at_least=1, null_means=512)
+    copies: int = knob(1, at_least=1, at_most=4096, unasked=True)
     ignore_eos: bool = True
 
     def __post_init__(self) -> None:

@@ -54,12 +54,22 @@ class Trace(FromFile, TraceOptions):
         Raises:
             BadInput: as `check_lengths`; or a line's hash ids do not cover its prompt.
         """
-        requests = []
         rows, notes = self._rows(reader.max_model_len)
-        for i, row in enumerate(rows):
+        span = self.duration_s or rows[-1].time_s - self.start_s
+        timed = [
+            (due_s if copy == 0 else (due_s + copy * span / self.copies) % span, copy, row)
+            for row in rows
+            for due_s in (row.time_s - self.start_s,)
+            for copy in range(self.copies)
+        ]
+        if self.copies > 1:
+            check_amount("workload.copies", len(timed), 0, FEWER)
+            timed.sort(key=lambda one: one[0])
+        requests = []
+        for i, (due_s, copy, row) in enumerate(timed):
             prompt_len, output_len = self._lengths(row)
-            prompt = LazyPrompt(joined(list(self._runs(row, prompt_len))), reader.vocab_size, seed)
-            due_s = row.time_s - self.start_s
+            runs = joined(list(self._runs(row, prompt_len, copy)))
+            prompt = LazyPrompt(runs, reader.vocab_size, seed)
             requests.append(
                 WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s)
             )
@@ -128,11 +138,11 @@ class Trace(FromFile, TraceOptions):
         scale = self.length_scale
         return max(1, round(row.input_tokens * scale)), max(1, round(row.output_tokens * scale))
 
-    def _runs(self, row: TraceRow, prompt_len: int) -> Iterator[range]:
+    def _runs(self, row: TraceRow, prompt_len: int, copy: int) -> Iterator[range]:
         """The prompt's stretches of text: one a block of the trace, or one of its own."""
+        own = UNSHARED + row.line * STRETCH + copy * (STRETCH // self.copies)
         if not row.hash_ids:
-            start = UNSHARED + row.line * STRETCH
-            yield range(start, start + prompt_len)
+            yield range(own, own + prompt_len)
             return
         size = self.block_tokens or row.block_tokens
         blocks = -(-row.input_tokens // size)
@@ -145,13 +155,13 @@ class Trace(FromFile, TraceOptions):
             start, end = round(k * scaled), min(round((k + 1) * scaled), prompt_len)
             if k == blocks - 1:
                 end = prompt_len  # rounding may have left a token over
-            yield range(block * spacing, block * spacing + end - start)
+            first = (block * self.copies + copy) * spacing
+            yield range(first, first + end - start)
         if (
             len(row.hash_ids) < blocks
             and (rest := prompt_len - round(len(row.hash_ids) * scaled)) > 0
         ):
-            start = UNSHARED + row.line * STRETCH
-            yield range(start, start + rest)
+            yield range(own, own + rest)
 
     def _other_blocks(self, row: TraceRow, size: int, blocks: int) -> str:
         """What to say of hash ids that are not as many as the prompt has blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,19 @@ def test_slices_and_limits(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match=r"no request from workload\.start_s=2 on"):
         generate(path, start_s=2.0)
+
+
+@pytest.mark.parametrize("text", [MOONCAKE, AZURE])
+def test_copies_are_users_of_their_own_side_by_side(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    once, thrice = generate(path), generate(path, copies=3)
+    assert sorted(lengths(thrice)) == sorted(lengths(once) * 3)
+    times = [request.due_s or 0 for request in thrice.requests]
+    assert times == sorted(times) and max(times) <= max(r.due_s or 0 for r in once.requests)
+    assert len(set(times)) > len({r.due_s for r in once.requests})
+    beginnings = Counter(tuple(r.prompt_token_ids[:300]) for r in thrice.requests)
+    before = Counter(tuple(r.prompt_token_ids[:300]) for r in once.requests)
+    assert sorted(beginnings.values()) == sorted([*before.values()] * 3)
 
 
 def test_what_does_not_fit_is_refused_early(tmp_path: Path) -> None:
