@@ -1,7 +1,7 @@
-"""Weight-only int8: one symmetric scale for each output channel. Activations are not quantised.
+"""int8: one symmetric scale for each output channel; activations in 16 bits, or in 8.
 
 This is the round-to-nearest scheme of LLM.int8 (Dettmers et al. 2022) without its outlier columns,
-which only quantised activations need."""
+which only activations with one scale a token need: here they have one for each group of inputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from minivllm.errors import BadInput
 from minivllm.kernels.choice import takes_triton
-from minivllm.kernels.cpu.library import Kernels
-from minivllm.kernels.cpu.linear import MOST_IN_GROUP, Format, PanelLinear, panels_for
+from minivllm.kernels.cpu.linear import MOST_IN_GROUP, Format, PanelLinear
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.activations import IntegerQuantizer, Panels
+from minivllm.quant.base import frozen
 from minivllm.quant.kernels.common import by_rows, converted_product, triton_products
 from minivllm.quant.options import Int8Options
 
@@ -24,55 +24,66 @@ from minivllm.quant.options import Int8Options
 _KERNEL_ROWS = 8
 
 
-class Int8(Quantizer, Int8Options):  # type: ignore[misc]  # see Method.dtype
+class Int8(IntegerQuantizer, Int8Options):  # type: ignore[misc]  # see Method.dtype
     """Weights as int8 times a scale per output channel."""
 
     name = "int8"
 
+    forms = Format.INT8, Format.INT8_QUADS
+
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return int8_linear(*quantize(weight), bias, self.kernel, self.kernels)
+        return int8_linear(*quantize(weight), bias, self)
 
 
 def int8_linear(
-    weight: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    kernel: str = "auto",
-    kernels: Kernels | None = None,
+    weight: Tensor, scale: Tensor, bias: Tensor | None, method: Int8 | None = None
 ) -> nn.Module:
     """The layer for the arguments of Int8Linear: a PanelLinear where the C++ kernels support the
     weight."""
-    if kernels := panels_for(kernels, weight.device, scale.dtype, weight.shape[1], kernel=kernel):
-        packed = kernels.pack(weight, Format.INT8)
-        return PanelLinear(kernels, Format.INT8, [packed], weight.shape, bias, scale[None])
-    triton = takes_triton("quant.kernel", kernel, "torch", weight.device)
+    method = method or Int8()
+    if panels := _panels(method, weight):
+        packed = panels.kernels.pack(weight, panels.form)
+        return PanelLinear(
+            panels.kernels,
+            panels.form,
+            [packed],
+            weight.shape,
+            bias,
+            scale[None],
+            group=panels.group,
+        )
+    triton = takes_triton("quant.kernel", method.kernel, "torch", weight.device)
     return Int8Linear(weight, scale, bias, triton)
 
 
 def int8_group_linear(
-    weight: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    kernel: str = "auto",
-    kernels: Kernels | None = None,
+    weight: Tensor, scale: Tensor, bias: Tensor | None, method: Int8 | None = None
 ) -> nn.Module:
     """The layer for the arguments of Int8GroupLinear: a PanelLinear where the C++ kernels support
-    the weight, whose integers may not be -128 there.
+    the weight.
 
     Raises:
-        BadInput: `kernel` names Triton's, which has no groups.
+        BadInput: `quant.kernel` names Triton's, which has no groups.
     """
-    if kernel == "triton":
+    method = method or Int8()
+    if method.kernel == "triton":
         raise BadInput("quant.kernel=triton: Triton's kernel has no int8 in groups; use auto")
     group = weight.shape[1] // scale.shape[1]
-    kernels = panels_for(kernels, weight.device, scale.dtype, weight.shape[1], group, kernel)
-    if kernels is None or group > MOST_IN_GROUP or bool((weight == -128).any()):
+    panels = _panels(method, weight, group)
+    if panels is None or (group > MOST_IN_GROUP and not method.narrow):
         return Int8GroupLinear(weight, scale, bias)
-    packed = kernels.pack(weight, Format.INT8)
+    packed = panels.kernels.pack(weight, panels.form)
     return PanelLinear(
-        kernels, Format.INT8, [packed], weight.shape, bias, scale.t(), None, group=group
+        panels.kernels, panels.form, [packed], weight.shape, bias, scale.t(), group=group
     )
+
+
+def _panels(method: Int8, weight: Tensor, group: int = 0) -> Panels | None:
+    """See IntegerQuantizer.panels. A weight of -128, which `quantize` does not make, has none in 16
+    bits: the kernels store a magnitude in seven."""
+    panels = method.panels(weight.device, weight.shape[1], group)
+    return None if panels and not method.narrow and bool((weight == -128).any()) else panels
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,33 +42,47 @@ class QuantizerOptions(PlainQuantOptions):
         super().__post_init__()
 
 
-@option("minivllm.quant.int8.Int8")
 @dataclass(frozen=True)
-class Int8Options(QuantizerOptions):
-    """quant=int8.
+class IntegerOptions(QuantizerOptions):
+    """What options of quant have whose weights are integers.
 
     Args:
-        kernel: "triton" for products with few rows, "torch", or "auto": Triton's on a GPU, the C++
-            kernels on a CPU that uses them, else torch's.
+        kernel: "triton" for products with few rows, "torch", or "auto": on a GPU torch's where it
+            has one for the format and dtype, else Triton's; on a CPU the C++ kernels if they are in
+            use, else torch's.
+        activations: of the products: "none" leaves them in `dtype`, "int8" rounds each token's to 8
+            bits and multiplies integers.
     """
 
     kernel: Literal["auto", "triton", "torch"] = "auto"
+    activations: Literal["none", "int8"] = knob("none", unasked=True)
+
+
+@option("minivllm.quant.int8.Int8")
+@dataclass(frozen=True)
+class Int8Options(IntegerOptions):
+    """quant=int8.
+
+    Args:
+        activation_group_size: with activations=int8, consecutive inputs of a token that share a
+            scale; 0 for all of them.
+    """
+
+    activation_group_size: Literal[0, 32, 64, 128, 256] = knob(128, unasked=True)
 
 
 @option("minivllm.quant.int4.Int4")
 @dataclass(frozen=True)
-class Int4Options(QuantizerOptions):
+class Int4Options(IntegerOptions):
     """quant=int4.
 
     Args:
-        group_size: consecutive inputs that share a scale.
-        kernel: "triton" for products with few rows, "torch", or "auto": on a GPU torch's where it
-            has one for the dtype, else Triton's; on a CPU the C++ kernels if they are in use, else
-            torch's.
+        group_size: consecutive inputs that share a scale; of activations in 8 bits, too.
+        symmetric: without zero points: the levels of a group are multiples of its scale.
     """
 
     group_size: Literal[32, 64, 128, 256] = 128
-    kernel: Literal["auto", "triton", "torch"] = "auto"
+    symmetric: bool = knob(False, unasked=True)
 
 
 @option("minivllm.quant.int8_mixed.Int8Mixed")

@@ -182,7 +182,7 @@ def _matrix_rate(
             *_own_products(a, b),
         ]
         if narrow:
-            products.append(_narrow_product(torch, dtype, *exact))
+            products += [_narrow_product(torch, dtype, *exact), *_own_narrow_products(dtype, a, b)]
         if not cuda and dtype != "float32":
             products.append(functools.partial(linear, *exact))
         best = max(best, *(2 * n**3 / best_seconds(product, synchronise) for product in products))
@@ -234,6 +234,19 @@ def _own_products(a: Any, b: Any) -> list[Callable[[], object]]:
 
     form = Format.BFLOAT16
     layer = PanelLinear(kernels, form, [kernels.pack(b.clone(), form)], tuple(b.shape), None)
+    return [lambda: layer(a)]
+
+
+def _own_narrow_products(dtype: str, a: Any, b: Any) -> list[Callable[[], object]]:
+    """The product of 8-bit integers by the C++ kernels, where there are any."""
+    kernels = _cpu_kernels(a.device.type)
+    if kernels is None or not kernels.has_linear or dtype != "int8":
+        return []
+    from minivllm.kernels.cpu.linear import Format, PanelLinear
+
+    form, scales = Format.INT8_QUADS, a.new_ones(1, len(b))
+    packed = kernels.pack(b.mul(20).clamp(-127, 127).char(), form)
+    layer = PanelLinear(kernels, form, [packed], tuple(b.shape), None, scales)
     return [lambda: layer(a)]
 
 

@@ -90,18 +90,21 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
   const int64_t panels = (outputs + kPanel - 1) / kPanel;
   TORCH_CHECK(is_dense(packed, at::kByte, {panels, panel_bytes(kind, inputs)}), "linear: weight and input do not fit");
   TORCH_CHECK(!bias || is_dense(*bias, at::kBFloat16, {outputs}), "linear: bfloat16 bias [outputs]");
-  if (kind != Format::kBfloat16) {
-    TORCH_CHECK(group > 0 && inputs % group == 0 && group % (kind == Format::kAffine4 ? 32 : 2) == 0 &&
-                    (group <= 256 || (kind == Format::kInt8 && group == inputs)),
+  const bool plain = kind == Format::kBfloat16, quads = kind >= Format::kInt8Quads;
+  const bool affine = kind == Format::kAffine4 || kind == Format::kAffine4Quads, bytes = kind == Format::kInt8;
+  int64_t scale_groups = 1;
+  if (!plain) {
+    TORCH_CHECK(group > 0 && inputs % group == 0 && group % (affine || quads ? 32 : 2) == 0 &&
+                    (group <= 256 || quads || (bytes && group == inputs)),
                 "linear: groups of at most 256 inputs, of a multiple of 32 where they have zeros; or all inputs of int8");
-    for (const auto& values : {scales, kind == Format::kAffine4 ? zeros : scales})
-      TORCH_CHECK(values && is_dense(*values, at::kBFloat16, {panels, inputs / group, kPanel}),
+    scale_groups = kind == Format::kInt8Quads && scales && scales->dim() == 3 && scales->size(1) == 1 ? 1 : inputs / group;
+    for (const auto& values : {scales, affine && zeros ? zeros : scales})
+      TORCH_CHECK(values && is_dense(*values, at::kBFloat16, {panels, scale_groups, kPanel}),
                   "linear: bfloat16 scales and zeros [panels, groups, 64]");
   }
   Tensor out = at::empty({x.size(0), outputs}, x.options());
-  const bool plain = kind == Format::kBfloat16;
   const Weight weight{kind,   pointer<uint8_t>(packed), plain ? nullptr : pointer<BFloat16>(*scales),
-                      kind == Format::kAffine4 ? pointer<BFloat16>(*zeros) : nullptr, inputs, outputs, group};
+                      affine && zeros ? pointer<BFloat16>(*zeros) : nullptr, inputs, outputs, group, scale_groups};
   linear(pointer<BFloat16>(x), x.stride(0), x.size(0), weight, bias ? pointer<BFloat16>(*bias) : nullptr,
          pointer<BFloat16>(out));
   return out;

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "expand.h"
+#include "finish.h"
+#include "linear_int8.h"
 #include "matrix_unit.h"
 #include "products.h"
 #include "vector.h"
@@ -16,6 +18,7 @@ namespace minivllm {
 
 void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel) {
   const int64_t pairs = inputs / 2;
+  if (format >= Format::kInt8Quads) return pack_quads(format, rows, count, inputs, panel);
   if (format == Format::kBfloat16) {
     const auto* from = reinterpret_cast<const uint32_t*>(rows);
     auto* to = reinterpret_cast<uint32_t*>(panel);
@@ -97,25 +100,6 @@ void add(int64_t rows, const Piece& piece) {
       store(total, piece.first ? sum : load(total) + sum);
     }
   }
-}
-
-// Totals, times the scale of each output where there are any, plus bias.
-void finish(const float* totals, int64_t rows, int64_t columns, const BFloat16* scale, const BFloat16* bias, BFloat16* out,
-            int64_t out_stride) {
-  for (int64_t m = 0; m < rows; ++m, totals += kPanel, out += out_stride)
-    for (int64_t n = 0; n < columns; n += kLanes) {
-      Vector sum = load(totals + n);
-      if (scale != nullptr) sum *= load(scale + n);
-      if (columns - n >= kLanes) {
-        store(out + n, bias != nullptr ? sum + load(bias + n) : sum);
-        continue;
-      }
-      BFloat16 last[kLanes] = {};
-      const size_t bytes = (columns - n) * sizeof(BFloat16);
-      if (bias != nullptr) std::memcpy(last, bias + n, bytes);
-      store(last, bias != nullptr ? sum + load(last) : sum);
-      std::memcpy(out + n, last, bytes);
-    }
 }
 
 // A block of activations, and what is made of them.
@@ -203,6 +187,7 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
 }  // namespace
 
 void linear(const BFloat16* x, int64_t stride, int64_t rows, const Weight& weight, const BFloat16* bias, BFloat16* out) {
+  if (weight.format >= Format::kInt8Quads) return linear_int8(x, stride, rows, weight, bias, out);
   const int64_t panels = (weight.outputs + kPanel - 1) / kPanel, inputs = weight.inputs;
   const int64_t most = (std::min(rows, kRowBlock) + kTile - 1) / kTile * kTile;  // rows of a block, in whole tiles
   const Levels levels = levels_of(weight.format);

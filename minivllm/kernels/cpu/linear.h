@@ -16,15 +16,19 @@ enum class Format : int64_t {
   kInt8 = 1,      // -127..127, 64 bytes; one scale for each output, or for each group of its inputs
   kAffine4 = 2,   // codes 0..15, 32 bytes; w = (code - 8) * scale + zero for each group of inputs
   kNormal4 = 3,   // codes of NF4's levels, 32 bytes; w = level * scale for each group of inputs
+  // For activations in 8 bits, four inputs side by side; see linear_int8.h.
+  kInt8Quads = 4,     // as kInt8
+  kAffine4Quads = 5,  // as kAffine4
 };
 
 struct Weight {
   Format format;
   const uint8_t* data;
   const BFloat16* scales;  // bfloat16 [panels][groups][64]; null for kBfloat16
-  const BFloat16* zeros;   // the same, of kAffine4 alone
+  const BFloat16* zeros;   // the same, of affine formats, where they are not all zero; else null
   int64_t inputs, outputs;
-  int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8)
+  int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8); of activations in 8 bits
+  int64_t scale_groups;  // of the weight: inputs / group, or 1
 };
 
 // Whether this processor and build have the kernel.
@@ -37,11 +41,12 @@ void linear(const BFloat16* x, int64_t row_stride, int64_t rows, const Weight& w
 
 // Bytes of one panel.
 constexpr int64_t panel_bytes(Format format, int64_t inputs) {
-  return inputs * kPanel * (format == Format::kBfloat16 ? 4 : format == Format::kInt8 ? 2 : 1) / 2;
+  const bool bytes = format == Format::kInt8 || format == Format::kInt8Quads;
+  return inputs * kPanel * (format == Format::kBfloat16 ? 4 : bytes ? 2 : 1) / 2;
 }
 
-// One panel from up to 64 rows of bfloat16 [count][inputs] (kBfloat16), int8 (kInt8) or codes, a byte each. It may not
-// overlap them.
+// One panel from up to 64 rows of bfloat16 [count][inputs] (kBfloat16), int8 or codes, a byte each. It may not overlap
+// them.
 void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel);
 
 }  // namespace minivllm

@@ -24,6 +24,13 @@ class Format(IntEnum):
     INT8 = 1
     INT4 = 2
     NF4 = 3
+    INT8_QUADS = 4
+    INT4_QUADS = 5
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether activations are multiplied in 8 bits."""
+        return self >= Format.INT8_QUADS
 
 
 def panels_for(
@@ -59,7 +66,7 @@ class PanelLinear(LinearKernel):
         shape: outputs and inputs.
         bias: bfloat16 [out] or None.
         scales, zeros: [groups, out], or None as the format has none.
-        group: inputs that share a scale; 0 for all.
+        group: inputs that share a scale, of the weight or of activations in 8 bits; 0 for all.
     """
 
     kernel_name = "PanelLinear"
@@ -77,7 +84,9 @@ class PanelLinear(LinearKernel):
     ) -> None:
         super().__init__()
         self.outputs, inputs = shape
-        repeats = max(1, -(-group // MOST_IN_GROUP))
+        repeats = 1 if form.is_narrow else max(1, -(-group // MOST_IN_GROUP))
+        if form.is_narrow:
+            self.kernel_name, self.matrix_dtype = "PanelLinear, 8-bit activations", "int8"
 
         def by_group(values: Tensor | None) -> nn.Parameter | None:
             if values is None:

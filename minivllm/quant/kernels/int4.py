@@ -18,6 +18,8 @@ from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import frozen
 from minivllm.quant.kernels.common import SLICE, triton_products
 
+Piece = tuple[Tensor, Tensor, Tensor | None]
+"""Some outputs of a weight: codes, scales, zeros; see Int4Linear."""
 ROWS = 64  # weights have a multiple of so many rows, the kernels' largest tile
 # Two threads on AVX-512, layers of Qwen3-0.6B in bfloat16: the CPU kernel took 0.03 of the time of
 # converting and multiplying at one row, 0.3 at 16, 1.1 at 64, 3 at 256. In float16 and float32 it
@@ -179,7 +181,7 @@ class Int4Linear(LinearKernel):
     Args:
         pieces: of the weight, top to bottom, all but the last with a multiple of 64 rows: codes
             uint8 [rows, inputs rounded up to the group], scales and zeros [groups, rows] in the
-            compute dtype.
+            compute dtype, or None for zeros that are 0.
         shape: outputs and inputs.
         group_size: inputs that share a scale.
         bias: [rows] or None.
@@ -192,7 +194,7 @@ class Int4Linear(LinearKernel):
 
     def __init__(
         self,
-        pieces: Iterable[tuple[Tensor, Tensor, Tensor]],
+        pieces: Iterable[Piece],
         shape: tuple[int, int],
         group_size: int,
         bias: Tensor | None,
@@ -204,6 +206,7 @@ class Int4Linear(LinearKernel):
         for codes, scale, zero in pieces:
             missing = -codes.shape[0] % ROWS
             self.layout = layout_for(codes.device, scale.dtype, kernel)
+            zero = torch.zeros_like(scale) if zero is None else zero
             packed.append(self.layout.pack(F.pad(codes, (0, 0, 0, missing))))
             scales.append(F.pad(torch.stack((scale, zero), -1), (0, 0, 0, missing)))
         if self.layout.products is not None:

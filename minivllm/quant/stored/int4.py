@@ -73,15 +73,8 @@ def as_int4(
         t.repeat_interleave(group // size, 0).to(quant.dtype) for t in (scales, shifted)
     )
     codes = F.pad(codes, (0, len(scales) * size - columns))
-    return int4_linear(
-        [(codes, scales, shifted)],
-        (len(codes), columns),
-        size,
-        bias,
-        order,
-        quant.kernel,
-        quant.kernels,
-    )
+    piece = (codes, scales, shifted if bool(shifted.any()) else None)
+    return int4_linear([piece], (len(codes), columns), size, bias, quant, order)
 
 
 class StoredInt4:

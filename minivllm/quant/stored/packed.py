@@ -48,8 +48,7 @@ class StoredGPTQ8(StoredInt4):
             torch.cat(codes),
             torch.cat(scales).to(self.quant.dtype),
             bias,
-            self.quant.kernel,
-            self.quant.kernels,
+            self.quant,
         )
 
 
@@ -143,9 +142,7 @@ class StoredCompressed:
                 "int8 weights have groups or zero points, which quant=int8 does not compute with"
             )
         integers = (codes.short() - 128).to(torch.int8)
-        return int8_linear(
-            integers, scales[0].to(self.quant.dtype), bias, self.quant.kernel, self.quant.kernels
-        )
+        return int8_linear(integers, scales[0].to(self.quant.dtype), bias, self.quant)
 
 
 def compressed_scheme(settings: Mapping[str, Any]) -> dict[str, Any]:

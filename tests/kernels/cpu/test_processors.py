@@ -1,23 +1,34 @@
-"""The C++ kernels compile for every kind of processor that they have a way for; only one of them is
-at hand."""
+"""The C++ kernels compile for every kind of processor that they have a way for, though only one of
+them is at hand; products of 8 bits also run, with every set of instructions that it has and with
+their twins of plain C++."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import platform
+import re
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from minivllm.kernels.cpu import library
+from minivllm.kernels.cpu.linear import Format
 
 FOLDER = Path(library.__file__).parent
 KINDS = {
     "x86-64": "no AVX2: vectors alone",
     "haswell": "AVX2",
     "skylake-avx512": "AVX-512 that multiplies no bfloat16",
+    "cascadelake": "AVX-512 that multiplies 8 bits, but no bfloat16",
     "cooperlake": "AVX512-BF16",
+    "alderlake": "AVX2 that multiplies 8 bits",
     "sapphirerapids": "the matrix unit",
 }
 COMPILER = shutil.which("c++")
@@ -27,7 +38,7 @@ COMPILER = shutil.which("c++")
     COMPILER is None or platform.machine() != "x86_64", reason="needs a C++ compiler for x86-64"
 )
 @pytest.mark.parametrize("processor", KINDS)
-@pytest.mark.parametrize("source", ["attention", "fused", "linear"])
+@pytest.mark.parametrize("source", ["attention", "fused", "linear", "linear_int8"])
 def test_the_kernels_compile(source: str, processor: str) -> None:
     flags = [flag for flag in library._FLAGS if not flag.startswith(("-march", "-O"))]
     command = [str(COMPILER), *flags, f"-march={processor}", "-std=c++17", "-fsyntax-only"]
@@ -35,3 +46,119 @@ def test_the_kernels_compile(source: str, processor: str) -> None:
         [*command, str(FOLDER / f"{source}.cpp")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+# Instructions of the products of 8 bits: compiler flags, and what the processor must have to run.
+WAYS: dict[str, tuple[list[str], set[str]]] = {
+    "plain C++": (["-mno-avx"], set()),
+    "twin of wide vectors": (["-mavx2", "-mfma", "-mf16c", "-DMINIVLLM_ONE_BY_ONE"], {"avx2"}),
+    "AVX2": (["-mavx2", "-mfma", "-mf16c"], {"avx2"}),
+    "AVX-VNNI": (["-mavx2", "-mfma", "-mf16c", "-mavxvnni"], {"avx2", "avx_vnni"}),
+    "AVX-512": (["-march=skylake-avx512"], {"avx512bw", "avx512vl", "avx512dq"}),
+    "AVX512-VNNI": (["-march=cascadelake"], {"avx512_vnni", "avx512vl", "avx512dq"}),
+}
+ENTRY = """
+#include "linear_int8.h"
+using namespace minivllm;
+extern "C" __attribute__((visibility("default"))) void run(
+    long format, long outputs, long inputs, long group, long scale_groups, long rows,
+    const uint8_t* weight, const BFloat16* scales, const BFloat16* zeros, const BFloat16* x,
+    uint8_t* packed, BFloat16* out) {
+  const auto kind = static_cast<Format>(format);
+  const long bytes = panel_bytes(kind, inputs);
+  for (long p = 0; p * kPanel < outputs; ++p)
+    pack_quads(kind, weight + p * kPanel * inputs, outputs - p * kPanel, inputs,
+               packed + p * bytes);
+  const Weight panels{kind, packed, scales, zeros, inputs, outputs, group, scale_groups};
+  linear_int8(x, inputs, rows, panels, nullptr, out);
+}
+"""
+OUTPUTS, INPUTS = 100, 768
+# Format, inputs of a scale of activations, scales of the weight, whether it has zeros.
+SHAPES = [
+    (Format.INT8_QUADS, INPUTS, 1, False),
+    (Format.INT8_QUADS, 128, 1, False),
+    (Format.INT8_QUADS, 32, INPUTS // 32, False),
+    (Format.INT4_QUADS, 128, INPUTS // 128, True),
+    (Format.INT4_QUADS, 32, INPUTS // 32, False),
+]
+
+
+@functools.cache
+def flags_here() -> set[str]:
+    text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return set(found[1].split()) if found else set()
+
+
+def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Floats cut to bfloat16."""
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def floats(values: NDArray[np.uint16]) -> NDArray[np.float64]:
+    return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def product(
+    x: NDArray[np.uint16], weight: NDArray[np.float64], group: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The exact product of activations rounded to 8 bits, and the sum of its magnitudes."""
+    groups = floats(x).astype(np.float32).reshape(len(x), -1, group)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    integers = np.rint(groups * (np.float32(127) / largest)).astype(np.float64)
+    rounded = (integers * (largest / np.float32(127))).reshape(len(x), -1)
+    return rounded @ weight.T, np.abs(rounded) @ np.abs(weight.T)
+
+
+@pytest.fixture(params=WAYS)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """ENTRY, compiled for some instructions."""
+    options, needed = WAYS[request.param]
+    if COMPILER is None or platform.machine() != "x86_64":
+        pytest.skip("needs a C++ compiler for x86-64")
+    if needed - flags_here():
+        pytest.skip(f"this processor has no {', '.join(sorted(needed - flags_here()))}")
+    (tmp_path / "entry.cpp").write_text(ENTRY)
+    flags = [flag for flag in library._FLAGS if not flag.startswith(("-march", "-O", "-fopenmp"))]
+    command = [COMPILER, *flags, *options, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{FOLDER}"]
+    files = [tmp_path / "entry.cpp", FOLDER / "linear_int8.cpp", "-o", tmp_path / "products.so"]
+    done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    entry = ctypes.CDLL(str(tmp_path / "products.so")).run
+
+    def call(numbers: Sequence[int], tensors: Sequence[NDArray[Any] | None]) -> None:
+        pointers = (None if t is None else t.ctypes.data_as(ctypes.c_void_p) for t in tensors)
+        entry(*map(ctypes.c_long, numbers), *pointers)
+
+    return call
+
+
+def test_products_of_8_bits_are_the_same_everywhere(run: Callable[..., None]) -> None:
+    """Weights are all integers of their format, the extremes in whole rows; every number of rows
+    meets some other part of the kernel."""
+    random = np.random.default_rng(0)
+    for form, group, scales_of, has_zeros in SHAPES:
+        low, high = (-128, 127) if form is Format.INT8_QUADS else (0, 15)
+        integers = random.integers(low, high, (OUTPUTS, INPUTS), endpoint=True)
+        integers[:2] = [[low], [high]]
+        scales, zeros = (bfloat16(random.normal(size=(2, scales_of, 64))) for _ in range(2))
+        x = bfloat16(random.normal(size=(40, INPUTS)))
+        x[3] = bfloat16(np.full(INPUTS, -2.0))
+        scale, zero = (
+            floats(t).transpose(0, 2, 1).reshape(128, -1)[:OUTPUTS].repeat(INPUTS // scales_of, 1)
+            for t in (scales, zeros)
+        )
+        dense = (integers - 8 * (low == 0)) * scale + zero * has_zeros
+        exact, magnitudes = product(x, dense, group)
+        packed = np.empty((2, INPUTS * 64 // (1 if low else 2)), np.uint8)
+        outs = []
+        for rows in (1, 2, 6, 7, 40):
+            out = np.zeros((rows, OUTPUTS), np.uint16)
+            weight = integers.astype(np.int8)
+            tensors = (weight, scales, zeros if has_zeros else None, x, packed, out)
+            run((form, OUTPUTS, INPUTS, group, scales_of, rows), tensors)
+            outs.append(out)
+            limit = 2**-8 * np.abs(exact[:rows]) + 2**-20 * magnitudes[:rows]
+            assert (np.abs(floats(out) - exact[:rows]) <= limit).all(), (form, group, rows)
+        assert all(np.array_equal(out, outs[-1][: len(out)]) for out in outs)

@@ -98,8 +98,6 @@ class PackedLayers:
         )
         if isinstance(self.quant, Int4):
             scales = scales.t().contiguous()
-            pieces = [(codes, scales, torch.zeros_like(scales))]
-            options = self.quant.kernel, self.quant.kernels
-            return int4_linear(pieces, shape, _GROUP, bias, None, *options)
+            return int4_linear([(codes, scales, None)], shape, _GROUP, bias, self.quant)
         assert isinstance(self.quant, Int8)
-        return int8_group_linear(codes, scales, bias, self.quant.kernel, self.quant.kernels)
+        return int8_group_linear(codes, scales, bias, self.quant)

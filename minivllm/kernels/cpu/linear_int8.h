@@ -1,0 +1,18 @@
+// Products of activations in 8 bits with packed weights of 8 or 4 bits (the formats kInt8Quads and kAffine4Quads).
+//
+// Four consecutive inputs of a panel lie side by side: [panels][inputs / 4][64][4], which both the dot products and the
+// matrix unit take. Sums of a group are integers, so they are the same by whatever instructions.
+#pragma once
+#include "linear.h"
+
+namespace minivllm {
+
+// As `linear`, for these formats. `weight.group` inputs of a row share a scale; the weight has as many scales, or one for
+// each output (kInt8Quads).
+void linear_int8(const BFloat16* x, int64_t row_stride, int64_t rows, const Weight& weight, const BFloat16* bias,
+                 BFloat16* out);
+
+// Of pack_panel: one panel of these formats, from up to 64 rows of a byte for each input.
+void pack_quads(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel);
+
+}  // namespace minivllm
