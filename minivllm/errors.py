@@ -47,6 +47,10 @@ def last_frame(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
+class Crashed(RuntimeError):
+    """A process that computes has died."""
+
+
 class NonFiniteLogits(BadInput):
     """The logits of a request's next token are NaN or infinite, so the request ends."""
 

@@ -14,7 +14,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import Failure, Validity
 from minivllm.bench.records.schema import impossible
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, Crashed
 from minivllm.platform import files
 
 NO_TRACE = "runtime.profile: there is no trace: {}"  # a note
@@ -127,9 +127,12 @@ OOM_PHRASES = (
 
 
 def classify(error: BaseException) -> str:
-    """The record's status for an exception: invalid (the user's mistake), oom, or error."""
+    """The record's status for an exception: invalid (the user's mistake), oom, crashed (a process
+    that the worker has started), or error."""
     if isinstance(error, BadInput):
         return "invalid"
+    if isinstance(error, Crashed):
+        return "crashed"
     cause: BaseException | None = error
     while cause is not None:
         # By name, since torch may not be there to compare its class with.

@@ -13,7 +13,13 @@ from typing import cast
 
 from minivllm.bench.hardware.clock import Clock, ClockProtocol
 from minivllm.bench.metrics.request_trace import COMPLETED, RequestTrace
-from minivllm.bench.targets.base import BenchEngine, ChatEngine, EngineOutput, PrimedEngine
+from minivllm.bench.targets.base import (
+    BenchEngine,
+    ChatEngine,
+    EngineOutput,
+    PrimedEngine,
+    SessionEngine,
+)
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency
 from minivllm.bench.workloads.conversations import Conversations
 from minivllm.bench.workloads.stopping import Stopping
@@ -223,6 +229,7 @@ class Drive:
         self.engine, self.clock, self.on_progress = engine, clock, on_progress
         self.requests = requests
         self.chat = engine if engine.info.takes_chat and isinstance(engine, ChatEngine) else None
+        self.sessions = engine if isinstance(engine, SessionEngine) else None
         self.index = {request.request_id: i for i, request in enumerate(requests)}
         self.params = request_params(params, requests, seed)
         self.conversations = Conversations(requests, simulated=engine.info.clock is not None)
@@ -295,6 +302,8 @@ class Drive:
         request_id = self.requests[index].request_id
         trace = RequestTrace(request_id, len(prompt), scheduled_s, submitted_s=self.clock.now())
         self.traces[index] = trace
+        if self.sessions is not None and (session := self.requests[index].session) is not None:
+            self.sessions.note_session(request_id, session)
         try:
             if self.chat is None:
                 self.engine.submit(request_id, prompt, self.params[index])

@@ -264,6 +264,8 @@ class Supervisor:
         assert self._worker is not None
         code, oom_killed = self._worker.wait()
         if self._failure is not None:
+            if self._failure["status"] == "crashed" and oom_killed:
+                self._failure |= {"status": "oom", "type": "MemoryError"}
             return self._failed(
                 self._failure["status"], self._failure["type"], self._failure["message"]
             )

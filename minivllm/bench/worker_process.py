@@ -20,16 +20,10 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.identity import engine_id
 from minivllm.bench.records.measurement import Measurement
 from minivllm.platform.children import module_path
-from minivllm.platform.threads import thread_count
+from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 
 POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed
 GRACE_S = 3.0  # between asking a worker to end and killing it
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 # Of `measure`: what the supervisor, a session or an engine reads once for all measurements of a
 # worker.
 WATCH_KNOBS = (

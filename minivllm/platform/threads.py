@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ import psutil
 from minivllm.errors import BadInput
 
 CORES = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # the syntax of taskset
+# That libraries take their number of threads from.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
 _before: set[int] = set()  # the cores that were allowed before pinning
@@ -108,6 +116,25 @@ def thread_count(runtime: dict[str, Any]) -> int:
     if count := runtime.get("threads") or usual_threads():
         return int(count)
     return physical_cores(wanted_cores(runtime))
+
+
+def shares(cores: Iterable[int], parts: int) -> list[list[int]]:
+    """The cores in equal shares, those of one physical core next to each other; every part has all
+    of them where there are fewer cores than parts."""
+    cores = sorted(cores, key=lambda core: (_first_sibling(core), core))
+    if len(cores) < parts:
+        return [cores] * parts
+    bounds = [len(cores) * part // parts for part in range(parts + 1)]
+    return [cores[start:end] for start, end in pairwise(bounds)]
+
+
+def _first_sibling(core: int) -> int:
+    """The first logical core of this one's physical core; the core itself where nothing tells."""
+    try:
+        text = (TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text()
+        return int(re.split("[-,]", text.strip())[0])
+    except (OSError, ValueError):
+        return core
 
 
 def crowded(runtime: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from minivllm.bench.session import Session
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.platform import threads
-from minivllm.platform.threads import crowded, pin, thread_count, usable_cores
+from minivllm.platform.threads import crowded, pin, shares, thread_count, usable_cores
 
 
 @pytest.fixture
@@ -138,3 +138,17 @@ def test_an_engine_is_built_with_the_threads_that_it_runs_with(
     monkeypatch.setattr(assembly, "build", spy)
     assembly.build_engine(compose(["runtime.device=cpu", *overrides]))
     assert seen and set(seen) == {expected} and torch.get_num_threads() == expected
+
+
+def test_shares_keep_the_threads_of_a_core_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for core in range(4):  # two cores of two threads each
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(
+            f"{core % 2},{core % 2 + 2}"
+        )
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path)
+    assert shares(range(4), 2) == [[0, 2], [1, 3]]
+    assert shares({7, 9}, 2) == [[7], [9]]  # no topology is told
+    assert shares({1}, 2) == [[1], [1]]

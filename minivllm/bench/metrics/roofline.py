@@ -109,7 +109,7 @@ def usage(
     would have allowed.
 
     Args:
-        costs: `EngineInfo.model`.
+        costs: `EngineInfo.model`; an engine may tell no more than its device.
         steps: `BenchEngine.steps()`.
         probes: bandwidth and matrix rate, from `probe`.
         cache_bytes: size of the last-level cache.
@@ -120,7 +120,7 @@ def usage(
         The record's `roofline`; what cannot be computed is None.
     """
     result = Roofline(probes.bandwidth_bytes_per_s, probes.matrix_flops_per_s, probes.matrix_dtype)
-    if not costs:
+    if costs.keys() <= {"device"}:
         return result
     decode, result.decode_s = _timed(steps, decodes, overlapped)
     prefill, result.prefill_s = _timed(steps, prefills, overlapped)

@@ -166,6 +166,14 @@ class SpeculatingEngine(BenchEngine, Protocol):
 
 
 @runtime_checkable
+class SessionEngine(BenchEngine, Protocol):
+    """An engine that may serve the requests of a session in one place."""
+
+    def note_session(self, request_id: str, session: str) -> None:
+        """Say which session a request is of, before it is submitted."""
+
+
+@runtime_checkable
 class ChatEngine(BenchEngine, Protocol):
     """An engine that is sent messages as they are (roles, images, tools) if `info.takes_chat`."""
 

@@ -25,7 +25,7 @@ _RUNTIME = Knobs(("device", "threads"))
 class MinivllmOptions(EngineOptions):
     """engine=minivllm: its knobs are the other groups."""
 
-    support = Support("engine=minivllm", own_torch=True)
+    support = Support("engine=minivllm", own_torch=True, replicas=True)
 
 
 @option("minivllm.bench.targets.transformers.TransformersEngine")

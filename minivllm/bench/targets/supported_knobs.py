@@ -45,11 +45,14 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
     """
     support = support or support_of(config["engine"])
     device = str((config.get("runtime") or {}).get("device"))
-    if support is not None and not support.several_devices and re.search("[-,]", device):
+    replicas = (config.get("parallel") or {}).get("replicas", 1)
+    several = support is None or support.several_devices or (support.replicas and replicas > 1)
+    if support is not None and not several and re.search("[-,]", device):
         raise BadInput(
             f"runtime.device={device}: {support.engine} computes on one device; name one of them"
         )
-    _require_replicas(config, support)
+    if replicas > 1:
+        _require_replicas(config, support, replicas)
     if support is None or support.knobs is None:
         return
     choices = config.get("choices") or {}
@@ -58,9 +61,12 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
             _check(support, group, node, choices.get(group))
 
 
-def _require_replicas(config: Mapping[str, Any], support: Support | None) -> None:
-    replicas = (config.get("parallel") or {}).get("replicas", 1)
-    if replicas > 1 and not (support is not None and support.replicas):
+def _require_replicas(config: Mapping[str, Any], support: Support | None, replicas: int) -> None:
+    for knob in ("runtime.profile", "measure.events"):
+        group, _, name = knob.partition(".")
+        if (config.get(group) or {}).get(name):
+            raise BadInput(f"{knob}=true is of one engine: leave it out, or parallel.replicas=1")
+    if not (support is not None and support.replicas):
         engine = config["engine"].get("_target_") if support is None else support.engine
         raise BadInput(
             f"parallel.replicas={replicas} is not supported by {engine}: use parallel.replicas=1"

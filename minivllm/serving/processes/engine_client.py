@@ -15,9 +15,9 @@ from typing import Any
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.platform.channel import Frames, frame
 from minivllm.platform.children import module_path
 from minivllm.serving.errors import ApiError, internal, too_late, unavailable
-from minivllm.serving.processes.channel import Frames, frame
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,

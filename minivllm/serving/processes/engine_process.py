@@ -18,8 +18,8 @@ from minivllm.errors import BadInput, NonFiniteLogits, first_line
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
+from minivllm.platform.channel import Channel
 from minivllm.platform.children import die_with
-from minivllm.serving.processes.channel import Channel
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.processes.messages import (
     Abort,

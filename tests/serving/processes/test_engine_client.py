@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from minivllm.engine.options import SamplingParams
+from minivllm.platform.channel import Frames
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.channel import Frames
 from minivllm.serving.processes.engine_client import EngineClient, TokenStream
 from minivllm.serving.processes.messages import Abort, EngineState, Piece, Ready, Step
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 HEADER = 8  # bytes of a frame's length
@@ -57,6 +57,15 @@ class Channel:
         """Bytes that the socket has not taken yet."""
         return len(self._backlog)
 
+    def fileno(self) -> int:
+        """The descriptor of the socket."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Close this end, which the other end sees."""
+        self._connection.close()
+        self.closed = True
+
     def send(self, message: Any) -> None:
         """Send a message, as far as the socket takes it."""
         self._backlog += frame(message)
@@ -74,10 +83,7 @@ class Channel:
 
     def receive(self, timeout_s: float | None = 0.0) -> list[Any]:
         """The messages that have come; waits for the first one up to `timeout_s`, None for ever."""
-        poll = select.poll()
-        interest = select.POLLIN | (select.POLLOUT if self._backlog else 0)
-        poll.register(self._connection, interest)
-        if not poll.poll(None if timeout_s is None else 1e3 * timeout_s):
+        if not wait([self], timeout_s):
             return []
         self.flush()
         messages: list[Any] = []
@@ -90,3 +96,18 @@ class Channel:
         except OSError:
             self.closed = True
         return messages
+
+
+def wait(channels: Sequence[Channel], timeout_s: float | None = None) -> list[Channel]:
+    """Those of several channels that have something to receive, or take what waits to be sent.
+
+    Args:
+        channels: none of them closed by this process.
+        timeout_s: longest wait for the first one; None waits for ever.
+    """
+    poll = select.poll()
+    by_descriptor = {channel.fileno(): channel for channel in channels}
+    for descriptor, channel in by_descriptor.items():
+        poll.register(descriptor, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
+    ready = poll.poll(None if timeout_s is None else 1e3 * timeout_s)
+    return [by_descriptor[descriptor] for descriptor, _ in ready]

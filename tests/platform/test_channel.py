@@ -7,7 +7,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.serving.processes.channel import Channel, Frames, frame
+from minivllm.platform.channel import Channel, Frames, frame, wait
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 9))
@@ -38,3 +38,13 @@ def test_the_other_end_is_gone() -> None:
     theirs.close()
     assert channel.receive(1.0) == [] and channel.closed
     channel.send("nobody hears it")
+
+
+def test_of_several_channels_those_that_have_something_are_told() -> None:
+    pairs = [tuple(map(Channel, socket.socketpair())) for _ in range(3)]
+    ours = [left for left, _ in pairs]
+    assert wait(ours, 0.0) == []
+    pairs[1][1].send("here")
+    pairs[2][1].close()
+    assert set(wait(ours, 1.0)) == {ours[1], ours[2]}
+    assert ours[1].receive() == ["here"] and ours[2].receive() == [] and ours[2].closed

@@ -1,0 +1,1 @@
+"""Several engines in processes of their own, under test as one."""

@@ -1,0 +1,89 @@
+"""What several replicas say of themselves, as one engine would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from minivllm.bench.metrics.speculation import SpeculationReport
+from minivllm.bench.targets.base import EngineInfo
+from minivllm.extras.speculative.counters import SpeculationCounters
+
+Liveness = dict[str, dict[str, float | str]]
+# Counters that are no amount of work: the sum over replicas would mean nothing.
+GREATEST = frozenset(("block_size", "kv_bytes_per_token", "largest_batch", "layers_quantised"))
+
+
+def merged_info(infos: Sequence[EngineInfo], load_s: float, device: str) -> EngineInfo:
+    """Sums of memory and of the requests that can run at once.
+
+    The roofline's costs are left out: the steps of replicas overlap, and share the limits of one
+    machine.
+
+    Args:
+        infos: one a replica.
+        load_s: seconds until all of them were built.
+        device: of all of them.
+    """
+    first = infos[0]
+    compiled = [info.compile_s for info in infos if info.compile_s is not None]
+    names = dict.fromkeys(name for info in infos for name in info.memory)
+    return replace(
+        first,
+        max_num_seqs=sum(info.max_num_seqs for info in infos),
+        load_s=load_s,
+        compile_s=max(compiled, default=None),
+        memory={name: _total([info.memory.get(name) for info in infos]) for name in names},
+        model={"device": device},
+        warnings=list(dict.fromkeys(text for info in infos for text in info.warnings)),
+    )
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def merged_liveness(each: Sequence[Liveness]) -> Liveness:
+    """Sums of counters; words are those of all replicas, once where they agree."""
+    merged: Liveness = {}
+    for group in dict.fromkeys(name for one in each for name in one):
+        counters = [one.get(group, {}) for one in each]
+        names = dict.fromkeys(name for one in counters for name in one)
+        merged[group] = {
+            name: _merged(name, [one.get(name, 0.0) for one in counters]) for name in names
+        }
+    return merged
+
+
+def _merged(name: str, values: Sequence[float | str]) -> float | str:
+    if any(isinstance(value, str) for value in values):
+        return " | ".join(dict.fromkeys(map(str, values)))
+    numbers = [float(value) for value in values]
+    return max(numbers) if name in GREATEST else sum(numbers)
+
+
+def merged_steps(each: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The steps of all replicas in the order of their beginning, each with its replica's number."""
+    rows = [{**row, "replica": number} for number, steps in enumerate(each) for row in steps]
+    return sorted(rows, key=lambda row: (row["start_s"], row["replica"]))
+
+
+def merged_speculation(each: Sequence[SpeculationReport | None]) -> SpeculationReport | None:
+    """Sums of what drafts did; None where replicas do not draft."""
+    reports = [one for one in each if one is not None]
+    if not reports:
+        return None
+    total = SpeculationCounters()
+    for report in reports:
+        for item in fields(total):
+            mine, theirs = getattr(total, item.name), getattr(report.counters, item.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            elif isinstance(mine, dict):
+                mine |= theirs
+            else:
+                setattr(total, item.name, mine + theirs)
+    return reports[0]._replace(counters=total)

@@ -1,0 +1,69 @@
+"""What the process that measures and the process of a replica send each other."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.cluster.router import CacheShape
+from minivllm.engine.options import SamplingParams
+from minivllm.models.load.tokenizer import Tokenizer
+
+# ---- to a replica
+
+
+class Serve(NamedTuple):
+    """Serve a request; where `confirm` an `Reply` says whether it is taken."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    confirm: bool
+
+
+class Ask(NamedTuple):
+    """Call a method of the engine, whose result an `Reply` has."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+# ---- from a replica
+
+
+class Loading(NamedTuple):
+    """How far the weights are."""
+
+    done: int
+    total: int
+
+
+class Built(NamedTuple):
+    """The engine is built."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer | None
+    cache: CacheShape | None  # of its prefixes; None: it caches none
+    threads: int
+
+
+class Outputs(NamedTuple):
+    """What one step of the engine gave."""
+
+    outputs: list[EngineOutput]
+
+
+class Reply(NamedTuple):
+    """What was asked for."""
+
+    value: Any
+
+
+class Broken(NamedTuple):
+    """Building the engine, a step or a call has failed; after any but bad input the replica ends.
+
+    `kind` is the status that a record has for such an error: invalid, oom or error.
+    """
+
+    message: str
+    kind: str

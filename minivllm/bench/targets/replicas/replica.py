@@ -1,0 +1,140 @@
+"""The process of a replica: `python -m minivllm.bench.targets.replicas.replica FD`.
+
+The configuration comes first over the socket, then requests and calls; the outputs of each step go
+back. The end of the connection ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from minivllm.bench.targets.base import BenchEngine, EngineOutput
+from minivllm.bench.targets.replicas.messages import (
+    Ask,
+    Broken,
+    Built,
+    Loading,
+    Outputs,
+    Reply,
+    Serve,
+)
+from minivllm.cluster.router import CacheShape
+from minivllm.config.compose import build
+from minivllm.errors import BadInput, first_line
+from minivllm.platform.channel import Channel
+from minivllm.platform.threads import thread_count
+
+PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
+
+
+class ReplicaLoop:
+    """Drives one engine as its channel says.
+
+    Args:
+        engine: under test.
+        channel: to the process that measures.
+    """
+
+    def __init__(self, engine: BenchEngine, channel: Channel) -> None:
+        self._engine, self._channel = engine, channel
+        self._unfinished: set[str] = set()
+
+    def run(self) -> None:
+        """Serve until the other end is gone.
+
+        Raises:
+            Exception: whatever the engine raises, but for bad input.
+        """
+        channel = self._channel
+        while not channel.closed:
+            for message in channel.receive(0.0 if self._unfinished else None):
+                try:
+                    self._handle(message)
+                except BadInput as error:
+                    self._reject(message, error)
+            if self._unfinished:
+                self._step()
+
+    def _handle(self, message: Serve | Ask) -> None:
+        match message:
+            case Serve(request_id, prompt, params, confirm):
+                self._engine.submit(request_id, prompt, params)
+                self._unfinished.add(request_id)
+                if confirm:
+                    self._channel.send(Reply(None))
+            case Ask(method, arguments):
+                value = getattr(self._engine, method)(*arguments)
+                if method in ("reset", "recount"):  # they end all requests
+                    self._unfinished.clear()
+                self._channel.send(Reply(value))
+
+    def _reject(self, message: Serve | Ask, error: BadInput) -> None:
+        """Say that a request is not taken, as the end of it where nobody waits for an answer."""
+        if isinstance(message, Serve) and not message.confirm:
+            output = EngineOutput(message.request_id, (), "refused", error=str(error))
+            self._channel.send(Outputs([output]))
+        else:
+            self._channel.send(Broken(str(error), "invalid"))
+
+    def _step(self) -> None:
+        outputs = self._engine.poll(PATIENCE_S)
+        self._unfinished -= {one.request_id for one in outputs if one.finish_reason is not None}
+        if outputs:
+            self._channel.send(Outputs(outputs))
+
+
+def broken(error: Exception) -> Broken:
+    """What is told of an error."""
+    if isinstance(error, BadInput):
+        return Broken(str(error), "invalid")
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return Broken(first_line(error), "oom" if out_of_memory else "error")
+
+
+def serve(channel: Channel) -> int:
+    """Build the engine of the configuration that comes first, and serve; returns the exit code."""
+    (config,) = channel.receive(None)
+    try:
+        engine = build(
+            config["engine"],
+            {"progress": lambda done, total: channel.send(Loading(done, total))},
+            config=config,
+        )
+        channel.send(
+            Built(
+                engine.info,
+                engine.tokenizer,
+                _prefix_cache(engine),
+                thread_count(config["runtime"]),
+            )
+        )
+        ReplicaLoop(engine, channel).run()
+        engine.close()
+    except Exception as error:
+        said = broken(error)
+        if said.kind != "invalid":
+            traceback.print_exc()
+        channel.send(said)
+        return 2 if said.kind == "invalid" else 1
+    return 0
+
+
+def _prefix_cache(engine: Any) -> CacheShape | None:
+    """The shape of an engine's prefix cache."""
+    cache = engine.engine.cache
+    if not cache.layout.prefix_caching:
+        return None
+    return CacheShape(cache.block_size, cache.pool.num_usable)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that measures
+    code = serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without a wait for threads of libraries

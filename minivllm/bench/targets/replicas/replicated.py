@@ -1,0 +1,306 @@
+"""parallel.replicas: engines in processes of their own behind the interface that one engine has."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minivllm.bench.hardware.gpu import device_indices, device_of
+from minivllm.bench.metrics.speculation import SpeculationReport
+from minivllm.bench.targets.adapter import Adapter
+from minivllm.bench.targets.base import EngineOutput
+from minivllm.bench.targets.peer_process import Child
+from minivllm.bench.targets.replicas.merging import (
+    Liveness,
+    merged_info,
+    merged_liveness,
+    merged_speculation,
+    merged_steps,
+)
+from minivllm.bench.targets.replicas.messages import (
+    Ask,
+    Broken,
+    Built,
+    Loading,
+    Outputs,
+    Reply,
+    Serve,
+)
+from minivllm.cluster.placement import placements
+from minivllm.cluster.router import RoutedRequest, make_router
+from minivllm.config.compose import OWN_ENGINE
+from minivllm.config.typed import Config
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput, Crashed
+from minivllm.models.load.weights import Progress
+from minivllm.platform.channel import Channel, wait
+from minivllm.platform.threads import THREAD_VARIABLES, thread_count
+
+STOP_S = 5.0  # for a replica to end by itself
+
+
+class Replica(Protocol):
+    """A started replica, wherever it runs."""
+
+    channel: Channel
+
+    def last_words(self) -> str:
+        """How it ended, if it has, and what it printed last."""
+
+    def stop(self) -> None:
+        """Be done with it."""
+
+
+class LocalReplica:
+    """A replica in a process of this machine, whose output goes into this process's log.
+
+    Args:
+        config: of the replica.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        threads = str(thread_count(config["runtime"]))
+        with theirs:
+            words = [sys.executable, "-m", "minivllm.bench.targets.replicas.replica"]
+            self._child = Child(
+                [*words, str(theirs.fileno())],
+                {**os.environ, **dict.fromkeys(THREAD_VARIABLES, threads)},
+                pass_fds=[theirs.fileno()],
+            )
+        self.channel = Channel(ours)
+
+    def last_words(self) -> str:
+        """See Replica."""
+        return self._child.last_words()
+
+    def stop(self) -> None:
+        """See Replica."""
+        self.channel.close()
+        self._child.stop(STOP_S)
+
+
+def is_replicated(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration asks for several processes of minivllm's own engine."""
+    view = Config.of(config)
+    return view.parallel.replicas > 1 and view.target("engine") == OWN_ENGINE
+
+
+class ReplicatedEngine(Adapter):
+    """Replicas of engine=minivllm behind one queue, as one engine.
+
+    A measurement in which a replica has died is not that of its configuration, so the first death
+    ends it.
+
+    Args:
+        config: the resolved configuration of the whole.
+        progress: told how far the weights of the first replica are, as (done, total).
+        start: starts a replica with its configuration.
+
+    Raises:
+        BadInput: an option cannot serve this model here, or there are too few GPUs.
+        MemoryError: a replica has no room for the weights.
+        Crashed: a replica has died.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        progress: Progress | None = None,
+        start: Callable[[Mapping[str, Any]], Replica] = LocalReplica,
+    ) -> None:
+        view = Config.of(config)
+        begin = time.monotonic()
+        self._places = placements(view["runtime"], view.parallel.replicas, gpus_of(view.tree))
+        self._keep_prefixes = view.measure.prefix_cache == "warm"
+        self._progress = progress
+        self._outputs: list[EngineOutput] = []  # that poll() has to return yet
+        self._open: set[str] = set()  # unfinished requests
+        self._sessions: dict[str, str] = {}  # of requests that are to come
+        self._replicas: list[Replica] = []
+        try:
+            for place in self._places:
+                alone = {**view["parallel"], "replicas": 1}
+                of_one = {**view.tree, "runtime": place, "parallel": alone}
+                self._replicas.append(start(of_one))
+                self._replicas[-1].channel.send(of_one)
+            built: list[Built] = [self._answer(number) for number in range(len(self._replicas))]
+        except BaseException:
+            self.close()
+            raise
+        self.router = make_router(view.parallel, built[0].cache)
+        self.tokenizer = built[0].tokenizer
+        self._threads = [one.threads for one in built]
+        device = device_of(view.tree, built[0].info.model.get("device"))
+        gpus = [place["device"].partition(":")[2] for place in self._places]
+        self.info = merged_info(
+            [one.info for one in built],
+            time.monotonic() - begin,
+            f"cuda:{','.join(gpus)}" if device.startswith("cuda") else device,
+        )
+        self.info.warnings.append(self._note())
+
+    def _note(self) -> str:
+        """How the replicas share the machine, for the record."""
+        cores = [place.get("cores") for place in self._places]
+        where = "" if None in cores else f", pinned to cores {' | '.join(map(str, cores))}"
+        return (
+            f"parallel.replicas={len(self._places)}: {self._threads[0]} thread"
+            f"{'s' * (self._threads[0] > 1)} each{where}; there is no roofline, as the steps of "
+            "replicas overlap"
+        )
+
+    # ---- requests
+
+    def note_session(self, request_id: str, session: str) -> None:
+        """See SessionEngine."""
+        self._sessions[request_id] = session
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """See BenchEngine. A replica that is at rest says at once whether it takes the request;
+        one that is rejected later ends with the reason `refused`."""
+        session = self._sessions.pop(request_id, None)
+        routed = RoutedRequest(request_id, prompt_token_ids, params.max_tokens or 0, session)
+        number = self.router.route(routed)
+        confirm = not self._open
+        message = Serve(request_id, prompt_token_ids, params, confirm)
+        self._replicas[number].channel.send(message)
+        self._open.add(request_id)
+        if confirm:
+            try:
+                self._answer(number)
+            except BadInput:
+                self._open.discard(request_id)
+                self.router.end(request_id)
+                raise
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """Wait for the next tokens; see BenchEngine."""
+        channels = {replica.channel: number for number, replica in enumerate(self._replicas)}
+        for channel in wait(list(channels), 0.0 if self._outputs else timeout_s):
+            self._receive(channels[channel])
+        outputs, self._outputs = self._outputs, []
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._open.discard(output.request_id)
+                self.router.end(output.request_id)
+        return outputs
+
+    def _receive(self, number: int, timeout_s: float | None = 0.0) -> list[Any]:
+        """Take what a replica has sent, and return answers.
+
+        Raises:
+            Crashed: it has ended.
+            BadInput, MemoryError, RuntimeError: what it says has failed.
+        """
+        replica, answers = self._replicas[number], []
+        for message in replica.channel.receive(timeout_s):
+            match message:
+                case Outputs(outputs):
+                    self._outputs += outputs
+                case Loading(done, total):
+                    if number == 0 and self._progress is not None:
+                        self._progress(done, total)
+                case Broken(text, kind):
+                    raise {"invalid": BadInput, "oom": MemoryError}.get(kind, RuntimeError)(text)
+                case Reply(value):
+                    answers.append(value)
+                case _:
+                    answers.append(message)
+        if replica.channel.closed:
+            count = len(self._replicas)
+            raise Crashed(f"replica {number} of {count} {replica.last_words()}")
+        return answers
+
+    # ---- calls
+
+    def _answer(self, number: int) -> Any:
+        """What a replica answers, once it does."""
+        while not (answers := self._receive(number, None)):
+            pass
+        return answers[0]
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        """The result of a method of every replica's engine."""
+        for replica in self._replicas:
+            replica.channel.send(Ask(method, arguments))
+        return [self._answer(number) for number in range(len(self._replicas))]
+
+    def reset(self) -> None:
+        """See BenchEngine."""
+        self._end_all("reset")
+        if not self._keep_prefixes:
+            self.router.forget_prefixes()
+
+    def recount(self) -> None:
+        """See PrimedEngine."""
+        self._end_all("recount")
+
+    def _end_all(self, method: str) -> None:
+        self._ask(method)
+        for request_id in self._open:
+            self.router.end(request_id)
+        self._open.clear()
+        self._sessions.clear()
+        self._outputs.clear()  # what was under way
+        self.router.recount()
+
+    def steps(self) -> list[dict[str, Any]]:
+        """See BenchEngine; each row has the number of its `replica` besides."""
+        return merged_steps(self._ask("steps"))
+
+    def speculation(self) -> SpeculationReport | None:
+        """See SpeculatingEngine."""
+        return merged_speculation(self._ask("speculation"))
+
+    def liveness(self) -> Liveness:
+        """See BenchEngine. The group `parallel` has what the router did."""
+        router = self.router
+        cores = [place.get("cores") or place["device"] for place in self._places]
+        parallel: dict[str, float | str] = {
+            "replicas": float(len(self._replicas)),
+            "requests": " | ".join(map(str, router.given)),
+            "assignment": f"{router.assignment:08x}",
+            "threads": " | ".join(map(str, self._threads)),
+            "placed_at": " | ".join(map(str, cores)),
+            **{name: float(count) for name, count in router.counters.items()},
+        }
+        return {**merged_liveness(self._ask("liveness")), "parallel": parallel}
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """See LogitsEngine; all replicas are alike, and the first one computes."""
+        self._replicas[0].channel.send(Ask("logits", (token_ids,)))
+        logits: NDArray[np.float32] = self._answer(0)
+        return logits
+
+    def close(self) -> None:
+        """See BenchEngine."""
+        for replica in self._replicas:
+            replica.channel.close()  # all of them end at once
+        while self._replicas:
+            self._replicas.pop().stop()
+
+
+def gpus_of(config: dict[str, Any]) -> list[int]:
+    """The numbers of the GPUs that replicas are placed on; none: they compute on CPUs.
+
+    Raises:
+        BadInput: the replicas would share the one GPU that `runtime.device` means.
+    """
+    device = device_of(config)
+    if not device.startswith("cuda"):
+        return []
+    if ":" not in device:
+        replicas = Config.of(config).parallel.replicas
+        raise BadInput(
+            f"parallel.replicas={replicas}: name a GPU for each replica, such as "
+            f"runtime.device=cuda:0-{replicas - 1}"
+        )
+    return device_indices(device)

@@ -1,0 +1,218 @@
+"""Several engines are driven as one: what they say comes together, and no death is overlooked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minivllm.bench import supervisor
+from minivllm.bench.driver import drive
+from minivllm.bench.hardware.clock import Clock
+from minivllm.bench.records import identity, storage
+from minivllm.bench.targets.base import SessionEngine
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.bench.targets.replicas.replicated import (
+    ReplicatedEngine,
+    gpus_of,
+    is_replicated,
+)
+from minivllm.bench.workloads.arrivals import Offline
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.config.compose import compose
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput, Crashed
+from tests.bench.targets.replicas.pretended import LIMIT, PretendedReplica
+
+SMALL = (
+    *("runtime.device=cpu", "runtime.threads=1", "cache.num_blocks=64"),
+    *("measure.roofline=false", "workload.num_requests=6", "workload.output_len=8"),
+)
+GREEDY = SamplingParams()
+
+
+def workload(count: int, tokens: int = 5) -> Workload:
+    return Workload(
+        tuple(
+            WorkloadRequest(f"r{i}", tuple(range(2, 4 + i)), tokens, ignore_eos=True)
+            for i in range(count)
+        )
+    )
+
+
+class Group:
+    """A replicated engine over replicas that are threads."""
+
+    def __init__(self, *overrides: str) -> None:
+        self.replicas: list[PretendedReplica] = []
+        config = compose(["runtime.device=cpu", "parallel.replicas=3", *overrides])
+        self.engine = ReplicatedEngine(config, start=self._start)
+
+    def _start(self, config: Mapping[str, Any]) -> PretendedReplica:
+        self.replicas.append(PretendedReplica(config, len(self.replicas)))
+        return self.replicas[-1]
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    group = Group()
+    yield group
+    group.engine.close()
+    assert all(replica.stopped for replica in group.replicas)
+
+
+def test_several_engines_say_what_one_would(group: Group) -> None:
+    info = group.engine.info
+    assert info.max_num_seqs == 12 and info.memory == {"weights": 30, "kv_pool": None}
+    assert info.warnings[:4] == ["alike", "of 0", "of 1", "of 2"]
+    assert "parallel.replicas=3: 1 thread each" in info.warnings[4]
+    assert {replica.config["parallel"]["replicas"] for replica in group.replicas} == {1}
+
+
+def test_every_request_is_answered_once_and_counted(group: Group) -> None:
+    engine = group.engine
+    traces = drive(engine, workload(9), Offline(), GREEDY, Clock())
+    for number, trace in enumerate(traces):
+        length = number + 2
+        assert trace.token_ids == [length + left for left in (5, 4, 3, 2, 1)]
+        assert trace.finish_reason == "length"
+    counted = engine.liveness()
+    assert counted["cache"] == {"tokens": 45.0, "block_size": 4.0, "dtype": "float32"}
+    assert counted["parallel"]["replicas"] == 3.0 and counted["parallel"]["threads"] == "1 | 1 | 1"
+    given = [int(count) for count in str(counted["parallel"]["requests"]).split(" | ")]
+    assert sum(given) == 9 and all(given)
+    assert [row["replica"] for row in engine.steps()] == sorted(
+        range(3), key=lambda number: (group.replicas[number].engine.count, number)
+    )
+    assert engine.speculation() is None and engine.router.queued == [0, 0, 0]
+
+
+def test_a_reset_drops_what_is_under_way_and_counts_anew(group: Group) -> None:
+    engine = group.engine
+    for number in range(4):
+        engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
+    engine.poll(1.0)
+    engine.reset()
+    assert engine.poll(0.0) == [] and engine.router.queued == [0, 0, 0]
+    assert engine.liveness()["parallel"]["requests"] == "0 | 0 | 0"
+    engine.submit("r0", [2, 3], SamplingParams(max_tokens=1))  # the name is free again
+    assert [output.token_ids for output in engine.poll(1.0)] == [(3,)]
+
+
+def test_a_request_that_never_fits_is_refused(group: Group) -> None:
+    engine, long = group.engine, list(range(LIMIT))
+    with pytest.raises(BadInput, match="request long is too long"):
+        engine.submit("long", long, GREEDY)
+    assert engine.router.queued == [0, 0, 0]
+    engine.submit("r0", [2, 3], SamplingParams(max_tokens=50))
+    engine.submit("later", long, SamplingParams(max_tokens=5))  # beside others nobody waits
+    ended = {}
+    while "later" not in ended:
+        ended |= {one.request_id: one for one in engine.poll(1.0) if one.finish_reason}
+    assert ended["later"].finish_reason == "refused" and "too long" in str(ended["later"].error)
+
+
+def test_an_engine_that_fails_says_how(group: Group) -> None:
+    group.engine.submit("r0", [2, 3], SamplingParams(max_tokens=13))
+    with pytest.raises(MemoryError, match="no room"):
+        while True:
+            group.engine.poll(1.0)
+
+
+@pytest.mark.parametrize("moment", ["polling", "asking", "submitting"])
+@pytest.mark.parametrize("victim", range(3))
+def test_a_death_is_never_overlooked(group: Group, moment: str, victim: int) -> None:
+    engine = group.engine
+    for number in range(6):
+        engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
+    engine.poll(1.0)
+    group.replicas[victim].die()
+    with pytest.raises(Crashed, match=rf"replica {victim} of 3 ended with exit code -9"):
+        if moment == "asking":
+            engine.liveness()
+        elif moment == "submitting":
+            for number in range(6, 12):
+                engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
+                engine.poll(0.01)
+        while True:
+            engine.poll(1.0)
+
+
+def test_sessions_reach_the_router() -> None:
+    group = Group("parallel.router=session")
+    assert isinstance(group.engine, SessionEngine)
+    requests = tuple(
+        WorkloadRequest(f"r{i}", (2, 3), 5, ignore_eos=True, session=f"s{i % 2}") for i in range(8)
+    )
+    drive(group.engine, Workload(requests), Offline(), GREEDY, Clock())
+    counted = group.engine.liveness()["parallel"]
+    group.engine.close()
+    assert sorted(map(int, str(counted["requests"]).split(" | "))) == [0, 4, 4]
+    assert counted["session_matches"] == 6.0
+
+
+def test_only_the_own_engine_has_several_processes() -> None:
+    assert not is_replicated(compose([]))
+    assert is_replicated(compose(["parallel.replicas=2"]))
+    assert not is_replicated(compose(["parallel.replicas=2", "engine=simulated"]))
+
+
+def test_gpus_are_named_one_by_one() -> None:
+    assert gpus_of(compose(["runtime.device=cpu", "parallel.replicas=2"])) == []
+    assert gpus_of(compose(["runtime.device=cuda:0-1", "parallel.replicas=2"])) == [0, 1]
+    with pytest.raises(BadInput, match=r"runtime\.device=cuda:0-1"):
+        gpus_of(compose(["runtime.device=cuda", "parallel.replicas=2"]))
+
+
+def test_processes_give_the_tokens_of_one_engine() -> None:
+    config = compose([*SMALL, "parallel.replicas=2"])
+    alone = MinivllmEngine({**config, "parallel": {**config["parallel"], "replicas": 1}})
+    known = [trace.token_ids for trace in drive(alone, workload(5), Offline(), GREEDY, Clock())]
+    alone.close()
+    engine = ReplicatedEngine(config)
+    try:
+        traces = drive(engine, workload(5), Offline(), GREEDY, Clock())
+        assert [trace.token_ids for trace in traces] == known
+        assert all(trace.started_s is not None for trace in traces)
+        assert engine.text(known[0]) == alone.text(known[0])
+        assert engine.liveness()["quant"]["dtype"] == "bfloat16"
+        children = psutil.Process().children(recursive=True)
+    finally:
+        engine.close()
+    assert not [child for child in children if child.is_running() and child.status() != "zombie"]
+
+
+def test_the_record_of_a_killed_replica_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement with a dead replica is not that configuration's."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    overrides = [*SMALL, "parallel.replicas=2", "workload.output_len=1500"]
+    config = compose([*overrides, "cache.num_blocks=2000"])
+    (measurement,) = identity.expand(config, "sweep", "arm", tmp_path, "fingerprint")
+    killed: list[int] = []
+
+    def kill(event: dict[str, Any]) -> None:
+        if event["event"] == "measuring" and event["tokens"] and not killed:
+            victim = next(
+                child
+                for child in psutil.Process().children(recursive=True)
+                if "minivllm.bench.targets.replicas.replica" in child.cmdline()
+            )
+            os.kill(victim.pid, signal.SIGKILL)
+            killed.append(victim.pid)
+
+    (outcome,) = supervisor.run([measurement], kill)
+    assert outcome.status == "crashed"
+    record = json.loads((measurement.path / storage.RECORD).read_text())
+    assert record["error"]["type"] == "Crashed"
+    assert "exit code -9" in record["error"]["message"]
+    assert "replica" in record["error"]["log_tail"]
+    assert not (measurement.path / storage.HANDOVER).exists()
+    assert not psutil.Process().children(recursive=True)

@@ -1,0 +1,36 @@
+"""Each replica has its share of the cores, or a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from minivllm.cluster import placement
+from minivllm.cluster.placement import placements
+from minivllm.errors import BadInput
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "wanted_cores", lambda runtime: {8, 9, 10, 11, 12})
+    monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
+
+
+def test_cores_are_shared_out_whole() -> None:
+    found = placements({"device": "cpu", "threads": None}, 2, [])
+    assert [place["cores"] for place in found] == ["8,9", "10,11,12"]
+    assert {place["threads"] for place in found} == {None}  # one a physical core of the share
+    kept = placements({"device": "cpu", "threads": 1}, 5, [])
+    assert [place["cores"] for place in kept] == ["8", "9", "10", "11", "12"]
+
+
+def test_more_replicas_than_cores_share_them() -> None:
+    found = placements({"device": "cpu", "threads": None, "cores": None}, 6, [])
+    assert found == [{"device": "cpu", "threads": 1, "cores": None}] * 6
+    assert placements({"threads": 3}, 6, [])[0]["threads"] == 3
+
+
+def test_a_gpu_each() -> None:
+    runtime = {"device": "cuda:2-4"}
+    assert [place["device"] for place in placements(runtime, 2, [2, 3, 4])] == ["cuda:2", "cuda:3"]
+    with pytest.raises(BadInput, match=r"parallel\.replicas=3"):
+        placements(runtime, 4, [2, 3, 4])
