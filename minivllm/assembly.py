@@ -36,6 +36,7 @@ from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.attach import speculate
 from minivllm.extras.speculative.fit import is_of_models, require_drafts_fit
 from minivllm.extras.speculative.proposer import NoProposer
+from minivllm.extras.vision.encoder import Encoder, make_encoder
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
@@ -182,9 +183,10 @@ def _cache_memory(
     max_num_seqs: int,
     device: torch.device,
     draft_bytes: int,
+    encoder: Encoder | None,
 ) -> tuple[KVCache, BlockTransfers]:
     """The memory of the KV cache, laid out for the model and so many sequences, where each token
-    takes `draft_bytes` beside it for a drafting model.
+    takes `draft_bytes` beside it for a drafting model. What `encoder` takes is left free.
 
     Raises:
         BadInput: the cache option cannot serve this model, or not here.
@@ -192,7 +194,12 @@ def _cache_memory(
     specs, dtype, rope = loaded.model.attention_specs, loaded.model.dtype, loaded.config.rope
     token_bytes = bytes_per_token(specs, dtype, cache.kv_dtype) + draft_bytes
     layout = cache.layout(
-        CacheDemand(token_bytes, free_memory(device), loaded.max_model_len, max_num_seqs)
+        CacheDemand(
+            token_bytes,
+            max(0, free_memory(device) - (0 if encoder is None else encoder.most_bytes)),
+            loaded.max_model_len,
+            max_num_seqs,
+        )
     )
     if layout.prefix_caching and rope.depends_on_length:
         raise BadInput(
@@ -267,12 +274,13 @@ def _engine(
     scheduler: Scheduler,
     runner: ModelRunner,
     memory: tuple[KVCache, BlockTransfers],
+    encoder: Encoder | None,
 ) -> Engine:
     """The engine of these parts, before the passes that need it."""
     alike = config.runtime.determinism == "batch"
     model = loaded.config
-    extras = RequestExtras(model.vocab_size, alike, loaded.tokenizer, model.eos_token_ids)
-    scheduler.rules = (*scheduler.rules, extras.grammars)
+    extras = RequestExtras(model.vocab_size, alike, loaded.tokenizer, model.eos_token_ids, encoder)
+    scheduler.rules = (*scheduler.rules, extras.grammars, *([] if encoder is None else [encoder]))
     return Engine(
         loaded,
         loaded.tokenizer,
@@ -340,12 +348,12 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     proposer = build(config["speculative"])
     draft_bytes = proposer.load(parts.draft)
     preemption = make_preemption(policy.preemption)
+    encoder = make_encoder(config.vision, loaded, policy, cache)
     kv, transfers = _cache_memory(
-        loaded, cache, preemption, policy.max_num_seqs, device, draft_bytes
+        loaded, cache, preemption, policy.max_num_seqs, device, draft_bytes, encoder
     )
     backend = parts.backend(loaded, kv)
-    fused = any(isinstance(one, FuseLayers) for one in before)
-    ops = sampler_ops(loaded.kernels, fused)
+    ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
     runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
     scheduler = make_scheduler(
         policy,
@@ -353,7 +361,7 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
         preemption,
         rotated_anew_at=loaded.config.rope.rotates_anew_at,
     )
-    engine = _engine(config, loaded, scheduler, runner, (kv, transfers))
+    engine = _engine(config, loaded, scheduler, runner, (kv, transfers), encoder)
     apply_passes(after, loaded, replace(passes, engine=engine))
     drafting = None if isinstance(proposer, NoProposer) else proposer
     if drafting is not None:

@@ -19,10 +19,12 @@ from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput, nearest
 from minivllm.extras.beam import BeamSearch
 from minivllm.extras.scoring import sequence_logits
+from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.generation import described, unset_defaults
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece, beam_completions
 from minivllm.platform.loading_bar import LoadingBar
-from minivllm.prompts import Message, Prompt, as_batch, conversations, text_or_ids
+from minivllm.prompts import Message, Prompt, as_batch, conversations, images_of, text_or_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +108,9 @@ class LLM:
         self.checkpoint_defaults = unset_defaults(
             config["decoding"], config.get("decoding_given"), self.engine.loaded.decoding_defaults
         )
+        vision = self.engine.loaded.vision
+        processor = None if vision is None else vision.processor
+        self.pictures = Pictures(processor, self.tokenizer, Config.of(config).vision)
         self._warned_of_defaults = False
         self._counter = 0
         self._warned_of_equal_noise = False
@@ -129,7 +134,7 @@ class LLM:
             BadInput: a prompt cannot be served, or its masks leave no token.
             Exception: a `token_mask` raised it. Requests of other calls go on.
         """
-        batch = [text_or_ids(prompt) for prompt in as_batch(prompts)]
+        batch = [(text_or_ids(prompt), images_of(prompt)) for prompt in as_batch(prompts)]
         chosen = self._params_of_each(len(batch), params)
         self._warn_of_equal_noise(chosen)
         started = time.perf_counter()
@@ -137,10 +142,10 @@ class LLM:
         completions: Completions = {}
         firsts: list[Request] = []
         try:
-            for prompt, one in zip(batch, chosen, strict=True):
-                ids = self.encode(prompt)
+            for (prompt, images), one in zip(batch, chosen, strict=True):
+                ids, inputs = self.pictures.insert(self.encode(prompt), images)
                 results.append(RequestOutput(prompt if isinstance(prompt, str) else None, ids, []))
-                firsts.append(self._begin(results[-1], one, completions))
+                firsts.append(self._begin(results[-1], one, completions, inputs))
             self._complete(completions, started)
         finally:
             for request_id in completions:
@@ -164,10 +169,14 @@ class LLM:
         return list(params)
 
     def _begin(
-        self, result: RequestOutput, params: SamplingParams, completions: Completions
+        self,
+        result: RequestOutput,
+        params: SamplingParams,
+        completions: Completions,
+        inputs: RequestInputs | None,
     ) -> Request:
         """Submit the prompt of `result`, and add its completions there and to `completions`."""
-        first = self._submit(result.prompt_token_ids, params)
+        first = self._submit(result.prompt_token_ids, params, inputs)
         streams = (first,) if first.is_joint else (first, *first.unstarted)
         for index, request in enumerate(streams):
             completion = CompletionOutput(
@@ -260,7 +269,8 @@ class LLM:
         """
         params = params or self.get_default_sampling_params()
         check_streamable(params)
-        pieces = self._stream(self._submit(self.encode(prompt), params))
+        ids, inputs = self.pictures.insert(self.encode(prompt), images_of(prompt))
+        pieces = self._stream(self._submit(ids, params, inputs))
         next(pieces)
         return pieces
 
@@ -288,7 +298,8 @@ class LLM:
 
     def logits(self, prompt: Prompt) -> Tensor:
         """The logits at every position of a prompt: float32 [tokens, vocab]."""
-        return sequence_logits(self._opened(), self.encode(prompt))
+        ids, inputs = self.pictures.insert(self.encode(prompt), images_of(prompt))
+        return sequence_logits(self._opened(), ids, inputs)
 
     @property
     def default_params(self) -> SamplingParams:
@@ -335,8 +346,10 @@ class LLM:
             raise BadInput("this LLM is closed; make another one")
         return self.engine
 
-    def _submit(self, ids: list[int], params: SamplingParams) -> Request:
-        request = self._opened().add_request(str(self._counter), ids, params)
+    def _submit(
+        self, ids: list[int], params: SamplingParams, inputs: RequestInputs | None
+    ) -> Request:
+        request = self._opened().add_request(str(self._counter), ids, params, inputs=inputs)
         self._counter += 1
         for one in (request,) if request.is_joint else (request, *request.unstarted):
             self._outputs[one.request_id] = []

@@ -10,7 +10,8 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 
-# Text or token ids, also as a tensor, an array, {"prompt": text} or {"prompt_token_ids": ids}.
+# Text or token ids, also as a tensor, an array, {"prompt": text} or {"prompt_token_ids": ids}; the
+# latter two perhaps with {"multi_modal_data": {"image": one or several}}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]  # {"role": ..., "content": ...} and further keys of a template
 
@@ -67,6 +68,26 @@ def text_or_ids(prompt: Any) -> str | list[int]:
             "numbers"
         )
     return [int(token) for token in ids]
+
+
+def images_of(prompt: Any) -> list[Any]:
+    """The pictures of a prompt in vLLM's form, `{"multi_modal_data": {"image": ...}}`.
+
+    Raises:
+        BadInput: there is other data than images.
+    """
+    data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+    if data is None:
+        return []
+    if not isinstance(data, Mapping) or not {"image"}.issuperset(data):
+        raise BadInput(
+            "multi_modal_data must be {'image': a picture or a list of them}; audio and video are "
+            "not served"
+        )
+    images = data.get("image")
+    if images is None:
+        return []
+    return list(images) if isinstance(images, (list, tuple)) else [images]
 
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:

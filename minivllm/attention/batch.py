@@ -28,4 +28,5 @@ class StepBatch(NamedTuple):
     attention_scores: Tensor | None = None
     # With `attention_scores`: of each request, how many of its last queries count.
     observed_host: tuple[int, ...] = ()
+    inputs: Any = None  # embeddings in place of tokens', see models/vision/tower.py; None: none
     attention: Any = None  # result of the attention backend's prepare()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from minivllm.cache.options import ContiguousOptions
 from minivllm.cache.spec import CacheDemand, CacheLayout
-from minivllm.errors import BadInput
 
 
 class ContiguousCache(ContiguousOptions):
@@ -20,11 +19,5 @@ class ContiguousCache(ContiguousOptions):
         """See CachePolicy."""
         length, slabs = demand.max_model_len, self.num_sequences
         if slabs is None:
-            slabs = min(demand.affordable(self.memory_fraction, length), demand.max_num_seqs)
-        if slabs < 1:
-            raise BadInput(
-                f"the KV cache holds no sequence of {length} tokens: "
-                f"{demand.shortage(self.memory_fraction)}; lower model.max_model_len, or use "
-                "cache=paged"
-            )
+            slabs = demand.affordable(self.memory_fraction, length, demand.max_num_seqs)
         return CacheLayout(length, slabs + 1)

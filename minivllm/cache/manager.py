@@ -95,7 +95,7 @@ class CacheManager:
         if self.evictor is not None:
             count = min(count, self.evictor.room(sequence, done))
         missing = self.blocks_for(done - sequence.num_evicted + count) - len(on_device)
-        revived = sum(self.pool.is_free(block) for block in on_device)
+        revived = sum(not self.pool.ref_counts[block] for block in on_device)
         has_room = missing + revived + spare <= self.pool.num_free
         if not has_room or count < 1 or (whole and count < num_tokens - done):
             return 0, computed

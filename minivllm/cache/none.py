@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from minivllm.cache.options import NoCacheOptions
 from minivllm.cache.spec import CacheDemand, CacheLayout
-from minivllm.errors import BadInput
 
 
 class NoCache(NoCacheOptions):
@@ -19,10 +18,5 @@ class NoCache(NoCacheOptions):
     def layout(self, demand: CacheDemand) -> CacheLayout:
         """See CachePolicy."""
         length = demand.max_model_len
-        slabs = min(demand.affordable(self.memory_fraction, length), demand.max_num_seqs)
-        if slabs < 1:
-            raise BadInput(
-                f"a step has no room for a sequence of {length} tokens: "
-                f"{demand.shortage(self.memory_fraction)}; lower model.max_model_len"
-            )
+        slabs = demand.affordable(self.memory_fraction, length, demand.max_num_seqs)
         return CacheLayout(length, slabs + 1, retains_kv=False)

@@ -6,7 +6,6 @@ from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.options import PagedOptions
 from minivllm.cache.spec import CacheDemand, CacheLayout
 from minivllm.cache.tiers.sizes import probe_disk, with_tiers
-from minivllm.errors import BadInput
 
 
 class PagedCache(PagedOptions):
@@ -32,13 +31,7 @@ class PagedCache(PagedOptions):
             longest = -(-demand.max_model_len // self.block_size)
             if policy is not None:
                 longest = min(longest, policy.budget)
-            affordable = demand.affordable(self.memory_fraction, self.block_size)
-            usable = min(affordable, longest * demand.max_num_seqs)
-        if usable < 1:
-            raise BadInput(
-                f"the KV cache gets no block of {self.block_size} tokens: "
-                f"{demand.shortage(self.memory_fraction)}; raise cache.memory_fraction, or set "
-                "cache.num_blocks"
-            )
+            most = longest * demand.max_num_seqs
+            usable = demand.affordable(self.memory_fraction, self.block_size, most)
         layout = CacheLayout(self.block_size, usable + 1, self.prefix_caching, eviction=policy)
         return with_tiers(layout, self, demand.bytes_per_token * self.block_size)

@@ -110,10 +110,6 @@ class BlockPool:
             del self._free[block]
         self.ref_counts[block] += 1
 
-    def is_free(self, block: int) -> bool:
-        """Whether no request holds the block."""
-        return self.ref_counts[block] == 0
-
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each block, in the order given; unreferenced ones become free."""
         for block in blocks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from minivllm.cache.eviction.policies import Eviction
+from minivllm.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,21 @@ class CacheDemand:
     max_model_len: int
     max_num_seqs: int
 
-    def affordable(self, fraction: float, block_size: int) -> int:
-        """Blocks of `block_size` tokens that fit into a fraction of the free memory."""
-        return int(self.available_bytes * fraction) // (self.bytes_per_token * block_size)
+    def affordable(self, fraction: float, block_size: int, most: int) -> int:
+        """Blocks of `block_size` tokens that fit into a fraction of the free memory, up to `most`.
 
-    def shortage(self, fraction: float) -> str:
-        """The words of an error for a fraction that holds no block."""
-        return f"{fraction:g} of {self.available_bytes / 2**20:.0f} MiB free is too little"
+        Raises:
+            BadInput: not even one does.
+        """
+        fitting = int(self.available_bytes * fraction) // (self.bytes_per_token * block_size)
+        if (count := min(fitting, most)) < 1:
+            raise BadInput(
+                f"the KV cache gets no block of {block_size} tokens: {fraction:g} of "
+                f"{self.available_bytes / 2**20:.0f} MiB free is too little; raise "
+                "cache.memory_fraction, lower model.max_model_len, or set cache.num_blocks with "
+                "cache=paged"
+            )
+        return count
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ GROUPS: dict[str, str] = {
     "cache": "where keys and values are kept",
     "decoding": "how tokens are chosen",
     "speculative": "which tokens are guessed ahead and verified together",
+    "vision": "images of prompts, for models that take them",
     "workload": "what is asked",
     "arrival": "when it is asked",
     "engine": "what is measured",

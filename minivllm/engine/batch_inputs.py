@@ -107,6 +107,7 @@ class PackedStep(NamedTuple):
     # Whether placeholders among the token ids stand for tokens of the step before.
     has_placeholders: bool = False
     needs_logits: bool = True  # the logits are read, not only the tokens
+    inputs: Any = None  # see StepBatch
 
 
 def pack(
@@ -136,16 +137,16 @@ def pack(
     for row, part in enumerate(scheduled):
         request = part.request
         blocks = request.cache.block_table.blocks
+        shift = 0 if request.inputs is None else request.inputs.shift
         if part.num_tokens == 1:  # decoding, the most frequent case
             position = part.start
             token_ids.append(request.token_ids[position])
-            positions.append(position)
+            positions.append(position + shift)
             index = seq_lens[row] - 1
             slots.append(blocks[index // size] * size + index % size)
         else:
             token_ids.extend(request.token_ids[part.start : part.end])
-            span = range(part.start, part.end)
-            positions.extend(span)
+            positions.extend(range(part.start + shift, part.end + shift))
             held = range(seq_lens[row] - part.num_tokens, seq_lens[row])
             slots.extend([blocks[index // size] * size + index % size for index in held])
         if all_logits or request.params.prompt_logprobs is not None:

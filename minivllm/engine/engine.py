@@ -20,6 +20,7 @@ from minivllm.engine.tokenizer import Detokenizer
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.inputs import RequestInputs
 
 
 class TokenOutput(NamedTuple):
@@ -101,6 +102,7 @@ class Engine:
         prompt_token_ids: list[int],
         params: SamplingParams,
         detokenize: bool = True,
+        inputs: RequestInputs | None = None,
     ) -> Request:
         """Queue a request.
 
@@ -114,6 +116,7 @@ class Engine:
             prompt_token_ids: the prompt.
             params: how to decode.
             detokenize: also make text (always so when there are stop strings or a grammar).
+            inputs: the images that some of the prompt's tokens stand for.
 
         Raises:
             BadInput: the prompt is empty, too long or holds unknown ids; the request can never fit;
@@ -122,7 +125,8 @@ class Engine:
         if request_id in self._requests:
             raise BadInput(f"request {request_id} is already being served; choose another id")
         request = self.input_processor.request(request_id, prompt_token_ids, params)
-        for member in request.unstarted:
+        for member in (request, *request.unstarted):
+            member.inputs = inputs
             if member.request_id in self._requests:
                 raise BadInput(
                     f"request {member.request_id} is being served, and a sample of {request_id} "
@@ -200,9 +204,8 @@ class Engine:
             outputs += self._advance(launched)
         end = mark("")
         if timed:
-            drafted = planned if launched.drafted_s is None else launched.drafted_s
-            middle = (planned, drafted, launched.prepared_s, launched.computed_s)
-            self.timer.emit(plan, launched.seq_lens, (ended, begin, *middle, read, end))
+            marks = (ended, begin, planned, *launched.ends, read, end)
+            self.timer.emit(plan, launched.seq_lens, marks)
             if not deferred or not self._requests:
                 self.timer.emit_pending()  # The tokens are read, or no request is left.
         if self._requests:

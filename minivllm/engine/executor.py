@@ -102,6 +102,7 @@ class ModelRunner:
             query_lens_host=packed.query_lens,
             seq_lens_host=packed.shape.seq_lens,
             rotated_lens_host=packed.rotated_lens,
+            inputs=packed.inputs,
         )
         if packed.has_placeholders:
             batch = batch._replace(token_ids=fill_in(batch.token_ids, self.tokens))

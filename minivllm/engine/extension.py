@@ -12,7 +12,7 @@ from minivllm.engine.batch_inputs import LogitsAdjustment
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request
 from minivllm.engine.scheduler import Scheduler
-from minivllm.engine.step import SampledRows, StepPlan
+from minivllm.engine.step import SampledRows, ScheduledRequest, StepPlan
 from minivllm.engine.tokenizer import Detokenizer
 from minivllm.models.load.tokenizer import Tokenizer
 
@@ -76,14 +76,14 @@ class StepTimer(Protocol):
     def computed(self) -> None:
         """A step was computed, and requests that it finishes still hold their blocks."""
 
-    def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float]) -> None:
+    def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float | None]) -> None:
         """Emit the timing of a step, or keep it while its experts are being counted.
 
         Args:
             plan: the step.
             seq_lens: tokens that each request holds after it.
             marks: end of the step before, then beginning, and the ends of schedule, draft, prepare,
-                forward, sample and emit, in seconds.
+                forward, sample and emit, in seconds; None where nothing was drafted.
         """
 
     def emit_pending(self) -> None:
@@ -97,6 +97,10 @@ class Extensions(Protocol):
 
     def step_timer(self, engine: Any) -> StepTimer:
         """The timer of an engine's steps."""
+
+    def inputs(self, scheduled: Sequence[ScheduledRequest]) -> Any:
+        """The embeddings of images in a step that computes prompts; None where it has none. See
+        models/vision/tower.py."""
 
     def sampled_rows(self, plan: StepPlan) -> SampledRows:
         """Which rows of the logits choose tokens, where requests have drafts or groups, or ask for

@@ -30,9 +30,8 @@ class InFlightStep:
 
     plan: StepPlan
     rows: SampledRows
-    drafted_s: float | None = None  # end of drafting, on the clock of time.perf_counter
-    prepared_s: float = 0.0  # see StepResult
-    computed_s: float = 0.0
+    # Ends of draft (None: there was none), prepare and forward, on the clock of time.perf_counter.
+    ends: tuple[float | None, float, float]
     choices: Any = None  # of joint members, see JointDecoding
     sampled: SampledTokens | None = None
     logits: Tensor | None = None  # [S, vocab], if a request wants log-probabilities
@@ -92,12 +91,13 @@ class Launcher:
         wants_logprobs = any(r.params.logprobs is not None for r in rows.requests)
         keeps_logits = wants_logprobs or (speculation is not None and speculation.needs_logits)
         needs_logits = of_prompts or keeps_logits or bool(rows.joint)
+        inputs = self.extensions.inputs(plan.scheduled) if plan.num_prefill_tokens else None
         packed = packed._replace(
-            sampling=sampling, has_placeholders=follows, needs_logits=needs_logits
+            sampling=sampling, has_placeholders=follows, needs_logits=needs_logits, inputs=inputs
         )
         result = self.run(plan.scheduled, packed)
-        times = drafted_s, result.prepared_s, result.computed_s
-        step = InFlightStep(plan, rows, *times, seq_lens=packed.shape.seq_lens)
+        ends = drafted_s, result.prepared_s, result.computed_s
+        step = InFlightStep(plan, rows, ends, seq_lens=packed.shape.seq_lens)
         if of_prompts:
             assert result.logits is not None
             self.extensions.prompt_logprobs(plan, result.logits)

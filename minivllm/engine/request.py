@@ -12,6 +12,7 @@ from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.sequence import CachedSequence
 from minivllm.engine.options import SamplingParams
+from minivllm.models.vision.inputs import RequestInputs
 
 
 def placeholder(row: int) -> int:
@@ -64,6 +65,7 @@ class Request:
     state: RequestState = field(default=RequestState.WAITING, init=False)
     # Urgency and number of its coming, set by the scheduler: lower is served first.
     rank: tuple[float, int] = field(default=(0.0, 0), init=False)
+    inputs: RequestInputs | None = field(default=None, init=False)  # images
     group: Group | None = field(default=None, init=False)  # requests that grow from the same prompt
     cache: CachedSequence = field(default_factory=CachedSequence, init=False)
     num_preemptions: int = field(default=0, init=False)
@@ -126,11 +128,16 @@ class Request:
         return math.inf if allowed is None else self.arrival_s + allowed / 1000
 
     @property
+    def cache_keys(self) -> TokenSequence:
+        """The tokens as the prefix cache compares them: those of images carry their digests."""
+        return self.token_ids if self.inputs is None else self.inputs.keyed(self.token_ids)
+
+    @property
     def reusable_token_ids(self) -> TokenSequence:
         """The tokens whose keys and values may come from the prefix cache: none once some are
         computed, or where the logits of the prompt are needed."""
         nothing = self.num_computed_tokens or self.params.prompt_logprobs is not None
-        return () if nothing else self.token_ids
+        return () if nothing else self.cache_keys
 
     def may_stop(self, position: int) -> bool:
         """Whether the token at `position` may end the output."""

@@ -32,6 +32,11 @@ class SchedulingRule:
         """Whether to shed a waiting request whose turn it is."""
         return False
 
+    def limit(self, request: Request, count: int) -> int:
+        """How many of `count` tokens a request may compute in this step; those that it does not
+        compute keep their place in the cache."""
+        return count
+
     def extend(self, scheduler: Scheduler, step: PlanBuilder) -> None:
         """The step is planned: what is left of its budget may be used."""
 
@@ -266,6 +271,10 @@ class Scheduler:
                 self._schedule(request, count, step)
 
     def _schedule(self, request: Request, count: int, step: PlanBuilder) -> None:
+        for rule in self.rules:
+            count = rule.limit(request, count)
+        if not count:
+            return
         # The state changes here and not on admission: a whole batch may be admitted before the
         # budget has tokens for all of it.
         if request.state in (RequestState.WAITING, RequestState.PREEMPTED):
@@ -284,7 +293,7 @@ class Scheduler:
         if request.state is RequestState.PREFILL and part.samples:
             self._changed(request, RequestState.DECODE)
         request.num_computed_tokens = self.cache.computed(
-            request.cache, request.token_ids, part.end, request.max_num_tokens
+            request.cache, request.cache_keys, part.end, request.max_num_tokens
         )
         if part.num_drafts:  # The accepted ones are appended again as tokens.
             del request.token_ids[part.start + 1 :]

@@ -10,7 +10,7 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.extension import JointDecoding
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
-from minivllm.engine.step import SampledRows, StepPlan
+from minivllm.engine.step import SampledRows, ScheduledRequest, StepPlan
 from minivllm.extras.adjust_logits import Adjustments, adjust_logits
 from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.logprobs import top_logprobs
@@ -20,7 +20,9 @@ from minivllm.extras.prompt_logprobs import take_prompt_logprobs
 from minivllm.extras.sampled_rows import sampled_rows
 from minivllm.extras.step_timing import StepTiming
 from minivllm.extras.stop_strings import StopStrings
+from minivllm.extras.vision.encoder import Encoder
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.tower import EmbeddedRows
 
 
 class RequestExtras:
@@ -31,6 +33,7 @@ class RequestExtras:
         one_by_one: choose for each beam by itself, so that no shape depends on the others.
         tokenizer: of the model, for grammars.
         eos_token_ids: of the model.
+        encoder: of a model that takes images.
     """
 
     def __init__(
@@ -39,7 +42,9 @@ class RequestExtras:
         one_by_one: bool = False,
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Sequence[int] = (),
+        encoder: Encoder | None = None,
     ) -> None:
+        self.encoder = encoder
         self.vocab_size = vocab_size
         self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
         self.joint: JointDecoding = BeamDecoding(one_by_one)
@@ -47,6 +52,10 @@ class RequestExtras:
     def step_timer(self, engine: Engine) -> StepTiming:
         """See Extensions."""
         return StepTiming(engine)
+
+    def inputs(self, scheduled: Sequence[ScheduledRequest]) -> EmbeddedRows | None:
+        """See Extensions."""
+        return None if self.encoder is None else self.encoder.embedded(scheduled)
 
     def sampled_rows(self, plan: StepPlan) -> SampledRows:
         """See Extensions."""

@@ -11,12 +11,16 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput, NonFiniteLogits
+from minivllm.models.vision.inputs import RequestInputs
 
 
-def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
+def sequence_logits(
+    engine: Engine, token_ids: list[int], inputs: RequestInputs | None = None
+) -> Tensor:
     """Logits of every position of one sequence: float32 [tokens, vocab], on the engine's device.
 
-    It goes through the same cache, attention and chunking as a request does.
+    It goes through the same cache, attention and chunking as a request does. Some tokens may stand
+    for the images of `inputs`.
 
     Raises:
         BadInput: the sequence is empty or longer than the context or the cache.
@@ -31,10 +35,9 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
             "length"
         )
     engine.input_processor.check_ids("logits: token ids", token_ids)
-    cache, request = (
-        engine.cache,
-        Request("logits", token_ids, SamplingParams(), max_num_tokens=len(token_ids) + 1, seed=0),
-    )
+    cache, params = engine.cache, SamplingParams()
+    request = Request("logits", token_ids, params, max_num_tokens=len(token_ids) + 1, seed=0)
+    request.inputs = inputs
     if cache.footprint(len(token_ids)) > cache.capacity_tokens:
         raise BadInput(
             f"{len(token_ids)} tokens do not fit the KV cache of {cache.capacity_tokens}; "
@@ -54,7 +57,9 @@ def sequence_logits(engine: Engine, token_ids: list[int]) -> Tensor:
             cache.grow(request.cache, start, start + count)
             engine.transfers.run(cache.take_transfers())  # of cached blocks that this takes
             parts = [ScheduledRequest(request, start, count)]
-            packed = pack(parts, cache.block_size, all_logits=True)
+            packed = pack(parts, cache.block_size, all_logits=True)._replace(
+                inputs=engine.launcher.extensions.inputs(parts)
+            )
             logits = engine.launcher.run(parts, packed).logits
             assert logits is not None
             pieces.append(require_finite(logits.to(torch.float32, copy=True), start))

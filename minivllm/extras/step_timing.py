@@ -34,16 +34,19 @@ class StepTiming:
         cache, running = self._engine.cache, self._engine.scheduler.running
         self._blocks = cache.pool.num_used, wasted_slots(cache, running)
 
-    def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float]) -> None:
+    def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float | None]) -> None:
         """See StepTimer."""
         engine, (used, wasted) = self._engine, self._blocks
+        ends: list[float] = []
+        for mark in marks:
+            ends.append(ends[-1] if mark is None else mark)
         gap, schedule, draft, prepare, forward, sample, emit = (
-            1e3 * (end - begin) for begin, end in pairwise(marks)
+            1e3 * (end - begin) for begin, end in pairwise(ends)
         )
         window, experts = engine.loaded.config.sliding_window, self._experts
         near = seq_lens if window is None else [min(length, window) for length in seq_lens]
         timed = StepTimed(
-            start_s=time.monotonic() - (time.perf_counter() - marks[1]),
+            start_s=time.monotonic() - (time.perf_counter() - ends[1]),
             num_requests=len(plan.scheduled),
             num_tokens=plan.num_tokens,
             num_prefill_tokens=plan.num_prefill_tokens,

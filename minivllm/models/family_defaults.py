@@ -74,8 +74,11 @@ _GEMMA3 = Family(
         "rope_local_base_freq": 1e4,
     },
 )
+_SMOLVLM = Family(frozenset(_BIAS | {"mlp_bias"}), {"rms_norm_eps": 1e-5})
 FAMILIES = {
     "LlamaForCausalLM": Family(frozenset(_BIAS | {"mlp_bias"})),
+    "Idefics3ForConditionalGeneration": _SMOLVLM,
+    "SmolVLMForConditionalGeneration": _SMOLVLM,
     "Qwen2ForCausalLM": Family(frozenset(_QWEN_KEYS), _QWEN),
     "Qwen3ForCausalLM": Family(frozenset(_QWEN_KEYS | _BIAS), _QWEN | {"head_dim": 128}),
     "Qwen3MoeForCausalLM": Family(
@@ -133,4 +136,6 @@ BY_MODEL_TYPE = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "phi3": "Phi3ForCausalLM",
+    "idefics3": "Idefics3ForConditionalGeneration",
+    "smolvlm": "SmolVLMForConditionalGeneration",
 }

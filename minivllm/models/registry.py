@@ -15,6 +15,7 @@ _ARCHITECTURES = {
     "Gemma3ForCausalLM": "minivllm.models.families.gemma3",
     "Gemma3ForConditionalGeneration": "minivllm.models.families.gemma3",
     "GemmaForCausalLM": "minivllm.models.families.gemma",
+    "Idefics3ForConditionalGeneration": "minivllm.models.families.smolvlm",
     "LlamaForCausalLM": "minivllm.models.families.llama",
     "MistralForCausalLM": "minivllm.models.families.mistral",
     "MixtralForCausalLM": "minivllm.models.families.mixtral",
@@ -22,6 +23,7 @@ _ARCHITECTURES = {
     "Qwen2ForCausalLM": "minivllm.models.families.qwen2",
     "Qwen3ForCausalLM": "minivllm.models.families.qwen3",
     "Qwen3MoeForCausalLM": "minivllm.models.families.qwen3_moe",
+    "SmolVLMForConditionalGeneration": "minivllm.models.families.smolvlm",
 }
 
 

@@ -196,6 +196,8 @@ class FusedDecoder(nn.Module):
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
         """See Decoder."""
         x, delta = self.embed_tokens(batch.token_ids), None
+        if batch.inputs is not None:
+            x = batch.inputs.put(x)
         rotations = [rotary(batch) for rotary in self.rotaries]
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
             x, delta = layer(x, delta, *rotations[rope], batch, attention)

@@ -35,6 +35,7 @@ ENGINE_GROUPS = (
     "cache",
     "decoding",
     "speculative",
+    "vision",
     "engine",
     "runtime",
     "parallel",
@@ -62,6 +63,8 @@ NEUTRAL_MEASURE = frozenset(
         "events_mb",
     )
 )
+# Which pictures are rejected, and where those of requests are.
+NEUTRAL_VISION = frozenset(("folder", "max_images", "max_image_mb", "max_megapixels"))
 NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured window
 ROUTING = frozenset(("router", "load_factor"))  # of `parallel`, where there are several replicas
 # What a checkpoint's fingerprint stands for.
@@ -209,6 +212,9 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
         parts["runtime"] = decisive_runtime(parts["runtime"])
     parallel = decisive_parallel(parts.pop("parallel", {}))
     parts |= {"parallel": parallel} if parallel else {}
+    vision = {k: v for k, v in parts.pop("vision", {}).items() if k not in NEUTRAL_VISION}
+    if vision:  # older records lack the group
+        parts["vision"] = vision
     if parts.get("workload"):
         parts["workload"] = _with_content(parts["workload"])
     if parts.get("engine", {}).get("steps"):

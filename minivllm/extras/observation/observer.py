@@ -259,7 +259,7 @@ class StepObserver:
         nodes = [*takewhile(lambda node: node.block or node.slot is not None, known)]
         done = request.num_computed_tokens or len(nodes) * cache.block_size
         count = min(request.num_tokens - done, held.num_tokens)
-        used = sum(not cache.pool.is_free(node.block) for node in nodes if node.block)
+        used = sum(cache.pool.ref_counts[node.block] > 0 for node in nodes if node.block)
         return cache.blocks_for(done - request.cache.num_evicted + count) - used
 
     def _timed(self, event: StepTimed) -> None:

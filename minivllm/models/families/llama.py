@@ -30,6 +30,8 @@ class Decoder(nn.Module):
         """Token ids [tokens] to hidden states after the final norm, [tokens, hidden], or fewer rows
         if the model trims."""
         x = self.embed_tokens(batch.token_ids)
+        if batch.inputs is not None:
+            x = batch.inputs.put(x)
         rotations = [rotary(batch) for rotary in self.rotaries]
         for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
             x = layer(x, *rotations[rope], batch, attention)
@@ -42,12 +44,14 @@ class LlamaForCausalLM(nn.Module):
     A family is a subclass that overrides some of the `make_` methods; ModelConfig holds the
     differences that are numbers. Module names are those of the checkpoint."""
 
+    make_decoder = Decoder
+
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
         self.trims = False  # whether the last layer trims its rows, see passes/trim.py
         layers = [self.make_layer(i) for i in range(config.num_layers)]
-        self.model = Decoder(self.make_embedding(), layers, self.make_norm(), config)
+        self.model = self.make_decoder(self.make_embedding(), layers, self.make_norm(), config)
         self.lm_head: nn.Module = Linear(config.hidden_size, {"lm_head": config.vocab_size})
 
     def make_embedding(self) -> Embedding:

@@ -39,6 +39,7 @@ from minivllm.models.load.weights import (
 from minivllm.models.options import ModelOptions
 from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class
+from minivllm.models.vision.registry import LoadedVision, image_processor, sees, vision_tower
 from minivllm.quant.base import Method, QuantMethod
 from minivllm.quant.plain import plain_linear, tied_linear
 from minivllm.quant.stored.format import Shapes
@@ -69,6 +70,7 @@ class LoadedModel:
     warnings: list[str] = field(default_factory=list)
     stored_bytes: dict[str, int] = field(default_factory=dict)  # of a GGUF file, by its formats
     passes: list[PassReport] = field(default_factory=list)  # reports of passes, in order
+    vision: LoadedVision | None = None  # of a model that takes images
 
 
 def load_model(
@@ -101,6 +103,8 @@ def load_model(
         quant = quant.within(context)
     if transform is not None and whole.quantization is not None:
         raise BadInput("pruning: this checkpoint is quantised already; prune the 16-bit checkpoint")
+    if transform is not None and sees(config.architecture):
+        raise BadInput("pruning: models that take images are not pruned; use pruning=none")
 
     def open_weights() -> WeightSource:
         reader = _reader(source, options.seed, progress)
@@ -150,8 +154,16 @@ def _load(
     elif isinstance(reader, CheckpointWeights) and config.quantization is not None:
         before = Prequantized(config.quantization, quant, reader, model)
     stored = before.shapes if before is not None else {}
-    reader.check(_expected_shapes(model, before) | stored, config.tie_word_embeddings, stored)
+    with torch.device("meta"):
+        tower = vision_tower(source.config)
+    processor = None if tower is None else image_processor(source.config, source.folder)
+    shapes = _expected_shapes(model, before) | ({} if tower is None else tower.shapes)
+    reader.check(shapes | stored, config.tie_word_embeddings, stored)
     sizes = _fill(model, reader, quant, context, before)
+    vision = None
+    if tower is not None and processor is not None:
+        tower.fill(reader.fill, quant.dtype, context.device)
+        vision = LoadedVision(tower.eval(), source.config, source.folder, processor)
     return LoadedModel(
         model=model.eval(),
         config=config,
@@ -164,6 +176,7 @@ def _load(
         stored_bytes=reader.stored_bytes,
         passes=[],
         kernels=context.kernels,
+        vision=vision,
         warnings=[*source.warnings, *reader.warnings, *([before.warning] if before else [])],
         **sizes,
     )

@@ -15,7 +15,12 @@ from pathlib import Path
 
 from minivllm.errors import BadInput
 
-_BEFORE = r"((?:(?:module|model|language_model)\.)*)"
+_BEFORE = r"((?:(?:module|model|language_model|text_model)\.)*)"
+# Tower and connector of a model with images, whose own names begin with "vision.".
+_VISION = re.compile(
+    r"(?:module\.)?(?:model\.)?"
+    r"((?:vision_model|connector|visual|vision_tower|multi_modal_projector)\..+)"
+)
 _EMBEDDING = re.compile(rf"{_BEFORE}embed_tokens\.weight")
 _HEAD = re.compile(rf"{_BEFORE}lm_head\.(.+)")
 _COMPILED = "_orig_mod."  # prefix of torch.compile
@@ -30,10 +35,10 @@ _MOST_EXPERTS = 1 << 18  # most matrices of experts in one checkpoint
 
 
 def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of the language model by the model's names.
+    """The tensors by the model's names.
 
-    Other parts of a model with images are left out. The experts of a fused tensor are parts of its
-    bytes.
+    Parts of a model with images that are neither its language model nor its vision are left out.
+    The experts of a fused tensor are parts of its bytes.
 
     Raises:
         BadInput: two tensors have the same place.
@@ -45,9 +50,11 @@ def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
     for name, tensor in plain:
         if head := _HEAD.fullmatch(name):
             name = f"lm_head.{head[2]}"
+        elif vision := _VISION.fullmatch(name):
+            name = f"vision.{vision[1]}"
         elif name.startswith(prefix):
             name = _of_expert(f"model.{name.removeprefix(prefix)}")
-        elif "language_model." in prefix:
+        elif "language_model." in prefix or "text_model." in prefix:
             continue
         for own, part in _parts(name, tensor):
             if own in named:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Collection
 from io import FileIO
@@ -34,7 +35,9 @@ _KNOWN_BUFFERS = (
     "attn.bias",
 )  # in old checkpoints; not weights
 _CHUNK = 8 * 1024 * 1024  # bytes read at once, and most memory of a tensor on its way to a device
+VISION = "vision."  # prefix of tower and connector
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_NORM = re.compile(r"norm\d*\.weight$")
 # Values of the random block; a prime number, so that no two rows start at the same place.
 _PERIOD = 4_194_301
 
@@ -104,10 +107,16 @@ class CheckpointWeights(_Reporting):
         tensors = self.checkpoint.tensors
         # A tied head is often saved a second time. It equals the embedding, so it is not read.
         ignored = (_HEAD,) if tied_head else ()
+        # Of a model with images whose text alone is served, the rest has no place.
+        named = tensors[_EMBEDDING].name if _EMBEDDING in tensors else ""
+        text_alone = "language_model." in named and not any(n.startswith(VISION) for n in shapes)
         extra = [
             name
             for name in tensors
-            if name not in shapes and not name.endswith(_KNOWN_BUFFERS) and name not in ignored
+            if name not in shapes
+            and not name.endswith(_KNOWN_BUFFERS)
+            and name not in ignored
+            and not (text_alone and name.startswith(VISION))
         ]
         if unlisted := [name for name in extra if name in self.checkpoint.unlisted]:
             extra = [name for name in extra if name not in self.checkpoint.unlisted]
@@ -242,7 +251,7 @@ class RandomWeights(_Reporting):
     def fill(self, name: str, out: Tensor) -> None:
         """See WeightSource."""
         self._advance(out.numel())
-        if name.endswith("norm.weight"):
+        if _NORM.search(name):
             out.fill_(1.0)
             return
         if self.block.dtype != out.dtype or self.block.device != out.device:

@@ -1,0 +1,42 @@
+"""The knobs of `vision`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from minivllm.platform.options import Options, default_of, knob, option
+
+
+@option("vision")
+@dataclass(frozen=True)
+class VisionOptions(Options):
+    """Images, for models that take them.
+
+    Args:
+        processor: settings over those of the checkpoint's preprocessor_config.json.
+        encoder_cache_tokens: rows of embeddings that are kept for images which come again; 0 keeps
+            none longer than a prompt needs them.
+        max_encoder_tokens: rows of embeddings that towers compute in a step, but for its first
+            image; None is `batching.max_num_batched_tokens`.
+        max_images: of one prompt.
+        max_image_mb: MiB of a picture's file.
+        max_megapixels: millions of a picture's pixels, checked before they are decoded.
+        folder: of the pictures that requests to the server may name; None: none.
+    """
+
+    group = "vision"
+    processor: dict[str, Any] = knob(factory=dict, unasked=True)
+    encoder_cache_tokens: int = knob(16384, at_least=0, unasked=True)
+    max_encoder_tokens: int | None = knob(None, at_least=1, unasked=True)
+    max_images: int = knob(16, at_least=1, unasked=True)
+    max_image_mb: float = knob(32.0, above=0, at_most=4096, unasked=True)
+    max_megapixels: float = knob(50.0, above=0, at_most=10_000, unasked=True)
+    folder: str | None = knob(None, unasked=True)
+
+
+def require_no_vision(options: VisionOptions) -> None:
+    """Raise BadInput for a knob that is set for a model that takes no images."""
+    for item in fields(options):
+        if getattr(options, item.name) != default_of(item):
+            raise options.bad(item.name, "is for models that take images, which this one does not")
