@@ -63,7 +63,7 @@ class EngineHardware:
         self._names = [one.describe().get("name") for one in gpu.each]
         self._meter = open_meter(device, gpu, _synchroniser(device))
         self._idle_watts = self._meter.idle_watts()
-        if Config.of(self._config).measure.roofline and costs and "torch" in sys.modules:
+        if Config.of(self._config).measure.roofline and "dtype" in costs and "torch" in sys.modules:
             self._emit("probing")
             self._limits, notes = probe(
                 device, costs.get("matrix_dtype") or costs.get("dtype", "float32")

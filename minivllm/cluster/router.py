@@ -119,6 +119,15 @@ class Router:
         self.given = [0] * len(self.given)
         self.assignment = 0
 
+    def report(self) -> dict[str, float | str]:
+        """What was counted, for the liveness of a record."""
+        return {
+            "replicas": float(len(self.given)),
+            "requests": " | ".join(map(str, self.given)),
+            "assignment": f"{self.assignment:08x}",
+            **{name: float(count) for name, count in self.counters.items()},
+        }
+
     def forget_prefixes(self) -> None:
         """Note that the replicas have emptied their prefix caches."""
 

@@ -44,11 +44,12 @@ __all__ = [
 ]
 
 BENCH, CAPACITY = "minivllm.tasks.bench.run", "minivllm.tasks.capacity.run"
+SERVE = "minivllm.tasks.serve.run"
 # Tasks whose decoding parameters a checkpoint may decide, where the user sets none.
 ANSWERING = (
     "minivllm.tasks.chat.run",
     "minivllm.tasks.generate.run",
-    "minivllm.tasks.serve.run",
+    SERVE,
 )
 OWN_ENGINE = "minivllm.bench.targets.minivllm.MinivllmEngine"
 # Attention that can be the same in any batch, and that returns how much of it a token got; `auto`
@@ -290,10 +291,10 @@ def _require_fitting_task(checked: Mapping[str, Any], choices: Mapping[str, str 
             f"task={task}"
         )
     replicas = checked["parallel"]["replicas"]
-    if replicas > 1 and target in {*OPTIONS} - {BENCH, CAPACITY}:
+    if replicas > 1 and target in {*OPTIONS} - {BENCH, CAPACITY, SERVE}:
         raise BadInput(
-            f"parallel.replicas={replicas} is for task=bench and task=capacity: leave it out with "
-            f"task={task}"
+            f"parallel.replicas={replicas} is for task=bench, task=capacity and task=serve: leave "
+            f"it out with task={task}"
         )
     if target in ANSWERING and checked["engine"]["_target_"] != OWN_ENGINE:
         raise BadInput(

@@ -22,8 +22,9 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.models.load.source import Source
-from minivllm.serving.processes.engine_client import EngineClient, TokenStream
+from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.messages import Step
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service
 
 MOST_REQUESTS = 200_000  # that a record has; later ones are counted
@@ -60,7 +61,9 @@ class Recorder:
         self._client, self._load_s, self._begin_s = client, load_s, time.monotonic()
         gpu = open_gpu(device_of(self._config))
         interval = max(self._view.measure.telemetry_interval_s, LEAST_INTERVAL_S)
-        self._telemetry = Telemetry(client.pid, gpu, interval).start()
+        self._telemetry = Telemetry(client.pids[0], gpu, interval)
+        self._telemetry.adopt(client.pids[1:])
+        self._telemetry.start()
         self._telemetry.phase = "measuring"
         client.submitted.append(self._note_request)
         client.listeners.append(self._note_step)
@@ -132,6 +135,7 @@ class Recorder:
             (self._num_left_out, "later requests are not in the record, which has its limit"),
         ):
             notes += [f"{count} {what}"] if count else []
+        router = service.client.router
         peaks = [row["rss"] for row in rows if row.get("rss")]
         return {
             "weights": self._source.weights,
@@ -140,6 +144,9 @@ class Recorder:
             "metrics": figures,
             "memory": Memory(host_rss_peak=max(peaks, default=None)),
             "cost": cost(vars(measure.price), figures, Energy()),
-            "liveness": {"served": dict(service.client.counters)},
+            "liveness": {
+                "served": dict(service.client.counters),
+                **({"parallel": router.report()} if len(router.given) > 1 else {}),
+            },
             "validity": Validity(notes=notes),
         }

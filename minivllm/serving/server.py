@@ -79,7 +79,9 @@ async def serve(config: dict[str, Any]) -> int:
         host, port = listener.getsockname()[:2]
         print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
         if options.view:
-            print(f"live view at http://{host}:{port}/", flush=True)
+            replicas = view.parallel.replicas
+            whose = f" (of the first of {replicas} replicas)" if replicas > 1 else ""
+            print(f"live view at http://{host}:{port}/{whose}", flush=True)
         with json_lines():
             code = await _until_stopped(server, service, listener)
     finally:

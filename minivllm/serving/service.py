@@ -17,8 +17,9 @@ from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.processes.engine_client import EngineClient, TokenStream
+from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.messages import Piece, Ready, Step
+from minivllm.serving.processes.token_stream import TokenStream
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
 
@@ -192,7 +193,7 @@ class Service:
         call = CALL.get()
         if call is not None and call.has_left:
             raise ApiError(CLIENT_LEFT, "the client has left")
-        stream = self.client.submit(ids, params)
+        stream = self.client.submit(ids, params, None if call is None else call.session)
         if call is not None:
             call.streams.append(stream)
             stream.cut_off = partial(self._cut_off, call)

@@ -18,8 +18,8 @@ from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, log_call, reque
 from minivllm.serving.http.limits import ApiKeys, require_form, unauthorized
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_body, finish_reason, usage
-from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service, merged
 
 logger = logging.getLogger("minivllm.serving")

@@ -107,3 +107,28 @@ def test_an_address_that_is_taken_is_one_line_before_loading() -> None:
 def test_an_address_of_another_machine_is_told_so() -> None:
     with pytest.raises(BadInput, match=r"cannot listen there .*; give an address of this machine"):
         listen(ServeOptions(host="192.0.2.1", port=0))
+
+
+def test_a_killed_replica_leaves_the_others_serving(tmp_path) -> None:
+    log = tmp_path / "log"
+    with serving("parallel.replicas=2", "parallel.router=round_robin", log=log) as server:
+        engines = psutil.Process(server.process.pid).children()
+        assert len(engines) == 2
+        answers: list[int] = []
+        fields = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
+
+        def complete() -> None:
+            answers.append(ask(server.url, "/v1/completions", fields).status)
+
+        engines[0].kill()
+        threads = [threading.Thread(target=complete) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert answers == [200] * 6  # none had begun
+        assert ask(server.url, "/health", method="GET").status == 200
+        assert "replica 0 of 2 has stopped" in log.read_text()
+        engines[1].kill()
+        assert server.process.wait(60) == 1
+    assert "error: the engine has stopped" in log.read_text()

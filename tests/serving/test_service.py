@@ -10,8 +10,8 @@ import pytest
 
 from minivllm.serving.errors import ApiError
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service
 
 MOST = 8

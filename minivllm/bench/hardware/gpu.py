@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from minivllm.errors import BadInput
 from minivllm.redaction import hide
 
 
@@ -294,6 +295,24 @@ def device_indices(device: str) -> list[int]:
         first, _, last = part.partition("-")
         indices += range(int(first or 0), int(last or first or 0) + 1)
     return list(dict.fromkeys(indices))
+
+
+def replica_gpus(config: dict[str, Any]) -> list[int]:
+    """The numbers of the GPUs that replicas are placed on; none: they compute on CPUs.
+
+    Raises:
+        BadInput: the replicas would share the one GPU that `runtime.device` means.
+    """
+    device = device_of(config)
+    if not device.startswith("cuda"):
+        return []
+    if ":" not in device:
+        replicas = (config.get("parallel") or {}).get("replicas", 1)
+        raise BadInput(
+            f"parallel.replicas={replicas}: name a GPU for each replica, such as "
+            f"runtime.device=cuda:0-{replicas - 1}"
+        )
+    return device_indices(device)
 
 
 def visible_devices(device: str) -> dict[str, str]:

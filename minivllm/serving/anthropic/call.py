@@ -16,8 +16,8 @@ from minivllm.serving.anthropic.schemas import MessagesBody
 from minivllm.serving.http.sse import event, with_silences
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
-from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service
 
 PING_S = 15.0  # without an event, after which a stream has a ping

@@ -7,8 +7,8 @@ from typing import Any
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.calls import CALL
 from minivllm.serving.http.sse import event
-from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 
 PATH = "/v1/messages"
 # Types of errors by status; others are those of the class of their status.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from minivllm.serving.processes.engine_client import TokenStream
+    from minivllm.serving.processes.token_stream import TokenStream
 
     Respond = Callable[[Scope, ApiError], Response]
 
@@ -53,6 +53,7 @@ class Call:
         connection: None where the server is not ours, as in a test without sockets.
         streams: what the engine makes for it.
         has_left: the client has closed its connection.
+        session: what the client calls its conversation, in the header x-session-id.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class Call:
     streams: list[TokenStream] = field(default_factory=list)
     has_left: bool = False
     began_s: float = field(default_factory=time.perf_counter)
+    session: str | None = None
 
     def leave(self) -> None:
         """Note that the client has left: its requests end in the engine, too."""
@@ -132,6 +134,7 @@ class Calls:
             request_id_of(Headers(scope=scope).get("x-request-id")),
             (scope.get("client") or ("", 0))[0],
             scope.get("state", {}).get("connection"),
+            session=Headers(scope=scope).get("x-session-id"),
         )
         token = CALL.set(call)
         try:

@@ -15,8 +15,8 @@ from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event, event_stream
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_event, finish_reason, usage
-from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service, merged
 
 MOST_PROMPTS = 256

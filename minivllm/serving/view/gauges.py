@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
@@ -15,18 +16,18 @@ class Gauges:
     """Reads memory and power.
 
     Args:
-        engine: process id of the engine.
+        engines: process ids of the engine's replicas.
         gpu: of the engine, or a null object.
     """
 
-    def __init__(self, engine: int, gpu: NullGpu) -> None:
+    def __init__(self, engines: Sequence[int], gpu: NullGpu) -> None:
         self._gpu = gpu
-        self._processes = [psutil.Process(), psutil.Process(engine)]
+        self._processes = [psutil.Process(), *map(psutil.Process, engines)]
 
     def read(self) -> str:
         """A list with one item, in JSON: `{"gauges": {"time_s", "memory_bytes", "watts"}}`.
 
-        The memory is that of the engine on its GPU, on a CPU what both processes of the server have
+        The memory is that of the engine on its GPU, on a CPU what all processes of the server have
         in memory; watts are there where the GPU tells them. A reading on the engine's clock.
         """
         row = self._gpu.sample({one.pid for one in self._processes[1:]})

@@ -41,7 +41,7 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
     """
     routes = APIRouter()
     options, keys, text = service.options, ApiKeys(service.options.api_keys), cache(live_page)
-    viewers = Viewers(service, Gauges(service.client.pid, gpu))
+    viewers = Viewers(service, Gauges(service.client.pids, gpu))
     load = SyntheticLoad(service)
     viewers.on_empty.append(load.stop)
 

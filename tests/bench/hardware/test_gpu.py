@@ -15,7 +15,14 @@ from minivllm import BadInput
 from minivllm.bench import device_lock as locking
 from minivllm.bench.hardware import energy as energy_module
 from minivllm.bench.hardware.energy import open_meter
-from minivllm.bench.hardware.gpu import Gpu, GpuGroup, device_indices, open_gpu, visible_devices
+from minivllm.bench.hardware.gpu import (
+    Gpu,
+    GpuGroup,
+    device_indices,
+    open_gpu,
+    replica_gpus,
+    visible_devices,
+)
 from minivllm.bench.hardware.readings import DeviceEnergy, Energy
 from minivllm.bench.hardware.telemetry import Telemetry, peak
 from minivllm.bench.metrics.price import by_device, cost
@@ -211,3 +218,10 @@ def test_an_engine_of_one_device_takes_one() -> None:
         with pytest.raises(BadInput, match=rf"engine={engine} computes on one device"):
             require_supported(config)
     require_supported(compose(["engine=openai", "runtime.device=cuda:0-1"]))
+
+
+def test_gpus_are_named_one_by_one() -> None:
+    assert replica_gpus(compose(["runtime.device=cpu", "parallel.replicas=2"])) == []
+    assert replica_gpus(compose(["runtime.device=cuda:0-1", "parallel.replicas=2"])) == [0, 1]
+    with pytest.raises(BadInput, match=r"runtime\.device=cuda:0-1"):
+        replica_gpus(compose(["runtime.device=cuda", "parallel.replicas=2"]))

@@ -18,8 +18,8 @@ from minivllm.serving.anthropic.schemas import MessagesBody, Thinking
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.sse import event_stream
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
-from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 

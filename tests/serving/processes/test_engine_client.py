@@ -1,4 +1,4 @@
-"""What a client of the engine makes of its pieces, without an engine."""
+"""What a client of the engine makes of its pieces, and of its replicas, without an engine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,22 @@ import pytest
 from minivllm.engine.options import SamplingParams
 from minivllm.platform.channel import Frames
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.engine_client import EngineClient, TokenStream
-from minivllm.serving.processes.messages import Abort, EngineState, Piece, Ready, Step
+from minivllm.serving.processes.engine_client import EngineClient
+from minivllm.serving.processes.messages import (
+    Abort,
+    EngineState,
+    Piece,
+    Ready,
+    Reset,
+    ResetPrefixCache,
+    Step,
+    Submit,
+    Watch,
+)
+from minivllm.serving.processes.token_stream import TokenStream
+
+READY = Ready(9, 9, (), 4, 9, 4, SamplingParams(), ["a warning"])
+STATE = EngineState(1, 2, 3, {"steps": 5.0})
 
 
 class Transport:
@@ -39,13 +53,14 @@ def piece(completion: int, token_id: int | None, reason: str | None, error: str 
 def test_a_completion_that_fails_ends_its_request_in_the_engine(last: Piece, status: int) -> None:
     async def run() -> tuple[TokenStream, list[Any], list[Piece], ApiError]:
         client, transport = EngineClient({}, 9), Transport()
-        client._transport = cast(Any, transport)
-        ready = Ready(9, 9, (), 9, 9, 9, SamplingParams(), [])
-        client._receive(ready)
+        link = client._links[0]
+        link._transport = cast(Any, transport)
+        link.receive(READY)
+        client.begin([READY])
         stream = client.submit([1], SamplingParams(n=2))
         state = EngineState(0, 0, 0, None)
-        client._receive(Step(1.0, [piece(0, 5, None, None), last], state, []))
-        client._receive(Step(2.0, [piece(0, 6, "length", None)], state, []))
+        link.receive(Step(1.0, [piece(0, 5, None, None), last], state, []))
+        link.receive(Step(2.0, [piece(0, 6, "length", None)], state, []))
         assert not client.streams
         got: list[Piece] = []
         with pytest.raises(ApiError) as error:
@@ -57,3 +72,129 @@ def test_a_completion_that_fails_ends_its_request_in_the_engine(last: Piece, sta
     assert sent[1:] == [Abort("r1")]
     assert [one.token_id for one in got] == [5]  # those before stay
     assert error.status == status and stream.finish_reason == last.finish_reason
+
+
+class Replicas:
+    """A client with replicas that nobody has started; each keeps what it is sent."""
+
+    def __init__(self, count: int, router: str = "round_robin") -> None:
+        parallel = {"replicas": count, "router": router}
+        config = {"parallel": parallel, "cache": {"prefix_caching": True}}
+        self.client = EngineClient(config, 9)
+        self.sent = []
+        for link in self.client._links:
+            transport = Transport()
+            link._transport = cast(Any, transport)
+            link.receive(READY)
+            self.sent.append(transport.sent)
+        self.client.begin([READY] * count)
+
+    def answer(self, number: int, request_id: str, reason: str | None = None) -> None:
+        one = piece(0, 5, reason, None)._replace(request_id=request_id)
+        self.client._links[number].receive(Step(1.0, [one], STATE, []))
+
+    def die(self, number: int) -> None:
+        self.client._links[number].lose()
+
+
+def test_several_replicas_are_one_engine() -> None:
+    async def run() -> None:
+        replicas = Replicas(3)
+        client = replicas.client
+        assert client.info == READY._replace(max_num_seqs=12, num_blocks=27)
+        names = [client.submit([1], SamplingParams()).request_id for _ in range(4)]
+        assert [len(sent) for sent in replicas.sent] == [2, 1, 1]
+        for number, name in enumerate(names):
+            replicas.answer(number % 3, name, "length")
+        assert not client.streams and client.router.queued == [0, 0, 0]
+        assert client.state == EngineState(3, 6, 9, None) and client.counters == {"steps": 15.0}
+        replicas.die(1)
+        assert client.state.num_running == 2 and client.counters == {"steps": 15.0}
+
+    asyncio.run(run())
+
+
+def test_the_prefix_caches_are_empty_when_all_have_said_so() -> None:
+    async def run() -> None:
+        replicas = Replicas(2)
+        first = asyncio.ensure_future(replicas.client.reset_prefix_cache())
+        await asyncio.sleep(0)
+        assert replicas.sent == [[ResetPrefixCache()], [ResetPrefixCache()]]
+        replicas.client._links[0].receive(Reset(True))
+        await asyncio.sleep(0)
+        assert not first.done()
+        replicas.client._links[1].receive(Reset(True))
+        assert await first
+        second = asyncio.ensure_future(replicas.client.reset_prefix_cache())
+        await asyncio.sleep(0)
+        replicas.client._links[0].receive(Reset(True))
+        replicas.die(1)
+        assert not await second  # nobody knows of the other
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_tokens", "prefix_aware", "session"])
+@pytest.mark.parametrize("victim", range(3))
+def test_of_a_dead_replica_no_request_is_lost(router: str, victim: int) -> None:
+    async def run() -> None:
+        replicas = Replicas(3, router)
+        client = replicas.client
+        streams = [client.submit([number] * 3, SamplingParams()) for number in range(9)]
+        mine = [one.request_id for one in replicas.sent[victim]]
+        begun, waiting = mine[0], mine[1:]
+        assert waiting
+        replicas.answer(victim, begun)
+        for sent in replicas.sent:
+            sent.clear()
+        replicas.die(victim)
+        moved = [one.request_id for sent in replicas.sent for one in sent]
+        assert sorted(moved) == sorted(waiting) and not replicas.sent[victim]
+        assert client.is_alive and not client.ended.is_set()
+        (broken,) = [one for one in streams if one.is_over]
+        assert broken.request_id == begun and broken.error is not None
+        assert broken.error.status == 500 and "after 1 tokens" in broken.error.message
+        for number, sent in enumerate(replicas.sent):
+            for one in sent:
+                assert isinstance(one, Submit)
+                replicas.answer(number, one.request_id, "length")
+        assert all(client.streams[one.request_id] for one in streams if not one.is_over)
+        for number in range(3):  # the dead one's number, too
+            replicas.die(number)
+        assert client.ended.is_set() and not client.streams
+        errors = [one.error for one in streams if one.error is not None and one is not broken]
+        assert errors and {error.status for error in errors} == {503}
+        with pytest.raises(ApiError) as refused:
+            client.submit([1], SamplingParams())
+        assert refused.value.status == 503
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_dies_while_others_are_built_gets_nothing() -> None:
+    async def run() -> None:
+        replicas = Replicas(2)
+        other = EngineClient({"parallel": {"replicas": 2}}, 9)
+        for link in other._links:
+            link._transport = cast(Any, Transport())
+            link.receive(READY)
+        other._links[0].lose()
+        other.begin([READY] * 2)
+        assert other.router.alive == {1} and replicas.client.router.alive == {0, 1}
+
+    asyncio.run(run())
+
+
+def test_the_view_goes_on_with_another_replica() -> None:
+    async def run() -> None:
+        replicas = Replicas(2)
+        replicas.client.watch(True)
+        replicas.client.watch(True)
+        assert replicas.sent == [[Watch(True), Watch(True)], []]
+        replicas.die(0)
+        assert replicas.sent[1] == [Watch(True)]
+        replicas.client.watch(False)
+        assert replicas.sent[1][1:] == [Watch(False)]
+        replicas.die(1)
+
+    asyncio.run(run())

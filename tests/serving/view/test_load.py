@@ -11,8 +11,8 @@ import pytest
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.errors import ApiError, overloaded
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.engine_client import TokenStream
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.view import load as module
 from minivllm.serving.view.load import PRIORITY, LoadBody, SyntheticLoad
 from tests.serving.plain import call_json

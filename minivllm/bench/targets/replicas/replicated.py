@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.hardware.gpu import device_indices, device_of
+from minivllm.bench.hardware.gpu import device_of, replica_gpus
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineOutput
@@ -39,7 +39,6 @@ from minivllm.config.compose import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
-from minivllm.models.load.weights import Progress
 from minivllm.platform.channel import Channel, wait
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 
@@ -113,12 +112,12 @@ class ReplicatedEngine(Adapter):
     def __init__(
         self,
         config: Mapping[str, Any],
-        progress: Progress | None = None,
+        progress: Callable[[int, int], None] | None = None,
         start: Callable[[Mapping[str, Any]], Replica] = LocalReplica,
     ) -> None:
         view = Config.of(config)
         begin = time.monotonic()
-        self._places = placements(view["runtime"], view.parallel.replicas, gpus_of(view.tree))
+        self._places = placements(view["runtime"], view.parallel.replicas, replica_gpus(view.tree))
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._progress = progress
         self._outputs: list[EngineOutput] = []  # that poll() has to return yet
@@ -262,15 +261,11 @@ class ReplicatedEngine(Adapter):
 
     def liveness(self) -> Liveness:
         """See BenchEngine. The group `parallel` has what the router did."""
-        router = self.router
         cores = [place.get("cores") or place["device"] for place in self._places]
         parallel: dict[str, float | str] = {
-            "replicas": float(len(self._replicas)),
-            "requests": " | ".join(map(str, router.given)),
-            "assignment": f"{router.assignment:08x}",
+            **self.router.report(),
             "threads": " | ".join(map(str, self._threads)),
             "placed_at": " | ".join(map(str, cores)),
-            **{name: float(count) for name, count in router.counters.items()},
         }
         return {**merged_liveness(self._ask("liveness")), "parallel": parallel}
 
@@ -286,21 +281,3 @@ class ReplicatedEngine(Adapter):
             replica.channel.close()  # all of them end at once
         while self._replicas:
             self._replicas.pop().stop()
-
-
-def gpus_of(config: dict[str, Any]) -> list[int]:
-    """The numbers of the GPUs that replicas are placed on; none: they compute on CPUs.
-
-    Raises:
-        BadInput: the replicas would share the one GPU that `runtime.device` means.
-    """
-    device = device_of(config)
-    if not device.startswith("cuda"):
-        return []
-    if ":" not in device:
-        replicas = Config.of(config).parallel.replicas
-        raise BadInput(
-            f"parallel.replicas={replicas}: name a GPU for each replica, such as "
-            f"runtime.device=cuda:0-{replicas - 1}"
-        )
-    return device_indices(device)

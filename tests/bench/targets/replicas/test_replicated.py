@@ -18,11 +18,7 @@ from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.records import identity, storage
 from minivllm.bench.targets.base import SessionEngine
 from minivllm.bench.targets.minivllm import MinivllmEngine
-from minivllm.bench.targets.replicas.replicated import (
-    ReplicatedEngine,
-    gpus_of,
-    is_replicated,
-)
+from minivllm.bench.targets.replicas.replicated import ReplicatedEngine, is_replicated
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import compose
@@ -161,13 +157,6 @@ def test_only_the_own_engine_has_several_processes() -> None:
     assert not is_replicated(compose([]))
     assert is_replicated(compose(["parallel.replicas=2"]))
     assert not is_replicated(compose(["parallel.replicas=2", "engine=simulated"]))
-
-
-def test_gpus_are_named_one_by_one() -> None:
-    assert gpus_of(compose(["runtime.device=cpu", "parallel.replicas=2"])) == []
-    assert gpus_of(compose(["runtime.device=cuda:0-1", "parallel.replicas=2"])) == [0, 1]
-    with pytest.raises(BadInput, match=r"runtime\.device=cuda:0-1"):
-        gpus_of(compose(["runtime.device=cuda", "parallel.replicas=2"]))
 
 
 def test_processes_give_the_tokens_of_one_engine() -> None:

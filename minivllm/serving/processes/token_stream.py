@@ -1,0 +1,136 @@
+"""The tokens of one request on their way from the engine to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.processes.messages import Piece
+
+OVERFLOW_S = 0.1  # that too many pieces may wait
+
+
+class TokenStream:
+    """The tokens of one request, on their way to one client.
+
+    Args:
+        request_id: unique.
+        num_completions: how many completions it makes.
+        num_prompt_tokens: of its prompt.
+        most_waiting: pieces that wait for a client that does not read, at most.
+        abort: tells the engine to end it.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        num_completions: int,
+        num_prompt_tokens: int,
+        most_waiting: int,
+        abort: Callable[[TokenStream], None],
+    ) -> None:
+        self.request_id, self.num_completions = request_id, num_completions
+        self.num_prompt_tokens = num_prompt_tokens
+        self.arrived_s = time.perf_counter()
+        self.begun_s: float | None = None  # its first step in the engine
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.num_output_tokens = 0
+        self.num_cached_tokens = 0
+        self.unfinished = num_completions
+        self._unbegun = set(range(num_completions))
+        self.error: ApiError | None = None
+        self.finish_reason: str | None = None  # of the completion that ended last
+        self.timer: asyncio.TimerHandle | None = None  # ends it when it takes too long
+        self.on_over: list[Callable[[TokenStream], None]] = []  # called once, at its end
+        self.cut_off: Callable[[], None] = lambda: None  # closes its client's connection
+        self._most_waiting, self._abort = most_waiting, abort
+        self._overflow: asyncio.TimerHandle | None = None  # set while too many pieces wait
+        self._pieces: deque[Piece] = deque()
+        self._changed = asyncio.Event()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many of its completions wait for their first token."""
+        return 0 if self.is_over else len(self._unbegun)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.unfinished == 0 or self.error is not None
+
+    def push(self, piece: Piece, time_s: float) -> None:
+        """Take a piece from the engine."""
+        self._unbegun.discard(piece.completion)
+        if piece.token_id is not None:
+            self.num_output_tokens += 1
+            self.last_token_s = time_s
+            if self.first_token_s is None:
+                self.first_token_s, self.num_cached_tokens = time_s, piece.num_cached_tokens
+        if piece.finish_reason is not None:
+            self.unfinished -= 1
+            self.finish_reason = piece.finish_reason
+        if self.error is None:
+            self._pieces.append(piece)
+        if len(self._pieces) > self._most_waiting and self._overflow is None:
+            # Not at once: this process may have been late itself, and then many come together.
+            loop = asyncio.get_running_loop()
+            self._overflow = loop.call_later(OVERFLOW_S, self._check_reader)
+        self._settle()
+
+    def _check_reader(self) -> None:
+        """End the request of a client that has let too much wait, and its connection."""
+        self._overflow = None
+        if len(self._pieces) > self._most_waiting and not self.is_over:
+            self.end(internal("the client does not read its answer: the request was ended"))
+            self.cut_off()
+
+    def fail(self, error: ApiError) -> None:
+        """Note that the engine has ended it with an error; the pieces that have come stay."""
+        self.error = self.error or error
+        self._settle()
+
+    def end(self, error: ApiError) -> None:
+        """End it with an error, here and in the engine."""
+        self.fail(error)
+        self._abort(self)
+
+    def _settle(self) -> None:
+        """Wake who waits for a change; nothing is timed once it is over."""
+        self._changed.set()
+        if self.is_over:
+            if self.timer is not None:
+                self.timer.cancel()
+            listeners, self.on_over = self.on_over, []
+            for listener in listeners:
+                listener(self)
+
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
+        """The pieces as they come, all that wait at once; a completion ends with a finish reason.
+
+        Leaving the iterator early ends the request.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        try:
+            while self._pieces or not self.is_over:
+                if not self._pieces:
+                    self._changed.clear()
+                    await self._changed.wait()
+                if self._pieces:
+                    taken = list(self._pieces)
+                    self._pieces.clear()
+                    yield taken
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the request, if it has not ended."""
+        if not self.is_over:
+            self.end(internal("the request was ended"))
