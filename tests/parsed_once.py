@@ -7,8 +7,10 @@ anew.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,10 +19,13 @@ import omegaconf._utils
 import omegaconf.base
 import pytest
 import yaml
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.defaults_list import DefaultsList
 from hydra.core.default_element import InputDefault
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from minivllm.config.loader import OptionLoader
+from minivllm.config.loader import OptionLoader, OptionRepository
 
 
 def parse_once(patch: pytest.MonkeyPatch) -> None:
@@ -34,6 +39,7 @@ def parse_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("omegaconf._utils.parse", parse)
     patch.setattr("hydra._internal.hydra.ConfigLoaderImpl", OptionLoader)
     patch.setattr(hydra._internal.defaults_list, "_create_interpolation_map", _choices_if_needed)
+    patch.setattr("hydra._internal.config_loader_impl.create_defaults_list", _DefaultsLists())
 
 
 _create_interpolation_map = hydra._internal.defaults_list._create_interpolation_map
@@ -47,6 +53,46 @@ def _choices_if_needed(
     if any(default.is_interpolation() for default in defaults):
         return _create_interpolation_map(overrides, defaults, self_added)
     return None
+
+
+class _DefaultsLists:
+    """Hydra's `create_defaults_list`, which walks through all option files again for the same
+    choices of options."""
+
+    def __init__(self) -> None:
+        self._make = hydra._internal.defaults_list.create_defaults_list
+        self._known: dict[Any, tuple[dict[str, Any], bytes]] = {}  # option files, and the list
+
+    def __call__(
+        self,
+        repo: CachingConfigRepository,
+        config_name: str,
+        overrides_list: list[Override],
+        prepend_hydra: bool,
+        skip_missing: bool,
+    ) -> DefaultsList:
+        made_of = (repo, config_name, overrides_list, prepend_hydra, skip_missing)
+        files = repo.delegate
+        if not isinstance(files, OptionRepository):
+            return self._make(*made_of)
+        given = [one for one in overrides_list if not one.is_sweep_override()]
+        knobs = [
+            one
+            for one in given
+            if isinstance(one.value(), dict) or not repo.group_exists(one.key_or_group)
+        ]
+        choices = tuple(one.input_line for one in given if one not in knobs)
+        places = tuple((source.path, source.provider) for source in repo.get_sources())
+        asked = (config_name, choices, places, prepend_hydra, skip_missing)
+        read, pickled = self._known.get(asked, ({}, b""))
+        if not pickled or any(files.key(path) != key for path, key in read.items()):
+            made = self._make(*made_of)
+            pickled = pickle.dumps(replace(made, config_overrides=[], defaults_tree=None))
+            paths = [name.removeprefix("config_path=") for name in repo.cache]
+            self._known[asked] = {path: files.key(path) for path in paths}, pickled
+            return made
+        known: DefaultsList = pickle.loads(pickled)
+        return replace(known, config_overrides=knobs)
 
 
 def _remembering(load: Callable[..., Any], loader: Callable[[], type]) -> Callable[..., Any]:
