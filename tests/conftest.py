@@ -3,6 +3,8 @@ process, a fuzz."""
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
 import os
 import signal
@@ -68,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+def pytest_collection_finish() -> None:
+    """Leave modules and tests, which stay, out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     """Say what is tested with, and how much; once, though every process finds all tests."""
@@ -86,10 +94,23 @@ def _done_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def _empty_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """New empty folders. `mktemp` reads the names of all that it has made, at every call."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+
+    def make() -> Iterator[Path]:
+        for number in itertools.count():
+            (new := folder / str(number)).mkdir()
+            yield new
+
+    return make()
+
+
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(_empty_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test in an empty folder, so that none sees the runs and reports of the checkout."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    monkeypatch.chdir(next(_empty_folders))
 
 
 @pytest.fixture(autouse=True)
