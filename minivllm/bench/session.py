@@ -41,7 +41,7 @@ from minivllm.bench.quality import Reference
 from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
-from minivllm.bench.records.record import Cold, Record
+from minivllm.bench.records.record import Record
 from minivllm.bench.targets.base import BenchEngine, SpeculatingEngine
 from minivllm.bench.targets.replicas.replicated import ReplicatedEngine, is_replicated
 from minivllm.bench.targets.supported_knobs import require_line_sampling
@@ -262,12 +262,11 @@ class Session:
         liveness = self.engine.liveness()
         overlapped = validity.overlap_steps(liveness) > 0
         whole, figures = load.figures(traces, info.max_num_seqs)
-        cold = Cold(info.load_s, info.compile_s, first_batch if self._cold else None)
         drafts = self._drafts()
         record = self._record(
             measurement,
             workload_hash=load.workload.hash,
-            cold=cold if info.clock is None else Cold(),
+            cold=info.cold(first_batch if self._cold else None),
             metrics=figures,
             memory=self._hardware.memory(steps),
             energy=energy,
@@ -346,7 +345,7 @@ class Session:
         self.usable = False
         record = self._record(
             measurement,
-            cold=Cold(info.load_s, info.compile_s),
+            cold=info.cold(),
             memory=self._hardware.memory([]),
             energy=Energy(reason="task=quality measures no speed"),
             liveness=self.engine.liveness(),

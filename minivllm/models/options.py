@@ -12,7 +12,14 @@ from minivllm.platform.options import Options, knob, option
 @dataclass(frozen=True)
 class ModelOptions(Options):
     """Every option of model; `architecture` is the published config.json, checked by the model, as
-    is `rope_scaling`."""
+    is `rope_scaling`.
+
+    Args:
+        packed_cache: folder of weights as the CPU's kernels read them; "auto" is one in the user's
+            cache folder, without small models; "off" packs them at each start.
+        packed_cache_gb: most gigabytes (1e9 bytes) of that folder; the files that were not used for
+            the longest time are removed.
+    """
 
     group = "model"
     path: str
@@ -21,3 +28,5 @@ class ModelOptions(Options):
     seed: int = knob(0, at_least=0)
     rope_scaling: dict[str, Any] | None = knob(None, unasked=True)
     architecture: dict[str, Any] | None = None
+    packed_cache: str = knob("auto", unasked=True)
+    packed_cache_gb: float = knob(32.0, above=0, unasked=True)

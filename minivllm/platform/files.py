@@ -14,15 +14,23 @@ from minivllm.platform.untrusted import printable
 from minivllm.redaction import blank, clean, hide
 
 
-def atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, sync it, and rename it over `path`."""
+def atomically(path: Path, write: Callable[[Path], None], durable: bool = True) -> None:
+    """Let `write` fill a temporary file beside `path`, sync it, and rename it over `path`.
+
+    Args:
+        path: of the file.
+        write: fills the temporary file.
+        durable: whether the file must survive a power cut. Syncing waits for the disk; without it,
+            a reader has to check the content.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     temporary = Path(name)
     try:
         write(temporary)
         os.fchmod(descriptor, 0o644)  # mkstemp makes private files; records may be shared
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -30,12 +38,19 @@ def atomically(path: Path, write: Callable[[Path], None]) -> None:
         raise
     finally:
         os.close(descriptor)
+    if not durable:
+        return
     with suppress(OSError):  # the rename survives a power cut only after a sync of the folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def cache_folder() -> Path:
+    """The user's cache folder: $XDG_CACHE_HOME/minivllm or ~/.cache/minivllm."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,11 +3,29 @@ built."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from types import ModuleType
 
 from minivllm.errors import BadInput
+
+
+def require_bitsandbytes(method: str) -> None:
+    """Raise BadInput where the package is not installed; does not import it."""
+    try:
+        found = importlib.util.find_spec("bitsandbytes") is not None
+    except ValueError:  # an entry of sys.modules without a specification
+        found = sys.modules.get("bitsandbytes") is not None
+    if not found:
+        raise _needed(method, "it is not installed")
+
+
+def _needed(method: str, reason: object) -> BadInput:
+    return BadInput(
+        f"quant={method} needs bitsandbytes, which does not load ({reason}): pip install "
+        "bitsandbytes, or choose quant=int8"
+    )
 
 
 def import_bitsandbytes(method: str) -> ModuleType:
@@ -24,10 +42,7 @@ def import_bitsandbytes(method: str) -> ModuleType:
             sys.modules["kernels"] = None  # type: ignore[assignment]  # makes `import kernels` fail: no remote code
         import bitsandbytes
     except (ImportError, OSError, RuntimeError) as error:
-        raise BadInput(
-            f"quant={method} needs bitsandbytes, which does not load ({error}): pip install "
-            "bitsandbytes, or choose quant=int8"
-        ) from None
+        raise _needed(method, error) from None
     finally:
         if fetcher is not None:
             sys.modules["kernels"] = fetcher

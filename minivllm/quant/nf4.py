@@ -6,6 +6,7 @@ quantisation: the blocks' scales are stored in eight bits. bitsandbytes computes
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, frozen
-from minivllm.quant.bnb import import_bitsandbytes
+from minivllm.quant.bnb import import_bitsandbytes, require_bitsandbytes
 from minivllm.quant.kernels.common import SLICE, triton_products
 from minivllm.quant.options import NF4Options
 
@@ -36,7 +37,13 @@ class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Method.dtype
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.library = import_bitsandbytes(self.name)
+        require_bitsandbytes(self.name)
+
+    @cached_property
+    def library(self) -> Any:
+        """bitsandbytes, imported when a weight is quantised: one that the C++ kernels multiply and
+        that was packed before needs none of it."""
+        return import_bitsandbytes(self.name)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""

@@ -144,6 +144,8 @@ class Cold:
     load_s: float | None = None
     compile_s: float | None = None
     first_batch_s: float | None = None
+    packed_weights: str | None = None  # "hit" | "written" | "off", with the reason
+    packed_write_s: float | None = None  # of load_s, where they were written
 
 
 @dataclass

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from minivllm.bench.hardware.clock import ClockProtocol
 from minivllm.bench.metrics.speculation import SpeculationReport
+from minivllm.bench.records.record import Cold
 from minivllm.engine.options import SamplingParams
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
@@ -53,6 +54,8 @@ class EngineInfo:
     max_num_seqs: int
     load_s: float
     compile_s: float | None = None
+    packed_weights: str | None = None  # "hit" | "written" | "off", with the reason
+    packed_write_s: float | None = None
     memory: dict[str, int | None] = field(
         default_factory=dict
     )  # bytes: weights, weights_16bit, linear, linear_16bit, kv_pool
@@ -66,6 +69,13 @@ class EngineInfo:
     processes: tuple[int, ...] = ()
     # of an engine whose time is simulated; None is the machine's
     clock: ClockProtocol | None = None
+
+    def cold(self, first_batch_s: float | None = None) -> Cold:
+        """What happened before the steady state; nothing of an engine whose time is simulated."""
+        if self.clock is not None:
+            return Cold()
+        packed = self.packed_weights, self.packed_write_s
+        return Cold(self.load_s, self.compile_s, first_batch_s, *packed)
 
 
 class BenchEngine(Protocol):

@@ -115,6 +115,8 @@ class MinivllmEngine(Adapter):
                 matrix_dtype=next(filter(None, narrow), None),
             ),
             compile_s=self._compile_s(),
+            packed_weights=loaded.packed_cache,
+            packed_write_s=loaded.packed_write_s,
             attention_backend=engine.runner.attention.name,
             warnings=loaded.warnings,  # not a copy: serving may add to them
         )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from minivllm.errors import BadInput, first_line
+from minivllm.platform.files import cache_folder
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
@@ -40,6 +41,7 @@ class Kernels:
     them."""
 
     has_linear: bool
+    variant: str  # identifies sources, torch and instruction sets
     compile_s: float  # 0 where they were compiled before
     pack: Callable[..., Any]
     use_huge_pages_: Callable[..., Any]
@@ -96,10 +98,11 @@ def load() -> Kernels:
     else:
         torch.ops.load_library(str(path))
     operators = getattr(torch.ops, _NAME)
-    apart = ("has_linear", "compile_s", "decoder_layer")
+    apart = ("has_linear", "variant", "compile_s", "decoder_layer")
     names = [name for name in Kernels.__dataclass_fields__ if name not in apart]
     return Kernels(
         has_linear=operators.has_linear(),
+        variant=path.stem,
         compile_s=time.perf_counter() - begin if compiled else 0.0,
         decoder_layer=getattr(torch.classes, _NAME).DecoderLayer,
         **{name: getattr(operators, name).default for name in names},
@@ -112,8 +115,7 @@ def _cached_path() -> Path:
     for source in sorted([*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")]):
         digest.update(source.read_bytes())
     digest.update(f"{torch.__version__} {platform.machine()} {_FLAGS} {_processor()}".encode())
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "minivllm" / f"{_NAME}-{digest.hexdigest()[:16]}.so"
+    return cache_folder() / f"{_NAME}-{digest.hexdigest()[:16]}.so"
 
 
 def _processor() -> str:

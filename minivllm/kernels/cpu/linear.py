@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,9 @@ class PanelLinear(LinearKernel):
     """
 
     kernel_name = "PanelLinear"
+    # What makes the layer again: its parameters, and numbers and texts beside them.
+    parts = ("weight", "scales", "zeros", "bias")
+    facts = ("form", "outputs", "group", "kernel_name", "matrix_dtype")
 
     def __init__(
         self,
@@ -106,6 +110,20 @@ class PanelLinear(LinearKernel):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.form, self.group = int(form), group // repeats if group else inputs
         self.multiply = kernels.linear
+
+    @classmethod
+    def again(cls, kernels: Kernels, parts: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
+        """The layer that had these parts, without those that it lacked, and these facts."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        for name in cls.parts:
+            value = parts.get(name)
+            whole = None if value is None else nn.Parameter(value, requires_grad=False)
+            layer.register_parameter(name, whole)
+        for name in cls.facts:
+            setattr(layer, name, facts[name])
+        layer.multiply = kernels.linear
+        return layer
 
     @property
     def state(self) -> tuple[Tensor | int | None, ...]:

@@ -43,6 +43,15 @@ _WHOLE = "download the checkpoint again"
 
 
 @dataclass(frozen=True)
+class Header:
+    """The header of a .safetensors file."""
+
+    tensors: dict[str, StoredTensor]  # by their names in the file
+    metadata: Any  # as JSON, unchecked
+    raw: bytes  # with its length
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """The tensors of one folder, by the model's names."""
 
@@ -198,13 +207,27 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
+    return read_header(file).tensors
+
+
+def read_header(file: Path) -> Header:
+    """The header of a .safetensors file, checked against the file's length.
+
+    Raises:
+        BadInput: the file is missing or unreadable, or its length is not what its header says.
+    """
     try:
         with open_file(file, str(file), _AGAIN) as stream:
             size = os.fstat(stream.fileno()).st_size
-            header, start = _parse_header(file, stream, size)
-        header.pop("__metadata__", None)
-        held = {name: _stored(file, name, entry, start) for name, entry in header.items()}
-        end = _check_layout(held, start)
+            raw = _raw_header(stream, size)
+        header = parse_json(
+            raw[8:], f"{file} is not a readable safetensors file: its header", _AGAIN
+        )
+        if not isinstance(header, dict):
+            raise ValueError("its header is not a JSON object")
+        metadata = header.pop("__metadata__", None)
+        held = {name: _stored(file, name, entry, len(raw)) for name, entry in header.items()}
+        end = _check_layout(held, len(raw))
     except BadInput:
         raise
     except (OSError, ValueError) as error:
@@ -212,19 +235,16 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     if end != size:
         cut = next((f"; tensor {name} is cut off" for name, t in held.items() if t.end > size), "")
         raise BadInput(f"{file} has {size} bytes where its header says {end}{cut}: {_AGAIN}")
-    return held
+    return Header(held, metadata, raw)
 
 
-def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    length = int.from_bytes(stream.read(8), "little")
+def _raw_header(stream: BinaryIO, size: int) -> bytes:
+    """The header with its length before it."""
+    prefix = stream.read(8)
+    length = int.from_bytes(prefix, "little")
     if not 2 <= length <= min(_MAX_HEADER, size - 8):
         raise ValueError(f"header length {length} in a file of {size} bytes")
-    header = parse_json(
-        stream.read(length), f"{file} is not a readable safetensors file: its header", _AGAIN
-    )
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a JSON object")
-    return header, 8 + length
+    return prefix + stream.read(length)
 
 
 def _stored(file: Path, name: str, entry: Any, start: int) -> StoredTensor:

@@ -26,6 +26,7 @@ from minivllm.models.load.generation import decoding_defaults
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, open_checkpoint
 from minivllm.models.load.gguf.packed import PackedLayers
 from minivllm.models.load.gguf.weights import GGUFWeights
+from minivllm.models.load.packed_cache.cache import Filled, PackedCache, packed_cache
 from minivllm.models.load.prequantized import Prequantized, part_names
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
@@ -40,9 +41,12 @@ from minivllm.models.options import ModelOptions
 from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class
 from minivllm.models.vision.registry import LoadedVision, image_processor, sees, vision_tower
+from minivllm.models.vision.tower import VisionTower
 from minivllm.quant.base import Method, QuantMethod
 from minivllm.quant.plain import plain_linear, tied_linear
 from minivllm.quant.stored.format import Shapes
+
+_RETURN_EVERY = 64 << 20  # bytes of weights
 
 
 @dataclass
@@ -71,6 +75,8 @@ class LoadedModel:
     stored_bytes: dict[str, int] = field(default_factory=dict)  # of a GGUF file, by its formats
     passes: list[PassReport] = field(default_factory=list)  # reports of passes, in order
     vision: LoadedVision | None = None  # of a model that takes images
+    packed_cache: str = "off"  # see PackedCache.outcome
+    packed_write_s: float | None = None
 
 
 def load_model(
@@ -112,7 +118,8 @@ def load_model(
             return reader
         return transform.weights(reader, tensor_shapes(whole, quant.dtype))
 
-    loaded = _load(source, config, length, quant, context, open_weights)
+    cache = packed_cache(options, source, quant, context, transform is not None)
+    loaded = _load(source, config, length, quant, context, open_weights, cache)
     _return_freed_memory()
     loaded.model.make_rotary(length, context.device)
     return loaded
@@ -138,6 +145,7 @@ def _load(
     quant: QuantMethod,
     context: BuildContext,
     open_weights: Callable[[], WeightSource],
+    cache: PackedCache,
 ) -> LoadedModel:
     """A model with its weights; see `load_model`. The memory of the reader is free afterwards."""
     # Before the weights, so that a mistake in these files is reported at once.
@@ -147,22 +155,17 @@ def _load(
     linears = {path: part for path, part in model.named_modules() if isinstance(part, Linear)}
     _check_skip(linears, quant)
     widths = {path: linear.in_features for path, linear in linears.items()}
-    reader = open_weights()
-    before: Prequantized | PackedLayers | None = None
-    if isinstance(reader, GGUFWeights):
-        before = PackedLayers(quant, reader, model)
-    elif isinstance(reader, CheckpointWeights) and config.quantization is not None:
-        before = Prequantized(config.quantization, quant, reader, model)
-    stored = before.shapes if before is not None else {}
     with torch.device("meta"):
         tower = vision_tower(source.config)
     processor = None if tower is None else image_processor(source.config, source.folder)
-    shapes = _expected_shapes(model, before) | ({} if tower is None else tower.shapes)
-    reader.check(shapes | stored, config.tie_word_embeddings, stored)
-    sizes = _fill(model, reader, quant, context, before)
+    if tower is not None:
+        cache = PackedCache(outcome="off: models that take images are not kept")
+    filled = cache.restore(model, linears)
+    if filled is None:
+        filled = _filled(model, tower, open_weights(), quant, context)
+        cache.keep(model, linears, filled)
     vision = None
     if tower is not None and processor is not None:
-        tower.fill(reader.fill, quant.dtype, context.device)
         vision = LoadedVision(tower.eval(), source.config, source.folder, processor)
     return LoadedModel(
         model=model.eval(),
@@ -173,18 +176,44 @@ def _load(
         fingerprint=source.fingerprint,
         decoding_defaults=decoding,
         linear_inputs=widths,
-        stored_bytes=reader.stored_bytes,
+        stored_bytes=filled.stored_bytes,
         passes=[],
         kernels=context.kernels,
         vision=vision,
-        warnings=[*source.warnings, *reader.warnings, *([before.warning] if before else [])],
-        **sizes,
+        warnings=[*source.warnings, *filled.warnings, *cache.warnings],
+        packed_cache=cache.outcome,
+        packed_write_s=cache.write_s,
+        **filled.sizes,
     )
 
 
+def _filled(
+    model: LlamaForCausalLM,
+    tower: VisionTower | None,
+    reader: WeightSource,
+    quant: QuantMethod,
+    context: BuildContext,
+) -> Filled:
+    """Load the weights of a model and its tower on the meta device."""
+    config = model.config
+    before: Prequantized | PackedLayers | None = None
+    if isinstance(reader, GGUFWeights):
+        before = PackedLayers(quant, reader, model)
+    elif isinstance(reader, CheckpointWeights) and config.quantization is not None:
+        before = Prequantized(config.quantization, quant, reader, model)
+    stored = before.shapes if before is not None else {}
+    shapes = _expected_shapes(model, before) | ({} if tower is None else tower.shapes)
+    reader.check(shapes | stored, config.tie_word_embeddings, stored)
+    sizes = _fill(model, reader, quant, context, before)
+    if tower is not None:
+        tower.fill(reader.fill, quant.dtype, context.device)
+    warnings = [*reader.warnings, *([before.warning] if before else [])]
+    return Filled(dict(sizes), warnings, reader.stored_bytes)
+
+
 def _return_freed_memory() -> None:
-    """Let glibc return the memory of loading to the system (100 to 170 MB, which would count as the
-    process's)."""
+    """Let glibc return freed memory to the system: it would count as the process's. Packed weights
+    take the places of larger 16-bit ones, and what is left of these is too small for the next."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -254,6 +283,7 @@ def _fill(
 ) -> dict[str, int]:
     """Load the weights of every module. Returns the byte counts of LoadedModel."""
     sizes: Counter[str] = Counter()
+    unreturned = 0  # bytes of weights since freed memory was last returned
     held = before.layers if before is not None else {}
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):
@@ -299,6 +329,10 @@ def _fill(
             continue
         sizes["weight_bytes"] += stored
         sizes["weight_bytes_16bit"] += full
+        unreturned += stored
+        if unreturned >= _RETURN_EVERY:
+            _return_freed_memory()
+            unreturned = 0
     return sizes
 
 
