@@ -286,7 +286,7 @@ def _windows(values: Values, architecture: str, layers: int) -> tuple[tuple[str,
             "MistralForCausalLM" | "MixtralForCausalLM" | "Phi3ForCausalLM" | "Qwen3MoeForCausalLM"
         ):
             slides = [window is not None] * layers
-        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
+        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM" | "Qwen2_5_VLForConditionalGeneration":
             first = values.integer("max_window_layers", 0, low=0)
             slides = [window is not None and i >= first for i in range(layers)]
         case "Gemma2ForCausalLM":

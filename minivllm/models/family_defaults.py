@@ -32,10 +32,14 @@ class Family:
     Attributes:
         keys: the keys of OWN_KEYS that the family has.
         defaults: values of keys that a published file may omit, as transformers has them.
+        sections: of a family with M-RoPE, see RopeConfig; where a file omits them.
+        interleaved: whether the sections alternate.
     """
 
     keys: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
 
 
 _BIAS = {"attention_bias"}
@@ -114,6 +118,17 @@ FAMILIES = {
     ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Qwen2_5_VLForConditionalGeneration": Family(
+        frozenset(_QWEN_KEYS),
+        _QWEN | {"max_window_layers": 80, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        (16, 24, 24),
+    ),
+    "Qwen3VLForConditionalGeneration": Family(
+        frozenset(_BIAS),
+        {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5},
+        (24, 20, 20),
+        interleaved=True,
+    ),
     "Phi3ForCausalLM": Family(
         frozenset(),
         {
@@ -129,6 +144,8 @@ BY_MODEL_TYPE = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gemma": "GemmaForCausalLM",

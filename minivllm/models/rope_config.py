@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.models.family_defaults import FAMILIES, Family
 from minivllm.models.schema import Values
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -15,10 +16,11 @@ _MOST_THETA, _MOST_FACTOR = 1e12, 1e6
 _ORIGINAL = "original_max_position_embeddings"
 _LISTS = ("short_factor", "long_factor")  # of longrope: one number for each pair of dimensions
 _OF_LAYERS = ("full_attention", "sliding_attention")
+_SECTIONS = "mrope_section"
 _KEYS = (
     *("rope_type", "rope_theta", "partial_rotary_factor", "factor", _ORIGINAL, "attention_factor"),
     *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    *("low_freq_factor", "high_freq_factor", *_LISTS),
+    *("low_freq_factor", "high_freq_factor", *_LISTS, _SECTIONS),
 )
 
 
@@ -30,6 +32,10 @@ class RopeConfig:
     kind: str = "default"  # "default" | "linear" | "dynamic" | "yarn" | "llama3" | "longrope"
     scaling: Mapping[str, Any] = field(default_factory=dict)  # parameters of `kind` beside theta
     partial_rotary_factor: float = 1.0  # share of a head's dimensions that are rotated
+    # Of a model with M-RoPE: how many pairs of dimensions turn by a token's position in time, height
+    # and width; and whether the three alternate.
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
 
     def rotary_dim(self, head_dim: int) -> int:
         """Number of a head's first dimensions that are rotated."""
@@ -46,6 +52,7 @@ class RopeConfig:
         return {
             **{"rope_type": self.kind, "rope_theta": self.theta},
             **(partial if self.partial_rotary_factor != 1.0 else {}),
+            **({_SECTIONS: list(self.sections)} if self.sections else {}),
             **scaling,
         }
 
@@ -71,7 +78,7 @@ def read_rope(
     """Read old spellings (rope_theta beside rope_scaling) and new ones (rope_parameters).
 
     Where a file has both, as one to which a user added a scaling, `rope_scaling` replaces all of
-    `rope_parameters` but theta and the share that is rotated.
+    `rope_parameters` but theta, the share that is rotated and the sections of M-RoPE.
 
     Args:
         values: config.json, with the family's defaults.
@@ -136,23 +143,27 @@ def _parameters(values: Values) -> tuple[Values, Values | None]:
     if any(parameters.has(kind) for kind in _OF_LAYERS):
         parameters, local = (parameters.section(kind) for kind in _OF_LAYERS)
     if scaling:
-        parameters = scaling.over(parameters, ("rope_theta", "partial_rotary_factor"))
+        parameters = scaling.over(parameters, ("rope_theta", "partial_rotary_factor", _SECTIONS))
     return parameters, local
 
 
 def _read(given: Values, theta: float, config: Values, architecture: str, limit: int) -> RopeConfig:
     """One rope. `theta` is its default, `limit` the sequence length without scaling."""
-    key = "rope_type" if given.has("rope_type") else "type"
-    kind = given.text(key, "default")
+    key_of_kind = "rope_type" if given.has("rope_type") else "type"
+    kind = given.text(key_of_kind, "default")
     if architecture == "Phi3ForCausalLM" and kind in ("su", "yarn"):
         kind = "longrope"  # its name in Phi-3's first configs
+    family = FAMILIES.get(architecture, Family())
+    if family.sections and kind == "mrope":
+        kind = "default"  # its name in Qwen2-VL's first configs
     if kind not in KINDS:
-        given.fail(key, f"is not supported: rope types are {', '.join(KINDS)}")
+        given.fail(key_of_kind, f"is not supported: rope types are {', '.join(KINDS)}")
     theta = given.number("rope_theta", theta, above=1.0, high=_MOST_THETA)
     key = "partial_rotary_factor"
     partial = given.number(key, config.number(key, 1.0, high=1.0), high=1.0)
+    mrope = _sections(given, family), family.interleaved
     if kind == "default":
-        return RopeConfig(theta, partial_rotary_factor=partial)
+        return RopeConfig(theta, kind, {}, partial, *mrope)
     values: dict[str, Any] = {"factor": given.number("factor", None, least=1.0, high=_MOST_FACTOR)}
     if kind == "dynamic":
         values[_ORIGINAL] = float(limit)
@@ -178,7 +189,21 @@ def _read(given: Values, theta: float, config: Values, architecture: str, limit:
         )
     if kind == "yarn":
         values |= _yarn(given)
-    return RopeConfig(theta, kind, {k: v for k, v in values.items() if v is not None}, partial)
+    scaling = {key: value for key, value in values.items() if value is not None}
+    rope = RopeConfig(theta, kind, scaling, partial, *mrope)
+    if rope.sections and rope.depends_on_length:
+        given.fail(key_of_kind, "does not go with positions in time, height and width")
+    return rope
+
+
+def _sections(given: Values, family: Family) -> tuple[int, ...]:
+    """The sections of M-RoPE; none in a family without it."""
+    if not family.sections:
+        return ()
+    sections = given.integers(_SECTIONS)
+    if sections is not None and len(sections) != len(family.sections):
+        given.fail(_SECTIONS, "must have three numbers: time, height and width")
+    return sections or family.sections
 
 
 def _yarn(given: Values) -> dict[str, float | None]:
@@ -200,6 +225,11 @@ def _check_dimensions(rope: RopeConfig, head_dim: int, where: str) -> None:
             f"{where}: head_dim={head_dim} with "
             f"partial_rotary_factor={rope.partial_rotary_factor} rotates {dim} dimensions of a "
             "head; rotary embeddings need an even number, and no more than there are"
+        )
+    if rope.sections and sum(rope.sections) != dim // 2:
+        raise BadInput(
+            f"{where}: {_SECTIONS}={list(rope.sections)} must sum to the {dim // 2} pairs of "
+            "dimensions that a head rotates"
         )
     if rope.kind == "dynamic" and dim < 4:
         raise BadInput(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
+from minivllm.models.family_defaults import FAMILIES
 from minivllm.models.registry import check_architecture, model_class, supported_architectures
 from minivllm.models.rope_config import RopeConfig
 
@@ -44,6 +45,16 @@ def test_what_is_absent_takes_the_format_s_defaults() -> None:
 @pytest.mark.parametrize(("given_eos", "ids"), [(7, (7,)), ([7, 8], (7, 8)), (None, ()), (0, (0,))])
 def test_end_of_sequence_is_one_id_or_several(given_eos: Any, ids: tuple[int, ...]) -> None:
     assert ModelConfig.from_dict(BASE | {"eos_token_id": given_eos}).eos_token_ids == ids
+
+
+def small(architecture: str) -> dict[str, Any]:
+    """BASE for any family; the sections of M-RoPE fit its heads."""
+    base = BASE | {"architectures": [architecture], "num_key_value_heads": 2}
+    if not FAMILIES[architecture].sections:
+        return base
+    pairs = FAMILIES[architecture].defaults.get("head_dim", 16) // 2
+    rope = {"rope_type": "default", "mrope_section": [pairs - 6, 3, 3]}
+    return base | {"rope_parameters": rope}
 
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -152,7 +163,7 @@ def test_which_layers_have_a_window(config: dict[str, Any], windows: list[int | 
 def test_what_a_family_leaves_out_is_what_transformers_takes(architecture: str) -> None:
     import transformers
 
-    published = BASE | {"architectures": [architecture], "num_key_value_heads": 2}
+    published = small(architecture)
     filled = getattr(transformers, architecture).config_class.from_dict(
         {"text_config": published} if "Conditional" in architecture else published
     )

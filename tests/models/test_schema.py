@@ -17,7 +17,7 @@ from minivllm.models.load.source import resolve
 from minivllm.models.schema import Values
 from tests.damage import damaged
 from tests.models.load.test_source import node
-from tests.models.test_config import BASE, LLAMA3, ROPES
+from tests.models.test_config import BASE, LLAMA3, ROPES, small
 
 NAN, INF = float("nan"), float("inf")
 GEMMA = BASE | {"architectures": ["Gemma2ForCausalLM"], "num_key_value_heads": 2}
@@ -124,7 +124,7 @@ def test_numbers_may_be_written_either_way() -> None:
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_keys_that_a_family_does_not_have_change_nothing(architecture: str) -> None:
-    base = BASE | {"architectures": [architecture], "num_key_value_heads": 2}
+    base = small(architecture)
     foreign = {
         "attention_bias": True,
         "mlp_bias": True,
@@ -152,7 +152,7 @@ def test_the_model_type_tells_what_a_file_without_architectures_is(architecture:
     import transformers
 
     kind = getattr(transformers, architecture).config_class.model_type
-    base = BASE | {"num_key_value_heads": 2, "model_type": kind}
+    base = small(architecture) | {"model_type": kind}
     for message in (None, ["SomethingModel"]):
         assert ModelConfig.from_dict(base | {"architectures": message}).architecture == architecture
 
