@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from minivllm.models.families.llama import LlamaForCausalLM
 
 _ARCHITECTURES = {
+    "Qwen2_5_VLForConditionalGeneration": "minivllm.models.families.qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "minivllm.models.families.qwen3_vl",
     "Gemma2ForCausalLM": "minivllm.models.families.gemma2",
     "Gemma3ForCausalLM": "minivllm.models.families.gemma3",
     "Gemma3ForConditionalGeneration": "minivllm.models.families.gemma3",

@@ -32,8 +32,8 @@ class RopeConfig:
     kind: str = "default"  # "default" | "linear" | "dynamic" | "yarn" | "llama3" | "longrope"
     scaling: Mapping[str, Any] = field(default_factory=dict)  # parameters of `kind` beside theta
     partial_rotary_factor: float = 1.0  # share of a head's dimensions that are rotated
-    # Of a model with M-RoPE: how many pairs of dimensions turn by a token's position in time, height
-    # and width; and whether the three alternate.
+    # Of a model with M-RoPE: how many pairs of dimensions turn by a token's position in time, in
+    # height and in width; and whether the three alternate.
     sections: tuple[int, ...] = ()
     interleaved: bool = False
 

@@ -15,6 +15,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.load.loading import _expected_shapes
 from minivllm.models.load.names import StoredTensor, with_model_names
 from minivllm.models.registry import model_class
+from minivllm.models.vision.registry import vision_tower
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 PARAMETERS = {
@@ -30,11 +31,13 @@ PARAMETERS = {
     "phi4_mini": 3_836_021_760,
     "qwen2_5_0_5b": 494_032_768,
     "qwen2_5_7b": 7_615_616_512,
+    "qwen2_5_vl_3b": 3_754_622_976,
     "qwen3": 596_049_920,
     "qwen3_1_7b": 1_720_574_976,
     "qwen3_30b_a3b": 30_532_122_624,
     "qwen3_4b": 4_022_468_096,
     "qwen3_8b": 8_190_735_360,
+    "qwen3_vl_2b": 2_127_532_032,
     "tinyllama": 1_100_048_384,
 }
 each_option = pytest.mark.parametrize("option", PARAMETERS)
@@ -49,7 +52,9 @@ def tensors(architecture: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """What the loader would look for in a checkpoint."""
     config = ModelConfig.from_dict(architecture)
     with torch.device("meta"):
-        return _expected_shapes(model_class(config.architecture)(config, torch.bfloat16))
+        text = _expected_shapes(model_class(config.architecture)(config, torch.bfloat16))
+        tower = vision_tower(architecture)
+    return text if tower is None else text | tower.shapes
 
 
 def test_every_option_with_an_architecture_is_here() -> None:
@@ -76,7 +81,7 @@ def test_the_tensors_are_those_that_transformers_saves(option: str) -> None:
         architecture
     )
     with torch.device("meta"), no_init_weights():
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = getattr(transformers, architecture["architectures"][0])(config)
     # experts are fused in memory, not in files
     saved = revert_weight_conversion(model, model.state_dict())
     if config.tie_word_embeddings:

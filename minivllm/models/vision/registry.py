@@ -30,6 +30,12 @@ _SMOLVLM = _Family("smolvlm_processor.SmolVLMProcessor", "smolvlm.SmolVLMTower")
 _ARCHITECTURES = {
     "Idefics3ForConditionalGeneration": _SMOLVLM,
     "SmolVLMForConditionalGeneration": _SMOLVLM,
+    "Qwen2_5_VLForConditionalGeneration": _Family(
+        "qwen_processor.Qwen2_5_VLProcessor", "qwen2_5_vl.Qwen2_5_VLTower"
+    ),
+    "Qwen3VLForConditionalGeneration": _Family(
+        "qwen_processor.Qwen3VLProcessor", "qwen3_vl.Qwen3VLTower"
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,8 +93,8 @@ def test_logits_match_transformers(index: int, saved: Saved, llm: LLM) -> None:
         [*ROOM, "batching.max_num_batched_tokens=7"],
         [*ROOM, "batching.max_num_batched_tokens=24", "cache.prefix_caching=false"],
         ["runtime.threads=1", "cache.num_blocks=300", "cache.block_size=2"],
-        [ROOM[0], "cache.num_blocks=12", "cache.block_size=8"],  # some are preempted
-        [ROOM[0], "cache.num_blocks=12", "cache.block_size=8", "batching.preemption=swap"],
+        [ROOM[0], "cache.num_blocks=52", "cache.block_size=2"],  # some are preempted
+        [ROOM[0], "cache.num_blocks=52", "cache.block_size=2", "batching.preemption=swap"],
         [*ROOM, "vision.encoder_cache_tokens=0", "batching.max_num_batched_tokens=12"],
         [*ROOM, "runtime.overlap=true"],
         [*ROOM, "speculative=ngram"],
@@ -115,7 +116,7 @@ def test_greedy_tokens_are_those_of_transformers_however_they_are_scheduled(
 def test_preemption_and_prefix_hits_take_place(saved: Saved) -> None:
     """Those that the tests above are about."""
     batch = [asked(index) for index in range(len(PROMPTS))]
-    with saved.llm(ROOM[0], "cache.num_blocks=12", "cache.block_size=8") as llm:
+    with saved.llm(ROOM[0], "cache.num_blocks=52", "cache.block_size=2") as llm:
         llm.generate(batch, GREEDY)
         assert llm.engine.scheduler.num_preemptions > 0
     reused: list[int] = []
@@ -129,13 +130,14 @@ def test_preemption_and_prefix_hits_take_place(saved: Saved) -> None:
 def test_batches_do_not_change_a_bit(saved: Saved) -> None:
     """With `runtime.determinism=batch`."""
     batch = [asked(index) for index in range(len(PROMPTS))]
-    params = SamplingParams(max_tokens=6, ignore_eos=True, seed=5, temperature=1.0, logprobs=1)
+    sampled = SamplingParams(max_tokens=6, ignore_eos=True, temperature=1.0, logprobs=1)
+    params = [replace(sampled, seed=seed) for seed in range(len(batch))]
     with saved.llm(*ROOM, "runtime.determinism=batch", "cache.prefix_caching=false") as llm:
         together = llm.generate(batch, params)
         encoder: Any = llm.engine.launcher.extensions
         encoder.encoder.clear()
-        for one, whole in zip(batch, together, strict=True):
-            alone = llm.generate(one, params)[0].outputs[0]
+        for one, own, whole in zip(batch, params, together, strict=True):
+            alone = llm.generate(one, own)[0].outputs[0]
             assert alone.token_ids == whole.outputs[0].token_ids
             assert alone.logprobs == whole.outputs[0].logprobs
 
