@@ -14,7 +14,9 @@ from minivllm import LLM, SamplingParams
 from minivllm.quant.plain import PlainLinear
 from tests.qwen_vl import FAMILIES, make_checkpoint, model_inputs, picture, prompt
 
-ROOM = ["runtime.threads=1", "cache.num_blocks=128", "cache.block_size=8"]
+REUSED = ["runtime.threads=1", "cache.prefix_caching=true"]
+ROOM = [*REUSED, "cache.num_blocks=128", "cache.block_size=8"]
+TIGHT = [*REUSED, "cache.num_blocks=52", "cache.block_size=2"]  # some are preempted
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 WIDE, TALL, TINY = picture(90, 20), picture(37, 61), picture(9, 9)
 LARGE = picture(300, 210)  # more pixels than the processor leaves it
@@ -92,17 +94,17 @@ def test_logits_match_transformers(index: int, saved: Saved, llm: LLM) -> None:
         ROOM,
         [*ROOM, "batching.max_num_batched_tokens=7"],
         [*ROOM, "batching.max_num_batched_tokens=24", "cache.prefix_caching=false"],
-        ["runtime.threads=1", "cache.num_blocks=300", "cache.block_size=2"],
-        [ROOM[0], "cache.num_blocks=52", "cache.block_size=2"],  # some are preempted
-        [ROOM[0], "cache.num_blocks=52", "cache.block_size=2", "batching.preemption=swap"],
+        [*REUSED, "cache.num_blocks=300", "cache.block_size=2"],
+        TIGHT,
+        [*TIGHT, "batching.preemption=swap"],
         [*ROOM, "vision.encoder_cache_tokens=0", "batching.max_num_batched_tokens=12"],
         [*ROOM, "runtime.overlap=true"],
         [*ROOM, "speculative=ngram"],
         [*ROOM, "attention=eager"],
         [*ROOM, "runtime.trim_last_layer=true", "runtime.native_layers=true"],
-        [ROOM[0], "cache=none", "model.max_model_len=256", "batching.max_num_seqs=2"],
+        [REUSED[0], "cache=none", "model.max_model_len=256", "batching.max_num_seqs=2"],
     ],
-    ids=lambda value: " ".join(value),
+    ids=" ".join,
 )
 def test_greedy_tokens_are_those_of_transformers_however_they_are_scheduled(
     overrides: list[str], saved: Saved
@@ -116,7 +118,7 @@ def test_greedy_tokens_are_those_of_transformers_however_they_are_scheduled(
 def test_preemption_and_prefix_hits_take_place(saved: Saved) -> None:
     """Those that the tests above are about."""
     batch = [asked(index) for index in range(len(PROMPTS))]
-    with saved.llm(ROOM[0], "cache.num_blocks=52", "cache.block_size=2") as llm:
+    with saved.llm(*TIGHT) as llm:
         llm.generate(batch, GREEDY)
         assert llm.engine.scheduler.num_preemptions > 0
     reused: list[int] = []
