@@ -78,7 +78,7 @@ _GEMMA3 = Family(
         "rope_local_base_freq": 1e4,
     },
 )
-_SMOLVLM = Family(frozenset(_BIAS | {"mlp_bias"}), {"rms_norm_eps": 1e-5})
+_SMOLVLM = Family(frozenset(_BIAS | {"mlp_bias"}))
 FAMILIES = {
     "LlamaForCausalLM": Family(frozenset(_BIAS | {"mlp_bias"})),
     "Idefics3ForConditionalGeneration": _SMOLVLM,

@@ -38,6 +38,7 @@ PARAMETERS = {
     "qwen3_4b": 4_022_468_096,
     "qwen3_8b": 8_190_735_360,
     "qwen3_vl_2b": 2_127_532_032,
+    "smolvlm_256m": 256_484_928,
     "tinyllama": 1_100_048_384,
 }
 each_option = pytest.mark.parametrize("option", PARAMETERS)

@@ -37,7 +37,7 @@ _KNOWN_BUFFERS = (
 _CHUNK = 8 * 1024 * 1024  # bytes read at once, and most memory of a tensor on its way to a device
 VISION = "vision."  # prefix of tower and connector
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_NORM = re.compile(r"norm\d*\.weight$")
+_NORM = re.compile(r"(norm\d*|ln_q)\.weight$")
 # Values of the random block; a prime number, so that no two rows start at the same place.
 _PERIOD = 4_194_301
 
