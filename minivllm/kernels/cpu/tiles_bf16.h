@@ -85,10 +85,10 @@ class PanelTiles {
 
   void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift,
                  int64_t) {
-    pairs_ = (place.count + 1) / 2, asked_ = false;
+    pairs_ = (place.count + 1) / 2, asked_ = asked_values_ = false;
     if (!lies(place.together)) {
       make_panels(keys, values, place, ahead, shift);
-      asked_ = true;
+      asked_ = asked_values_ = true;
       return;
     }
     for (int64_t g = 0; g < kGroups; ++g) {
@@ -105,8 +105,7 @@ class PanelTiles {
       __m512 sums[rows()][4] = {};
       const Factor* query = queries_.data() + row * dim_;
       for (int64_t d = 0; d < dim_; d += step) {
-        if (!asked_)
-          for (int64_t g = 0; g < kGroups; ++g) ask(next_keys_[g], d), ask(next_values_[g], d);
+        if (!asked_) ask<kStep * 2>(next_keys_, d / kStep);
         const uint16_t* const at[] = {keys_[0] + d * kGroup, keys_[1] + d * kGroup, keys_[2] + d * kGroup,
                                       keys_[3] + d * kGroup};
         meet<rows()>(query + d, dim_, at, 2 * kGroup, step / 2, sums);
@@ -130,6 +129,7 @@ class PanelTiles {
           for (int n = 0; n < 4; ++n)
             sums[m][n] = _mm512_mul_ps(_mm512_loadu_ps(to + m * dim_ + 16 * n), _mm512_set1_ps(fades[m]));
         for (int64_t g = 0; g < kGroups && g * kGroup / 2 < pairs_; ++g) {
+          if (!asked_values_) ask<kColumns / 2>(next_values_, d / kColumns * kGroups + g);
           const uint16_t* from = values_[g] + 2 * d;
           const uint16_t* const at[] = {from, from + 32, from + 64, from + 96};
           meet<rows()>(rounded + g * kGroup, kKeys, at, 2 * dim_, std::min(kGroup / 2, pairs_ - g * kGroup / 2), sums);
@@ -138,6 +138,7 @@ class PanelTiles {
           for (int n = 0; n < 4; ++n) _mm512_storeu_ps(to + m * dim_ + 16 * n, sums[m][n]);
       }
     });
+    asked_values_ = true;
   }
 
   void write_out(int64_t row, float total, BFloat16* out) const {
@@ -175,10 +176,13 @@ class PanelTiles {
     }
   }
 
-  // Asks memory for what belongs to kStep dimensions of a panel of the next tile.
-  MINIVLLM_ASKS static void ask(const BFloat16* panel, int64_t d) {
-    const char* next = reinterpret_cast<const char*>(panel + d * kGroup);
-    minivllm::ask(next, kStep * kGroup / 32);
+  // Asks memory for the `part`th kLines lines of the next tile's panels, one panel after another: of keys while scores are
+  // computed, of values while they are added, so that memory is busy throughout.
+  template <int64_t kLines>
+  MINIVLLM_ASKS void ask(const BFloat16* const (&panels)[kGroups], int64_t part) const {
+    const int64_t lines = dim_ / 2, panel = part * kLines / lines, line = part * kLines - panel * lines;
+    const char* next = reinterpret_cast<const char*>(panels[panel] + line * 32);
+    minivllm::ask(next, kLines);
   }
 
   void make_panels(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift) {
@@ -222,7 +226,7 @@ class PanelTiles {
   }
 
   int64_t dim_ = 0, pairs_ = 0;
-  bool asked_ = false;  // for the next tile
+  bool asked_ = false, asked_values_ = false;  // for the next tile's keys and values
   std::vector<uint16_t> queries_, panels_, zeros_;
   std::vector<float> sums_;
   const uint16_t *keys_[kGroups], *values_[kGroups];          // [dim / 2][16][2], [8][dim][2]
