@@ -3,7 +3,7 @@
 
 It imports only the standard library, since it is a process of its own. FOLDER/lease is locked by
 whoever uses the server; FOLDER/server.json says where it is, and is gone once it ends; FOLDER/log
-is what the server printed.
+is what the server printed. FOLDER is removed once the server has ended and nobody uses it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import ctypes
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LOOK_S = 0.2
 GRACE_S = 15.0
@@ -30,6 +31,20 @@ def die_with_parent() -> None:
     """Let the kernel end this process with the keeper, where it can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def remove_unused(folder: Path, lease: IO[bytes]) -> bool:
+    """Remove the folder of a server that has ended, unless its lease is held by someone else.
+
+    Returns:
+        Whether it was not in use.
+    """
+    try:
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def keep(folder: Path, linger_s: float, port: int, command: list[str]) -> None:
@@ -67,6 +82,7 @@ def keep(folder: Path, linger_s: float, port: int, command: list[str]) -> None:
             server.terminate()
             with suppress(subprocess.TimeoutExpired):
                 server.wait(GRACE_S)
+            remove_unused(folder, lease)
             os.killpg(0, signal.SIGKILL)  # whatever it has started, and this process
 
 

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR
+from typing import IO
 
 import psutil
 
@@ -23,7 +23,7 @@ from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
 
 START_S = 10.0
-TAIL_LINES = 3
+TAIL_LINES, TAIL = 3, 64 * 1024  # lines of the log in messages, and bytes to look for them in
 
 
 def kept_root() -> Path:
@@ -58,9 +58,8 @@ class KeptServer:
                 "by others: remove it"
             )
         self.folder, self.process = root / key, self
-        self.folder.mkdir(exist_ok=True)
-        self._lease = (self.folder / keeper.LEASE).open("ab")
-        fcntl.flock(self._lease, fcntl.LOCK_SH)
+        self._lease, self._read_at = _leased(self.folder), 0
+        _remove_left(root)
         state = self._state()
         self.found = state is not None
         self.port = state["port"] if state is not None else port
@@ -75,11 +74,7 @@ class KeptServer:
 
     def _state(self) -> Mapping[str, int] | None:
         """What the keeper says, if it is there."""
-        with suppress(OSError, ValueError, psutil.Error):
-            state: dict[str, int] = json.loads((self.folder / keeper.STATE).read_text())
-            if psutil.Process(state["keeper"]).status() != psutil.STATUS_ZOMBIE:
-                return state
-        return None
+        return _alive(self.folder)
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], linger_s: float
@@ -108,15 +103,21 @@ class KeptServer:
         return None if self._state() is not None else 1
 
     def read_log(self, listen: Callable[[str], None]) -> None:
-        """Pass on all lines that it has printed."""
+        """Pass on the whole lines that it has printed since this was called last."""
         with suppress(OSError), (self.folder / keeper.LOG).open("rb") as log:
+            log.seek(self._read_at)
             for line in log:
-                listen(printable(line.decode("utf-8", "replace")).rstrip())
+                if not line.endswith(b"\n"):
+                    return
+                self._read_at += len(line)
+                listen(_text(line))
 
     def last_words(self) -> str:
         """Whether it runs, and the last lines that it printed."""
-        lines: deque[str] = deque(maxlen=TAIL_LINES)
-        self.read_log(lambda line: lines.append(line) if line else None)
+        lines: list[str] = []
+        with suppress(OSError), (self.folder / keeper.LOG).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
+            lines = [text for text in map(_text, log) if text][-TAIL_LINES:]
         state = "is still running" if self.poll() is None else "has ended"
         return f"{state}; it printed last: {' | '.join(lines) or 'nothing'}"
 
@@ -125,6 +126,8 @@ class KeptServer:
         if (seconds := _cpu_seconds(self.folder)) is not None:
             reading = {"cpu_s": seconds, "at_s": time.monotonic()}
             (self.folder / "left.json").write_text(json.dumps(reading), encoding="utf-8")
+        if self.poll() is not None:  # its keeper found the folder in use
+            keeper.remove_unused(self.folder, self._lease)
         self._lease.close()
 
     def _idle_cpu(self) -> float | None:
@@ -138,6 +141,43 @@ class KeptServer:
         """Processor time of all other kept servers so far."""
         others = (folder for folder in kept_root().iterdir() if folder != self.folder)
         return sum(_cpu_seconds(folder) or 0.0 for folder in others)
+
+
+def _leased(folder: Path) -> IO[bytes]:
+    """The lease of a folder, shared; the folder is made if need be.
+
+    A keeper that has just ended may remove the folder while this waits: it is made again then.
+    """
+    while True:
+        folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            lease = (folder / keeper.LEASE).open("ab")
+            fcntl.flock(lease, fcntl.LOCK_SH)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lease.fileno()), (folder / keeper.LEASE).stat()):
+                    return lease
+            lease.close()
+
+
+def _remove_left(root: Path) -> None:
+    """Remove folders whose keeper was killed before it could, and that nobody uses."""
+    for folder in root.iterdir():
+        with suppress(OSError), (folder / keeper.LEASE).open("ab") as lease:
+            if _alive(folder) is None:
+                keeper.remove_unused(folder, lease)
+
+
+def _alive(folder: Path) -> Mapping[str, int] | None:
+    """What the keeper of a folder says, if it is there."""
+    with suppress(OSError, ValueError, psutil.Error):
+        state: dict[str, int] = json.loads((folder / keeper.STATE).read_text())
+        if psutil.Process(state["keeper"]).status() != psutil.STATUS_ZOMBIE:
+            return state
+    return None
+
+
+def _text(line: bytes) -> str:
+    return printable(line.decode("utf-8", "replace")).rstrip()
 
 
 def _cpu_seconds(folder: Path) -> float | None:

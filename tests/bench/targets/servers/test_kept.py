@@ -60,6 +60,7 @@ def test_a_server_is_found_again_and_ends_when_nobody_comes(
             not psutil.pid_exists(keeper) or psutil.Process(keeper).status() == psutil.STATUS_ZOMBIE
         )
     )
+    assert wait_until(lambda: not list((tmp_path / "kept").iterdir())), "a folder was left behind"
 
 
 def test_a_server_ends_with_its_keeper(
@@ -77,6 +78,40 @@ def test_a_server_ends_with_its_keeper(
     with pytest.raises(RuntimeError, match="engine=llamacpp: the server has ended"):
         engine.poll(0.01)
     engine.close()
+    assert not list((tmp_path / "kept").iterdir()), "its folder was left behind"
+
+
+def test_a_log_is_read_once_and_its_end_alone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "kept_root", lambda: tmp_path)
+    server, seen = kept.KeptServer("key", 1), []
+    log = server.folder / kept.keeper.LOG
+    log.write_bytes(b"one\n" * 3 + b"unfin")
+    server.read_log(seen.append)
+    with log.open("ab") as file:
+        file.write(b"ished\nlast\n")
+    server.read_log(seen.append)
+    assert seen == ["one", "one", "one", "unfinished", "last"]
+    with log.open("ab") as file:
+        file.write(b"x" * kept.TAIL + b"\nend\n")
+    assert server.last_words().endswith("| end") and " last |" not in server.last_words()
+    server.stop(0)
+    assert not server.folder.exists()
+
+
+def test_folders_whose_keeper_was_killed_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "kept_root", lambda: tmp_path)
+    left = tmp_path / "left"
+    left.mkdir()
+    (left / kept.keeper.LEASE).touch()
+    used = kept.KeptServer("used", 1)
+    other = kept.KeptServer("other", 1)
+    assert not left.exists() and used.folder.exists() and other.folder.exists()
+    for server in (used, other):
+        server.stop(0)
 
 
 @pytest.mark.parametrize("planted", ["a link", "writable by others"])
