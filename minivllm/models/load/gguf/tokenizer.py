@@ -54,6 +54,9 @@ CUTS: dict[str, tuple[str, ...]] = {
 _NFC = ("qwen2", "deepseek-r1-qwen")  # in the models' own tokenizers
 _SPACE = "\u2581"
 _LONGEST = 1024  # characters of a token; the longest published ones, of spaces, have a few hundred
+# Most characters that are copied to find merges: the cuts of a token are as many as its characters.
+# Published vocabularies need some 20 million; so many take seconds.
+_MOST_COPIED = 1_000_000_000
 _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -169,7 +172,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> FastT
     if len(scores) != len(tokens):
         raise BadInput(f"{file.path}: {len(tokens)} tokens have {len(scores)} scores; {_ADVICE}")
     unknown = [token for token, kind in zip(tokens, types, strict=True) if kind == _Type.UNKNOWN]
-    merges = _merges(tokens, types, vocabulary, scores)
+    merges = _merges(file.path, tokens, types, vocabulary, scores)
     model = BPE(
         vocabulary,
         merges,
@@ -187,9 +190,15 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> FastT
 
 
 def _merges(
-    tokens: list[str], types: list[int], vocabulary: dict[str, int], scores: list[float]
+    path: Path, tokens: list[str], types: list[int], vocabulary: dict[str, int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """Every pair of tokens that forms a token, the best first."""
+    """Every pair of tokens that forms a token, the best first. Raises BadInput where looking for
+    them would take minutes."""
+    if (copied := sum(len(token) ** 2 for token in tokens)) > _MOST_COPIED:
+        raise BadInput(
+            f"{path}: the {len(tokens):,} tokens of {_TOKENS} are so long that looking for their "
+            f"merges copies {copied:,} characters, more than any vocabulary needs; {_ADVICE}"
+        )
     pairs: list[tuple[float, int, int, tuple[str, str]]] = []
     for index, token in enumerate(tokens):
         if types[index] != _Type.NORMAL:

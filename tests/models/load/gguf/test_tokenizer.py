@@ -164,3 +164,15 @@ def test_what_is_wrong_is_one_line(case: str, tmp_path: Path) -> None:
 def test_scores_must_be_as_many_as_tokens(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="269 tokens have 1 scores"):
         made(tmp_path, SPM | {"tokenizer.ggml.scores": [1.0]})
+
+
+def test_a_vocabulary_whose_merges_would_take_minutes_is_one_line(tmp_path: Path) -> None:
+    """Each token is short enough; together they have 1.1e9 characters on either side of a cut."""
+    tokens = [f"{index:04}" + "a" * 1000 for index in range(1100)]
+    given = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+    }
+    with pytest.raises(BadInput, match=r"the 1,100 tokens of .* copies 1,1.* more than any"):
+        made(tmp_path, SPM | given)
