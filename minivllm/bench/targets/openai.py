@@ -269,9 +269,8 @@ class OpenAIEngine(Adapter):
         return tokens
 
     def _empty_cache(self) -> None:
-        address = self._client.beside(self._reset_path or "")
         try:
-            self._client.wait(self._client.ask("POST", address))
+            self._client.wait(self._client.empty_cache(self._reset_path or ""))
         except (OSError, ServerError) as error:
             raise BadInput(f"engine.cache_reset={self._reset_path}: {error}") from None
 

@@ -6,15 +6,15 @@ tells token ids), per_chunk (tokens of a chunk), continuous ("usage" or "timings
 who asks; "strict" refuses that), usage (False: none at the end), end_s (from the last token to the
 end), fault ("refuse" every request, "die" in mid-stream, "error" in mid-stream, "endless": no
 reason is given for the end), path (of a file that every request body is appended to), reset (a path
-that may be POSTed to), step_s, extra_prompt (tokens that it counts besides the prompt's), redirect
-(where every request is sent instead), models (the bytes that answer /models; "endless" for ones
-without an end), events (instead of tokens: strings as they are, other values as JSON events; "..."
-repeats the one before for ever, "silence" waits), with the probes answered as always; chat (deltas
-that answer every request to the chat API, without which there is none; "silence" waits for a second
-at most), thinks (how many tokens of thoughts come before an answer by the chat or responses API,
-whose answers are then of as many tokens as are asked for), calls (the answer calls a tool), details
-(False: how many tokens were thoughts is not told), strict (names of fields that a request may not
-have).
+that may be POSTed to), kept (how often that one says that it did nothing), step_s, extra_prompt
+(tokens that it counts besides the prompt's), redirect (where every request is sent instead), models
+(the bytes that answer /models; "endless" for ones without an end), events (instead of tokens:
+strings as they are, other values as JSON events; "..." repeats the one before for ever, "silence"
+waits), with the probes answered as always; chat (deltas that answer every request to the chat API,
+without which there is none; "silence" waits for a second at most), thinks (how many tokens of
+thoughts come before an answer by the chat or responses API, whose answers are then of as many
+tokens as are asked for), calls (the answer calls a tool), details (False: how many tokens were
+thoughts is not told), strict (names of fields that a request may not have).
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Handler(BaseHTTPRequestHandler):
         if unknown := sorted(body.keys() & set(self.settings.get("strict", ()))):
             return self.answer(400, {"error": {"message": f"unknown field {unknown[0]}"}})
         if self.path == self.settings.get("reset"):
-            return self.answer(200, {})
+            self.settings["kept"] = self.settings.get("kept", 0) - 1
+            return self.answer(200, {"success": self.settings["kept"] < 0})
         if self.route == "/v1/chat/completions" and "chat" in self.settings:
             return self.chat(self.settings["chat"])
         if self.route in ("/v1/chat/completions", "/v1/responses") and "thinks" in self.settings:

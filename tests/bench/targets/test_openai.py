@@ -16,6 +16,7 @@ import pytest
 from minivllm import BadInput, SamplingParams
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.validity import check
+from minivllm.bench.targets.http import client
 from minivllm.bench.targets.http.stream import Tokens
 from minivllm.bench.targets.openai import OpenAIEngine
 from minivllm.bench.workloads.synthetic import Workload
@@ -159,6 +160,17 @@ def test_a_cache_that_cannot_be_emptied_is_noted(make: Make) -> None:
     assert any("engine.cache_reset" in warning for warning in make().info.warnings)
     with pytest.raises(BadInput, match="HTTP 404"):
         make({"cache_reset": "/nowhere"})
+
+
+def test_a_server_that_says_that_its_cache_was_left_is_asked_again(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    make({"cache_reset": "/flush"}, reset="/flush", path=str(asked), kept=2)
+    assert asked.read_text().count('"at": "/flush"') == 3
+    monkeypatch.setattr(client, "EMPTYING_S", 0.01)
+    with pytest.raises(BadInput, match=r'did not empty its prefix cache.*{"success": false}'):
+        make({"cache_reset": "/flush"}, reset="/flush", kept=1000)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import threading
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -20,6 +22,8 @@ from minivllm.errors import BadInput
 from minivllm.platform.untrusted import MIB, parse_json, printable, size
 
 ASK_S = 30.0  # for an answer that should not take any computing, and for a connection
+EMPTYING_S = 5.0  # for requests of closed connections to let go of the prefix cache
+LOOK_S = 0.1
 MOST_ANSWER = 4 * MIB  # of one that is no stream
 T = TypeVar("T")
 
@@ -118,6 +122,25 @@ class Client:
         except BadInput as error:
             raise ServerError(printable(str(error))) from None
 
+    async def empty_cache(self, path: str) -> None:
+        """Have a server empty its prefix cache, by a POST to a path.
+
+        vLLM answers `{"success": false}` with status 200 where blocks are still held; it is asked
+        again for EMPTYING_S.
+
+        Raises:
+            ServerError: as of `ask`, or the server says that it did not empty the cache.
+        """
+        address, deadline = self.beside(path), time.monotonic() + EMPTYING_S
+        while not _emptied(body := await self.ask("POST", address)):
+            if time.monotonic() > deadline:
+                words = printable(body.decode("utf-8", "replace"))[:200]
+                raise ServerError(
+                    f"POST {address}: the server did not empty its prefix cache in "
+                    f"{EMPTYING_S:g} s; it answers {words}"
+                )
+            await asyncio.sleep(LOOK_S)
+
     async def lines(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes]:
         """The lines of the answer to a POST, as they come.
 
@@ -190,3 +213,12 @@ async def _body(
                 break
             raise ServerError(f"{what}: the answer is longer than {size(limit)}")
     return bytes(body[:limit])
+
+
+def _emptied(body: bytes) -> bool:
+    """Whether the answer of a server does not say that its cache was left as it was."""
+    try:
+        said = json.loads(body)
+    except ValueError:
+        return True  # SGLang answers with a sentence
+    return not (isinstance(said, dict) and said.get("success") is False)
