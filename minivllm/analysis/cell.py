@@ -22,6 +22,7 @@ from minivllm.analysis.rows import (
 from minivllm.bench.records.identity import QUALITY_TASK
 
 DEVICE = "provenance.device.name"
+ABSENT = "NotInstalled"  # type of the error of a cell whose engine is not installed
 
 
 class Summary(NamedTuple):
@@ -98,7 +99,12 @@ class Cell:
     @property
     def rejected(self) -> bool:
         """Whether the configuration was bad input, so that nothing was started."""
-        return all(row.get("error.type") == "BadInput" for row in self.rows)
+        return all(row.get("error.type") in ("BadInput", ABSENT) for row in self.rows)
+
+    @property
+    def absent(self) -> bool:
+        """Whether its engine was not installed."""
+        return all(row.get("error.type") == ABSENT for row in self.rows)
 
     @property
     def status(self) -> str:
@@ -112,6 +118,8 @@ class Cell:
         """Status for people: names what failed among the blocks."""
         if not self.failed:
             return "ok"
+        if self.absent:
+            return "not installed"
         failures = Counter(status_of(row) for row in self.failed)
         if not self.ok and len(failures) == 1:
             return self.status

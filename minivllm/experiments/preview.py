@@ -38,7 +38,7 @@ def show_plan(plan: Plan) -> None:
                 escape(cell.arm.name),
                 "-",
                 "-",
-                "[red]invalid[/]",
+                "not installed" if cell.absent else "[red]invalid[/]",
                 "-",
                 "-",
             )

@@ -30,7 +30,7 @@ class PlannedArm:
     config: dict[str, Any] | None = None
     fingerprint: str = ""  # of the weights
     problem: str | None = None  # the reason why the arm cannot be measured
-    absent: bool = False  # whether to leave the arm out, as something is not installed
+    absent: bool = False  # whether the problem is that something is not installed, and no error
     measurements: list[Measurement] = field(default_factory=list)
 
 
@@ -71,8 +71,8 @@ class Plan:
 
     @property
     def invalid(self) -> list[PlannedArm]:
-        """The cells that cannot be measured."""
-        return [cell for cell in self.cells if cell.problem is not None]
+        """The cells that cannot be measured, but for those that are not installed."""
+        return [cell for cell in self.cells if cell.problem is not None and not cell.absent]
 
     def row_of_invalid(self, cell: PlannedArm) -> Measurement:
         """The measurement that records why a cell cannot be measured."""
@@ -174,7 +174,7 @@ def check_arms(cells: Sequence[PlannedArm], skip_absent: bool) -> list[str]:
 
     Args:
         cells: see `compose_arms`.
-        skip_absent: whether arms whose engine is not installed are marked as absent.
+        skip_absent: whether arms whose engine is not installed are marked as absent, not as wrong.
     """
     from minivllm.experiments.preflight import check
 
@@ -208,20 +208,19 @@ def make_plan(
     """Make the plan of checked arms, and look up its records.
 
     Args:
-        sweep, cells: the arms; absent ones are left out with a message.
+        sweep, cells: the arms; of absent ones there is a message.
         config: see `Plan`.
         name: the name of the sweep.
         warnings: the warnings for the user.
     """
-    for cell in cells:
-        if cell.absent:
-            print(f"left out: {cell.problem}", file=sys.stderr)
-    there = [cell for cell in cells if not cell.absent]
-    plan = Plan(name, Path(Config.of(config).runs_dir) / name, sweep, there, config, warnings)
+    for problem in dict.fromkeys(cell.problem for cell in cells if cell.absent):
+        print(f"left out: {problem}", file=sys.stderr)
+    folder = Path(Config.of(config).runs_dir) / name
+    plan = Plan(name, folder, sweep, [*cells], config, warnings)
     plan.extend()
     # A dry run moves nothing, so it reads records that were put aside in their present place.
     if plan.settings.sweep.dry_run:
-        for cell in there:
+        for cell in plan.cells:
             cell.measurements = [standing(measurement) for measurement in cell.measurements]
     plan.look_up()
     return plan

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from minivllm.analysis.cell import ABSENT
 from minivllm.analysis.format import count
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.folder_lock import folder_lock
@@ -266,13 +267,11 @@ def _record_invalid(plan: Plan, cell: PlannedArm, tracker: Tracker) -> None:
     if cell.problem is None:
         storage.remove(row.path)
         return
-    message = (
-        cell.problem
-        if cell.problem.startswith(cell.arm.name)
-        else f"{cell.arm.name}: {cell.problem}"
-    )
-    print(f"invalid: {message}", file=sys.stderr)
+    if not cell.absent:
+        own = cell.problem.startswith(cell.arm.name)
+        print(f"invalid: {'' if own else f'{cell.arm.name}: '}{cell.problem}", file=sys.stderr)
+    error = Failure(ABSENT if cell.absent else "BadInput", cell.problem)
     reasons = Validity(False, [f"invalid: {cell.problem}"])
-    record = row.record("invalid", error=Failure("BadInput", cell.problem), validity=reasons)
+    record = row.record("invalid", error=error, validity=reasons)
     storage.write_record(row.path, record, config=row.config)
     tracker.record(row.path)

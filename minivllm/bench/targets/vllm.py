@@ -3,20 +3,17 @@ engine."""
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from minivllm.bench.hardware.gpu import device_indices, open_gpu, visible_devices
-from minivllm.bench.targets.adapter import Adapter
-from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.targets.base import EngineInfo
 from minivllm.bench.targets.installed import require
+from minivllm.bench.targets.interpreters.piped import PipedEngine
 from minivllm.bench.targets.options import VllmOptions
-from minivllm.bench.targets.peer_process import Child
 from minivllm.bench.targets.supported_knobs import is_default, require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
@@ -27,9 +24,7 @@ from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.threads import thread_count
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
 CPU_KV_CACHE_GB = 4.0
-GRACE_S = 10.0
 NOTES = (
     "vLLM answers from a process of its own: a token's time is when it was read from there",
     "vLLM's steps cannot be seen from outside: no breakdown, use of bandwidth or queueing time",
@@ -37,7 +32,7 @@ NOTES = (
 DUMMY = "vLLM filled in dummy weights of its own: its tokens are not those of other engines"
 
 
-class VllmEngine(Adapter):
+class VllmEngine(PipedEngine):
     """Drives `vllm.v1.engine.llm_engine.LLMEngine` step by step through a pipe; see vllm_worker.py.
 
     Args:
@@ -51,6 +46,9 @@ class VllmEngine(Adapter):
             log.
     """
 
+    peer = "vLLM"
+    worker = Path(__file__).with_name("vllm_worker.py")
+
     def __init__(self, config: Mapping[str, Any], options: VllmOptions) -> None:
         require_supported(config, options.support)
         require(config["engine"], "vllm")
@@ -61,27 +59,13 @@ class VllmEngine(Adapter):
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
         self._keep_prefixes = view.measure.prefix_cache == "warm"
-        self._pending: list[list[Any]] = []
-        self._unfinished: set[str] = set()
-        self._buffer = b""
-        self._clear()
-        self._results, results = os.pipe()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._results, selectors.EVENT_READ)
-        command = (str(options.python), str(WORKER), str(results))
-        try:
-            environment = vllm_environment(view, options.env or {})
-            self._child = Child(command, environment, (results,), "engine.python")
-        finally:
-            os.close(results)
-        try:
-            given = {**_arguments(view, source, options.kv_cache_gb), **(options.args or {})}
-            random = source.weights == "random"
-            self._say(args=given, config=source.config if random else None)
-            self._settled = self._hear("ready")
-        except BaseException:
-            self.close()
-            raise
+        given = {**_arguments(view, source, options.kv_cache_gb), **(options.args or {})}
+        random = source.weights == "random"
+        self._begin(
+            str(options.python),
+            vllm_environment(view, options.env or {}),
+            {"args": given, "config": source.config if random else None},
+        )
         self.info = self._describe(view, source, sizes, time.monotonic() - begin)
         self.info.warnings += [DUMMY] * random
 
@@ -109,50 +93,10 @@ class VllmEngine(Adapter):
             warnings=[*source.warnings, *NOTES],
         )
 
-    def _clear(self) -> None:
-        self._steps = self._largest_batch = 0
-
-    def _say(self, **message: Any) -> None:
-        self._child.say(json.dumps(message).encode() + b"\n")
-
-    def _messages(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        """What has come, after waiting for at most so long."""
-        if not self._selector.select(timeout_s):
-            return []
-        chunk = os.read(self._results, 1 << 20)
-        if not chunk:
-            raise RuntimeError(f"the vLLM process {self._child.last_words()}")
-        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        messages = [json.loads(line) for line in lines]
-        for message in messages:
-            if "error" in message:
-                self._raise(message["type"], message["error"])
-        return messages
-
-    def _raise(self, kind: str, error: str) -> None:
-        """Pass an exception on; before the engine stands it is mostly about what was asked for."""
-        line = " ".join(error.split())
-        if not hasattr(self, "_settled") and kind in ("ValueError", "TypeError", "ValidationError"):
-            raise BadInput(f"vLLM rejects this configuration: {line[:600]}")
-        if kind in ("ImportError", "ModuleNotFoundError"):
-            raise BadInput(
-                f"engine.python cannot import vLLM ({line}): see docs/guides/peers.md for its "
-                "environment"
-            )
-        raise RuntimeError(f"vLLM: {kind}: {line}")
-
-    def _hear(self, key: str) -> Any:
-        """Wait for an answer; other messages are of aborted requests."""
-        while True:
-            for message in self._messages(None):
-                if key in message:
-                    return message[key]
-
-    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine; what is submitted before one poll leaves together."""
-        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
+    def _sampling(self, max_tokens: int, params: SamplingParams) -> dict[str, Any]:
+        """`SamplingParams` of vLLM."""
         eos = () if params.ignore_eos else self.info.eos_token_ids
-        given = {
+        return {
             "max_tokens": max_tokens,
             "min_tokens": params.min_tokens,
             "temperature": params.temperature,
@@ -167,49 +111,6 @@ class VllmEngine(Adapter):
             "ignore_eos": True,
             "stop_token_ids": [*eos, *params.stop_token_ids],
         }
-        self._unfinished.add(request_id)
-        self._pending.append([request_id, prompt_token_ids, given])
-
-    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        """Wait for the next tokens; see BenchEngine."""
-        if self._pending:
-            self._say(add=self._pending)
-            self._pending = []
-        outputs = []
-        for message in self._messages(timeout_s):
-            if "refused" in message:
-                request_id, why = message["refused"]
-                outputs.append(EngineOutput(request_id, (), "abort", error=why))
-            step = message.get("tokens", ())
-            self._steps += bool(step)
-            self._largest_batch = max(self._largest_batch, len(step))
-            outputs += [
-                EngineOutput(name, tuple(ids), reason, cached_tokens=cached)
-                for name, ids, reason, cached in step
-            ]
-        self._unfinished.difference_update(
-            output.request_id for output in outputs if output.finish_reason
-        )
-        return outputs
-
-    def reset(self) -> None:
-        """See BenchEngine."""
-        self._restart(clear=not self._keep_prefixes)
-
-    def recount(self) -> None:
-        """See PrimedEngine."""
-        self._restart(clear=False)
-
-    def _restart(self, clear: bool) -> None:
-        self._pending = []
-        self._unfinished.clear()
-        self._say(reset=clear)
-        self._hear("reset")
-        self._clear()
-
-    def steps(self) -> list[dict[str, Any]]:
-        """None: see NOTES."""
-        return []
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """What vLLM settled on, and steps that gave tokens; see BenchEngine."""
@@ -227,12 +128,6 @@ class VllmEngine(Adapter):
                 "prefix_caching": float(bool(settled["prefix_caching"])),
             },
         }
-
-    def close(self) -> None:
-        """See BenchEngine."""
-        self._child.stop(GRACE_S)
-        self._selector.close()
-        os.close(self._results)
 
 
 def _arguments(config: Config, source: Source, kv_cache_gb: float | None) -> dict[str, Any]:

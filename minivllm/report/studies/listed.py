@@ -12,6 +12,7 @@ from minivllm.report.studies.agents import AgentsStudy
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.capacity import CapacityStudy
 from minivllm.report.studies.drafts import DraftsStudy
+from minivllm.report.studies.peers import PeersStudy
 from minivllm.report.studies.precision import PrecisionStudy
 from minivllm.report.studies.scaling import ScalingStudy
 from minivllm.report.studies.simulation import SimulationStudy
@@ -27,6 +28,7 @@ STUDIES: tuple[Study[Any], ...] = (
     TuningStudy(),
     CapacityStudy(),
     ScalingStudy(),
+    PeersStudy(),
     PrecisionStudy(),
     SpeculationStudy(),
     DraftsStudy(),

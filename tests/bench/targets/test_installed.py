@@ -62,17 +62,29 @@ def test_the_packages_of_another_interpreter() -> None:
 
 
 def test_the_preset_compares_what_is_there(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
-    small = (
-        "model=tiny",
-        "workload.num_requests=2",
-        "workload.input_len=8",
-        "workload.output_len=4",
-    )
-    plan = cli("preset=peers", *small, "sweep.dry_run=true")
+    for name in ("VLLM_PYTHON", "OPENVINO_PYTHON"):
+        monkeypatch.delenv(f"MINIVLLM_{name}", raising=False)
+    monkeypatch.setenv("MINIVLLM_LLAMA_SERVER", "/nowhere/llama-server")
+    plan = cli("preset=peers", "model=tiny", "sweep.dry_run=true")
     assert plan.code == 0, plan.err
-    assert "left out: engine=vllm needs an interpreter that has vLLM" in plan.err
-    assert "3 of 3 measurements" in plan.out and not Path("runs").exists()
+    absent = [line for line in plan.err.splitlines() if line.startswith("left out: ")]
+    assert len(absent) == 3 and "left out: engine=vllm needs an interpreter" in plan.err
+    # minivllm at three precisions, two of them with 8-bit activations too, and transformers at one,
+    # each with 1, 8 and 32 at once
+    assert "18 of 18 measurements" in plan.out and plan.out.count("not installed") == 21
+    assert not Path("runs").exists()
+
+
+def test_an_absent_engine_is_a_row_of_the_preset_and_no_failure(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
+    small = ("workload.num_requests=2", "workload.input_len=8", "workload.output_len=4")
+    command = ("-m", "engine=minivllm,vllm", *small, "sweep.skip_absent=true", "sweep.name=two")
+    done = cli(*command, "measure.roofline=false", "runtime.threads=1")
+    assert done.code == 0, done.err
+    assert "not installed" in Path("reports/two/table.md").read_text()
+    assert "Not installed, so not measured: vllm." in Path("reports/two/index.html").read_text()
 
 
 def test_an_absent_engine_is_a_row_of_any_other_sweep(

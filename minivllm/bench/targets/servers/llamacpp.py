@@ -12,16 +12,21 @@ from minivllm.bench.targets.http.stream_event import ServerError
 from minivllm.bench.targets.servers.arguments import merged, words
 from minivllm.bench.targets.servers.base import HOST, StartedServer
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
-from minivllm.bench.targets.servers.options import INT4, INT8, NGRAM, LlamaOptions
+from minivllm.bench.targets.servers.options import NGRAM, LlamaOptions
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import Source
+from minivllm.platform.support import INT4, INT8
 from minivllm.platform.threads import thread_count
 
 KV_TYPE = {"auto": None, "int8": "q8_0"}
 FLOATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # by dtype
 PACKED = {INT8: "Q8_0", INT4: "Q4_0"}  # by option of quant
 TYPE = "{type}"
+ROUNDED = (
+    "llama.cpp rounds activations to 8 bits for products with packed weights, whatever "
+    "quant.activations says"
+)
 
 
 class LlamaServer(StartedServer):
@@ -45,6 +50,11 @@ class LlamaServer(StartedServer):
     }
     busy = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
     own: LlamaOptions
+
+    def __init__(self, config: Mapping[str, Any], options: LlamaOptions) -> None:
+        super().__init__(config, options)
+        if self.view["quant"].get("activations") == "none":
+            self.info.warnings.append(ROUNDED)
 
     def command(self, source: Source, port: int) -> list[str]:
         """See StartedServer."""
@@ -139,9 +149,16 @@ class LlamaServer(StartedServer):
         try:
             listed = self._client.wait(self._client.ask_json("models"))
             meta = listed["data"][0]["meta"]
-            return {"quant.file_type": str(meta["ftype"]), "quant.file_bytes": float(meta["size"])}
+            kind, size = str(meta["ftype"]), float(meta["size"])
         except (OSError, ServerError, LookupError, TypeError, ValueError):
             return {}  # an older server does not say
+        # ggml rounds activations to blocks of 8 bits for a product with any packed weights.
+        activations = "none" if kind in FLOATS.values() else "int8"
+        return {
+            "quant.file_type": kind,
+            "quant.file_bytes": size,
+            "quant.activations": activations,
+        }
 
     def derived(
         self, now: MetricsPage, before: MetricsPage, counted: Mapping[str, float | None]

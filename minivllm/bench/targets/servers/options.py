@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from minivllm.platform.options import knob, option
-from minivllm.platform.support import INSTALL_VLLM, EngineOptions, Knobs, Support
+from minivllm.platform.support import INSTALL_VLLM, INT4, INT8, EngineOptions, Knobs, Support
 
 FP8 = "minivllm.quant.fp8.FP8"
 NF4 = "minivllm.quant.nf4.NF4"
-INT8 = "minivllm.quant.int8.Int8"
-INT4 = "minivllm.quant.int4.Int4"
 NGRAM = "minivllm.extras.speculative.proposers.ngram.NgramProposer"
 SEQUENTIAL = "minivllm.extras.scheduling.batching.Sequential"
 INSTALL_LLAMA = (
@@ -22,7 +20,6 @@ INSTALL_LLAMA = (
 )
 INSTALL_SGLANG = "python3 -m venv ~/sglang && ~/sglang/bin/pip install sglang"
 _MODEL = Knobs(("path", "weights", "max_model_len", "seed", "architecture"))
-_FILE = Knobs(("path", "weights", "max_model_len"))
 _DECODING = Knobs(
     (
         *("max_tokens", "temperature", "top_p", "seed", "ignore_eos"),
@@ -163,8 +160,10 @@ class LlamaOptions(ServerOptions):
     support = Support(
         "engine=llamacpp",
         {
-            "model": _FILE,
-            "quant": Knobs(("dtype",), (INT8, INT4), "quant=bf16, fp16, fp32, int8 or int4"),
+            "model": _MODEL,
+            "quant": Knobs(
+                ("dtype", "activations"), (INT8, INT4), "quant=bf16, fp16, fp32, int8 or int4"
+            ),
             "batching": Knobs(
                 ("max_num_seqs", "max_num_batched_tokens"),
                 (SEQUENTIAL,),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from minivllm import BadInput
+from minivllm.bench.targets.servers import llamacpp
 from tests.bench.targets.driving import requests, run
 from tests.bench.targets.servers.conftest import Make
 
@@ -69,7 +70,7 @@ def test_metrics_and_log_become_counters(make: Make) -> None:
     assert counts["cache"]["prefix_hit_rate"] == pytest.approx(rate)
     assert counts["batching"]["largest_batch"] == 2, "of three requests two run at once"
     assert counts["cache"]["kv_dtype"] == "f16" and counts["attention"]["flash_attn"] == "auto"
-    assert counts["quant"] == {"file_type": "BF16", "file_bytes": 1000}
+    assert counts["quant"] == {"file_type": "BF16", "file_bytes": 1000, "activations": "none"}
     assert counts["engine"]["version"] == "11434 (0c1e570)"
     engine.reset()
     assert engine.liveness()["cache"]["prefix_tokens_reused"] == 0
@@ -100,3 +101,10 @@ def test_one_request_at_a_time(make: Make) -> None:
 def test_what_llama_cpp_has_not_is_an_error(make: Make, overrides: list[str], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         make("llamacpp", *overrides)
+
+
+def test_packed_weights_are_said_to_have_activations_of_eight_bits(make: Make) -> None:
+    asked = make("llamacpp", "quant=int8", "quant.activations=int8")
+    assert llamacpp.ROUNDED not in asked.info.warnings
+    assert asked.liveness()["quant"]["activations"] == "int8"
+    assert llamacpp.ROUNDED in make("llamacpp", "quant=int8").info.warnings

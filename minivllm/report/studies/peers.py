@@ -1,0 +1,321 @@
+"""How fast is each engine beside the others: a row a question (batch, prefill, load, memory, cost),
+a column an engine, and how far minivllm is ahead of the best other one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.analysis import statistics
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.format import MISSING, listing, ratio, show, sig
+from minivllm.analysis.rows import Row, distinct, number
+from minivllm.report.figures.render import Plot
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.spreadsheet import markdown_table
+from minivllm.report.studies.base import Study
+from minivllm.report.terminal import bare_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BITS = {"fp32": "fp32", "fp8": "8 bits", "int8": "8 bits", "int8_mixed": "8 bits"}
+BITS |= {"nf4": "4 bits", "int4": "4 bits"}
+FLOATS = "16 bits"
+FEWEST = 4  # blocks that an interval takes
+OURS, PACKED = "minivllm", ("int8",)  # values of quant.activations with a column of their own
+ORDER = ("fp32", FLOATS, "8 bits", "4 bits")
+TO_BEST = "to the best"
+ENGINE, QUANT, CONCURRENT = "choices.engine", "choices.quant", "config.arrival.concurrency"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row of the table.
+
+    Args:
+        text: what is asked.
+        figure: of one record; None where it has none.
+        lower: whether less is better.
+    """
+
+    text: str
+    figure: Callable[[Row], float | None]
+    lower: bool = False
+
+
+@dataclass(frozen=True)
+class EngineFigure:
+    """One engine's answer: of its best cell."""
+
+    text: str
+    mean: float | None = None
+    by_block: tuple[tuple[float, float], ...] = ()  # block, figure
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table with its answers, in the order of the engines."""
+
+    bits: str
+    question: str
+    answers: tuple[EngineFigure, ...]
+    ahead: str
+
+
+@dataclass(frozen=True)
+class PeersTable:
+    """The table, and what its figures stand on."""
+
+    engines: tuple[str, ...]
+    lines: tuple[Line, ...]
+    settings: tuple[tuple[str, ...], ...]  # see SETTINGS
+    notes: tuple[str, ...]
+
+
+SETTINGS = ("engine", "quant", "activations", "KV cache", "version", "threads")
+
+
+def decode(row: Row) -> float | None:
+    """Tokens a second of a request while it decodes."""
+    gap = number(row.get("metrics.itl_ms.mean"))
+    return 1e3 / gap if gap else None
+
+
+def prefill(row: Row) -> float | None:
+    """Prompt tokens a second until the first token of a request that is alone."""
+    ttft, requests = (number(row.get(f"metrics.{k}")) for k in ("ttft_ms.mean", "num_requests"))
+    given = number(row.get("metrics.input_tokens"))
+    return given / requests / ttft * 1e3 if ttft and requests and given else None
+
+
+def of(key: str, scale: float = 1.0) -> Callable[[Row], float | None]:
+    """A field of the record, scaled."""
+
+    def figure(row: Row) -> float | None:
+        value = number(row.get(key))
+        return None if value is None else value * scale
+
+    return figure
+
+
+ALONE = (
+    Question("1 at once, decode (tok/s)", decode),
+    Question("prefill (tok/s)", prefill),
+    Question("load (s)", of("cold.load_s"), lower=True),
+    Question("peak memory, 1 at once (GB)", of("memory.host_rss_peak", 1e-9), lower=True),
+)
+COST = "cost.per_million_output_tokens"
+
+
+class PeersStudy(Study[PeersTable]):
+    """Engines side by side; it finds records of minivllm and at least one other engine in a closed
+    loop, at several precisions or with several numbers of requests at once."""
+
+    name = "peers"
+    title = "How fast is each engine?"
+    file_names = ("peers.md",)
+
+    def find(self, inputs: ReportInputs) -> PeersTable | None:
+        """See `compare`."""
+        return compare(inputs.cells)
+
+    def statements(self, result: PeersTable, inputs: ReportInputs) -> list[str]:
+        """What the table leaves open."""
+        return list(result.notes)
+
+    def tables(self, result: PeersTable, inputs: ReportInputs) -> list[Table]:
+        """The table."""
+        from rich.markup import escape
+
+        table = bare_table("weights", "", *result.engines, TO_BEST)
+        for line in result.lines:
+            table.add_row(*map(escape, _words(line)))
+        return [table]
+
+    def files(self, result: PeersTable, inputs: ReportInputs) -> dict[str, str]:
+        """peers.md: the table, for a README."""
+        return {
+            "peers.md": markdown_table(
+                ["weights", "row"], [*result.engines, TO_BEST], map(_words, result.lines)
+            )
+        }
+
+    def section(
+        self, result: PeersTable, inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """The table, and the settings of each engine."""
+        return {
+            "statements": result.notes,
+            "plots": plots,
+            "tables": [
+                {
+                    "title": "Engines side by side",
+                    "headings": ["weights", "", *result.engines, TO_BEST],
+                    "rows": list(map(_words, result.lines)),
+                },
+                {
+                    "title": "Settings",
+                    "headings": list(SETTINGS),
+                    "rows": list(map(list, result.settings)),
+                },
+            ],
+        }
+
+
+def _words(line: Line) -> list[str]:
+    return [line.bits, line.question, *(answer.text for answer in line.answers), line.ahead]
+
+
+def engine_of(cell: Cell) -> str:
+    """The column of a cell: its engine; minivllm with 8-bit activations has one of its own."""
+    engine = str(cell.first(ENGINE))
+    asked = cell.first("config.quant.activations")
+    return f"{engine}, {asked} activations" if engine == OURS and asked in PACKED else engine
+
+
+def bits_of(cell: Cell) -> str:
+    """The width of the weights."""
+    return BITS.get(str(cell.first(QUANT)), FLOATS)
+
+
+def compare(cells: Sequence[Cell]) -> PeersTable | None:
+    """The table; None unless minivllm and another engine were measured in a closed loop, and what
+    was asked of them varies."""
+    closed = [cell for cell in cells if cell.first(CONCURRENT) and not cell.simulated]
+    names = dict.fromkeys(map(engine_of, closed))
+    engines = tuple(sorted(names, key=lambda name: (not _ours(name), name != OURS and _ours(name))))
+    others = [name for name in engines if not _ours(name)]
+    asked = {(bits_of(cell), cell.first(CONCURRENT)) for cell in closed}
+    if not others or len(others) == len(engines) or len(asked) < 2:
+        return None
+    lines = []
+    for bits in ORDER:
+        among = [cell for cell in closed if bits_of(cell) == bits]
+        if not any(cell.ok for cell in among):
+            continue
+        for batch in sorted({int(cell.first(CONCURRENT)) for cell in among}):
+            of_batch = [cell for cell in among if int(cell.first(CONCURRENT)) == batch]
+            for question in _questions(batch, of_batch):
+                lines.append(_line(bits, question, engines, of_batch))
+    return PeersTable(engines, tuple(lines), _settings(closed), tuple(_notes(closed)))
+
+
+def _ours(engine: str) -> bool:
+    return engine.partition(",")[0] == OURS
+
+
+def _questions(batch: int, cells: Sequence[Cell]) -> Iterable[Question]:
+    if batch == 1:
+        yield from ALONE
+    else:
+        yield Question(f"{batch} at once (tok/s)", of("metrics.output_tokens_per_s"))
+    if any(cell.mean(COST) is not None for cell in cells):
+        currency = show(next(filter(None, (cell.first("cost.currency") for cell in cells)), ""))
+        text = f"{batch} at once, cost ({currency} per million tokens)"
+        yield Question(text, of(COST), lower=True)
+
+
+def _line(bits: str, question: Question, engines: Sequence[str], cells: Sequence[Cell]) -> Line:
+    answers = tuple(
+        _answer(question, [cell for cell in cells if engine_of(cell) == name]) for name in engines
+    )
+    ours, theirs = (
+        _best(question, [e for name, e in zip(engines, answers, strict=True) if _ours(name) == own])
+        for own in (True, False)
+    )
+    return Line(bits, question.text, answers, _ahead(question, ours, theirs))
+
+
+def _answer(question: Question, cells: Sequence[Cell]) -> EngineFigure:
+    """The best of an engine's cells."""
+    if not cells:
+        return EngineFigure(MISSING)
+    answers = []
+    for cell in cells:
+        known = tuple(
+            (number(row.get("block")) or 0.0, value)
+            for row in cell.timed
+            if (value := question.figure(row)) is not None
+        )
+        if known:
+            mean = math.fsum(value for _, value in known) / len(known)
+            answers.append(EngineFigure(sig(mean), mean, known))
+    found = _best(question, answers)
+    failed = [cell.status_text for cell in cells if not cell.ok]
+    return found or EngineFigure(failed[0] if failed else MISSING)
+
+
+def _best(question: Question, answers: Sequence[EngineFigure]) -> EngineFigure | None:
+    known = [answer for answer in answers if answer.mean is not None]
+    sign = -1 if question.lower else 1
+    return max(known, key=lambda answer: sign * (answer.mean or 0.0), default=None)
+
+
+def _ahead(question: Question, ours: EngineFigure | None, theirs: EngineFigure | None) -> str:
+    """By what factor our figure is better: with the interval of pairs of the same block, or where
+    these are too few for one, the least and the greatest in brackets."""
+    if ours is None or theirs is None or not ours.mean or not theirs.mean:
+        return MISSING
+    sign = -1 if question.lower else 1
+    other = dict(theirs.by_block)
+    logs = [
+        sign * math.log(value / other[block])
+        for block, value in ours.by_block
+        if other.get(block, 0.0) > 0 and value > 0
+    ]
+    if len(logs) < 2:
+        return ratio((ours.mean / theirs.mean) ** sign)
+    found = statistics.paired(logs)
+    text = ratio(found.ratio)
+    if found.low is None or found.high is None:
+        return f"{text} [{sig(math.exp(min(logs)))}, {sig(math.exp(max(logs)))}]"
+    return f"{text} ({sig(found.low)} to {sig(found.high)})"
+
+
+def _settings(cells: Sequence[Cell]) -> tuple[tuple[str, ...], ...]:
+    """What each engine was set to, or settled on."""
+    rows: dict[tuple[str, ...], None] = {}
+    for cell in cells:
+        if not cell.ok:
+            continue
+        engine = str(cell.first(ENGINE))
+        activations = cell.first("liveness.quant.activations") or cell.first(
+            "config.quant.activations"
+        )
+        version = cell.first("liveness.engine.version")
+        rows[
+            engine,
+            str(cell.first(QUANT)),
+            show(activations or "none"),
+            show(cell.first("liveness.cache.kv_dtype") or cell.first("config.cache.kv_dtype")),
+            show(version) if version is not None else MISSING,
+            show(cell.first("provenance.threads")),
+        ] = None
+    return tuple(rows)
+
+
+def _notes(cells: Sequence[Cell]) -> Iterable[str]:
+    absent = [engine_of(cell) for cell in cells if cell.absent]
+    if absent:
+        yield f"Not installed, so not measured: {listing([*dict.fromkeys(absent)], 8)}."
+    eight = [
+        f"{cell.first(ENGINE)} ({cell.first(QUANT)})"
+        for cell in cells
+        if cell.first("liveness.quant.activations") not in (None, "none")
+    ]
+    if eight:
+        yield f"Activations of 8 bits were multiplied by {listing([*dict.fromkeys(eight)], 8)}."
+    done = [row for cell in cells for row in cell.ok]
+    if not any(number(row.get("energy.joules")) for row in done):
+        reasons = [show(value) for value in distinct(done, "energy.reason")]
+        yield f"Energy is unknown: {listing(reasons) or 'no reason was recorded'}."
+    blocks = {len(cell.timed) for cell in cells if cell.ok}
+    if blocks and min(blocks) < FEWEST:
+        yield (
+            f"Some cells have fewer than {FEWEST} blocks: in brackets are the least and greatest "
+            "ratio of a block, which is no interval."
+        )
