@@ -18,6 +18,7 @@ from minivllm.bench.targets.base import (
     ChatEngine,
     EngineOutput,
     PrimedEngine,
+    SeeingEngine,
     SessionEngine,
 )
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency
@@ -171,6 +172,13 @@ def full_batch(max_num_seqs: int, arrival: Arrival, num_requests: int) -> int:
     return min(max_num_seqs, num_requests, arrival.slots or num_requests)
 
 
+def note_images(engine: BenchEngine, request_id: str, names: Sequence[str]) -> None:
+    """Say which images a request has. Raises BadInput if the engine takes none."""
+    if not isinstance(engine, SeeingEngine):
+        raise BadInput(f"engine={engine.info.name} takes no images, and {request_id} has some")
+    engine.note_images(request_id, names)
+
+
 def prompt_for(engine: BenchEngine, token_ids: Sequence[int]) -> list[int]:
     """The prompt as the engine takes it: a list, but for simulations, which never look at the
     tokens."""
@@ -304,6 +312,8 @@ class Drive:
         self.traces[index] = trace
         if self.sessions is not None and (session := self.requests[index].session) is not None:
             self.sessions.note_session(request_id, session)
+        if images := self.requests[index].images:
+            note_images(self.engine, request_id, images)
         try:
             if self.chat is None:
                 self.engine.submit(request_id, prompt, self.params[index])

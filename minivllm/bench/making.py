@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from minivllm.bench.targets.base import BenchEngine
+from minivllm.bench.targets.base import BenchEngine, SeeingEngine
 from minivllm.bench.workloads.generator import Generator, RenderChat
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
@@ -40,7 +40,11 @@ class WorkloadMaker:
         tokenizer = engine.text([0]) is not None
         # A user's own generator may not take it.
         chat = (
-            {"render_chat": chat_renderer(engine), "takes_chat": info.takes_chat}
+            {
+                "render_chat": chat_renderer(engine),
+                "takes_chat": info.takes_chat,
+                "pictures": engine.pictures if isinstance(engine, SeeingEngine) else None,
+            }
             if isinstance(generator, Generator)
             else {}
         )

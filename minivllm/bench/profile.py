@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.driver import full_batch, prompt_for, request_params
+from minivllm.bench.driver import full_batch, note_images, prompt_for, request_params
 from minivllm.bench.metrics.idle import Idleness, idleness, sentence
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import profile_wanted
@@ -113,6 +113,8 @@ def _run(
 ) -> None:
     """Serve requests until they have ended, or PROFILED_STEPS are over."""
     for request, own in zip(requests, params, strict=True):
+        if request.images:
+            note_images(engine, request.request_id, request.images)
         engine.submit(request.request_id, prompt_for(engine, request.prompt_token_ids), own)
     unfinished = {request.request_id for request in requests}
     for _ in range(PROFILED_STEPS):

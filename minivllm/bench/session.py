@@ -25,6 +25,7 @@ from minivllm.bench.hardware.energy import per_token
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.metrics import validity
+from minivllm.bench.metrics.encoder import encoder_figures
 from minivllm.bench.metrics.jobs import JobContext, cache_state, job_figures
 from minivllm.bench.metrics.price import by_device, cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
@@ -273,6 +274,7 @@ class Session:
             roofline=self._hardware.reached(steps, overlapped, whole.duration_s),
             breakdown=breakdown(steps),
             speculation=None if drafts is None else speculation(drafts, steps),
+            encoder=encoder_figures(liveness),
             liveness=liveness,
         )
         require_trained(record.speculation, info.weights)
@@ -308,12 +310,10 @@ class Session:
 
     def _drafts(self) -> SpeculationReport | None:
         """What the drafts of the window did; None without speculation."""
-        engine = self.engine
-        return engine.speculation() if isinstance(engine, SpeculatingEngine) else None
+        return self.engine.speculation() if isinstance(self.engine, SpeculatingEngine) else None
 
     def profile(self, measurement: Measurement) -> None:
-        """Trace some steps of what was just measured, which the engine is fit for; see
-        `profile.trace`."""
+        """Trace some steps of what was just measured; see `profile.trace`."""
         load = self._load_of(measurement)
         profile.trace(
             self.engine,

@@ -64,6 +64,8 @@ class StepTimed(NamedTuple):
     sample_ms: float
     emit_ms: float
     gap_ms: float  # from the end of the previous step to the start of this one
+    encoder_ms: float = 0.0  # of prepare_ms, towers of images
+    encoder_flops: float = 0.0
 
 
 Event = StateChanged | StepPlanned | StepEnded | StepTimed

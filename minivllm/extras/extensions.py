@@ -51,7 +51,7 @@ class RequestExtras:
 
     def step_timer(self, engine: Engine) -> StepTiming:
         """See Extensions."""
-        return StepTiming(engine)
+        return StepTiming(engine, self.encoder)
 
     def inputs(self, scheduled: Sequence[ScheduledRequest]) -> EmbeddedRows | None:
         """See Extensions."""

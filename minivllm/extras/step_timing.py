@@ -11,6 +11,7 @@ from torch import Tensor
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StepTimed
 from minivllm.engine.step import StepPlan
+from minivllm.extras.vision.encoder import Encoder
 from minivllm.extras.wasted_slots import wasted_slots
 from minivllm.kernels.transfer import Download
 
@@ -18,16 +19,20 @@ from minivllm.kernels.transfer import Download
 class StepTiming:
     """Emits the timings of an engine's steps; see StepTimer."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, encoder: Encoder | None = None) -> None:
         self._engine = engine
         self._experts: int | Download = 0  # experts that got tokens
         self._blocks = 0, 0  # in use, and empty slots in them
         self._pending: tuple[StepTimed, Download] | None = None
+        self._encoder = encoder
+        self._seeing = 0.0, 0.0
 
     def launched(self) -> None:
         """See StepTimer. The count is on its way to the host from now on."""
         count = self._engine.loaded.model.experts_run
         self._experts = Download(count[None]) if isinstance(count, Tensor) else count
+        if self._encoder is not None:
+            self._seeing = self._encoder.step_ms, self._encoder.step_flops
 
     def computed(self) -> None:
         """See StepTimer. The cache is fullest now."""
@@ -66,6 +71,8 @@ class StepTiming:
             sample_ms=sample,
             emit_ms=emit,
             gap_ms=gap,
+            encoder_ms=self._seeing[0],
+            encoder_flops=self._seeing[1],
         )
         if isinstance(experts, Download):
             self._pending = timed, experts

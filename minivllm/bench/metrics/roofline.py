@@ -28,7 +28,7 @@ Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
                     + expert_weight_bytes * the experts that the step ran
     MBU           = decode bytes / seconds of those steps / measured bandwidth
     prefill flops = sum over pure prefill steps of flops_per_token * tokens
-                    + attention flops of the causal pairs
+                    + attention flops of the causal pairs + those of towers of images
     MFU           = prefill flops / seconds of those steps / measured matrix rate
 
 Decode flops and prefill bytes are counted alike, so that flops / bytes is the arithmetic intensity
@@ -217,4 +217,5 @@ def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
         near = requests * causal_pairs(length, each, window)
         pairs = in_windows(costs, pairs, min(near, each * _window_tokens(costs, step)))
     body = costs["flops_per_token"] * tokens + costs["attention_flops_per_token_pair"] * pairs
+    body += step.get("encoder_flops") or 0.0
     return body + costs["head_flops_per_row"] * (requests + (step.get("num_drafts") or 0))

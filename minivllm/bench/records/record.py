@@ -176,6 +176,18 @@ class SpeculationFigures:
 
 
 @dataclass
+class EncoderFigures:
+    """The images of a window, and what their towers did; definitions in docs/vision.md."""
+
+    images_encoded: int = 0
+    encoder_cache_hits: int = 0  # images of prompts whose embeddings were there
+    hit_rate: float | None = None  # share of these among the images of prompts
+    image_tokens: int = 0  # embeddings that prompts took
+    encoder_ms: float = 0.0  # of all towers
+    encoder_flops: float = 0.0
+
+
+@dataclass
 class JobFigures:
     """The sessions of an agentic workload, each of which is a job; definitions in
     metrics/jobs.py."""
@@ -348,6 +360,7 @@ class Record:
     roofline: Roofline = field(default_factory=Roofline)
     breakdown: Breakdown = field(default_factory=Breakdown)
     speculation: SpeculationFigures | None = None
+    encoder: EncoderFigures | None = None
     jobs: JobFigures | None = None
     quality: Quality | None = None
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)

@@ -34,6 +34,7 @@ MEASURED = (
     "breakdown",
     "cold",
     "speculation",
+    "encoder",
     "jobs",
     "quality",
     "liveness",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from minivllm.bench.hardware.clock import ClockProtocol
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.records.record import Cold
+from minivllm.bench.workloads.pictures import PictureReader
 from minivllm.engine.options import SamplingParams
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
@@ -181,6 +182,16 @@ class SessionEngine(BenchEngine, Protocol):
 
     def note_session(self, request_id: str, session: str) -> None:
         """Say which session a request is of, before it is submitted."""
+
+
+@runtime_checkable
+class SeeingEngine(BenchEngine, Protocol):
+    """An engine that takes images, if its model does."""
+
+    pictures: PictureReader | None  # None: its model takes none
+
+    def note_images(self, request_id: str, names: Sequence[str]) -> None:
+        """Say which images a request has, before it is submitted; see workloads/pictures.py."""
 
 
 @runtime_checkable

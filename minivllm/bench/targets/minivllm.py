@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +18,7 @@ from minivllm.attention.capabilities import CountingBackend, LibraryBackend
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.targets.engine_pictures import EnginePictures, require_pictures
 from minivllm.bench.targets.liveness import (
     Counters,
     draft_counters,
@@ -39,6 +40,8 @@ from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scoring import sequence_logits
 from minivllm.extras.speculative.speculation import Speculator
+from minivllm.extras.vision.encoder import Encoder
+from minivllm.extras.vision.pictures import Pictures
 from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
@@ -70,6 +73,9 @@ class MinivllmEngine(Adapter):
         begin = time.monotonic()
         self.engine: Engine = build_engine(view, progress)
         self.tokenizer = self.engine.tokenizer
+        vision = self.engine.loaded.vision
+        processor = None if vision is None else vision.processor
+        self.pictures = EnginePictures.of(Pictures(processor, self.tokenizer, view.vision))
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float | None] = {}  # until it is told
@@ -86,6 +92,7 @@ class MinivllmEngine(Adapter):
         # Parameters that no forward pass reads: the embedding's, unless it is the head as well.
         idle = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
         narrow = map(matrix_dtype, linear_layers(loaded))
+        seeing = 0 if loaded.vision is None else loaded.vision.tower.num_bytes
         return EngineInfo(
             name="minivllm",
             weights=loaded.weights,
@@ -96,8 +103,8 @@ class MinivllmEngine(Adapter):
             max_num_seqs=engine.scheduler.policy.max_num_seqs,
             load_s=load_s - (self._compile_s() or 0.0),
             memory={
-                "weights": loaded.weight_bytes,
-                "weights_16bit": loaded.weight_bytes_16bit,
+                "weights": loaded.weight_bytes + seeing,
+                "weights_16bit": loaded.weight_bytes_16bit + seeing,
                 "linear": loaded.linear_bytes,
                 "linear_16bit": loaded.linear_bytes_16bit,
                 "kv_pool": engine.kv.num_bytes,
@@ -131,6 +138,11 @@ class MinivllmEngine(Adapter):
         speculation = self.engine.launcher.speculation
         return speculation if isinstance(speculation, Speculator) else None
 
+    @property
+    def _encoder(self) -> Encoder | None:
+        extensions = self.engine.launcher.extensions
+        return extensions.encoder if isinstance(extensions, RequestExtras) else None
+
     def _compile_s(self) -> float | None:
         """Seconds of compiling kernels and layers and of recording graphs; None where there are
         none of these."""
@@ -150,7 +162,14 @@ class MinivllmEngine(Adapter):
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine."""
-        self.engine.add_request(request_id, prompt_token_ids, params, detokenize=False)
+        inputs = None
+        if self.pictures is not None:
+            inputs = self.pictures.take(request_id, prompt_token_ids)
+        self.engine.add_request(request_id, prompt_token_ids, params, False, inputs)
+
+    def note_images(self, request_id: str, names: Sequence[str]) -> None:
+        """See SeeingEngine."""
+        require_pictures(self.pictures).note(request_id, names)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """One step; see BenchEngine."""
@@ -180,6 +199,9 @@ class MinivllmEngine(Adapter):
         self.engine.abort_all()
         if not self._keep_prefixes:
             self.engine.cache.reset_prefix_cache()
+            if self._encoder is not None and self.pictures is not None:
+                self._encoder.clear()
+                self.pictures.reset()
         self.recount()
 
     def recount(self) -> None:
@@ -226,7 +248,10 @@ class MinivllmEngine(Adapter):
         runtime |= {
             name: float(replays.get(name, 0)) for name in ("graph_replays", "graph_captures")
         }
-        return {**counters, "decoding": decoding, "attention": attention, "runtime": runtime}
+        encoder = self._encoder
+        vision = {"vision": encoder.counts()} if encoder is not None else {}
+        groups = {"decoding": decoding, "attention": attention, "runtime": runtime}
+        return {**counters, **groups, **vision}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
@@ -260,6 +285,7 @@ class MinivllmEngine(Adapter):
             "batching": {**counts["batching"], "largest_batch": float(max(batches, default=0))},
             "decoding": {**counts["decoding"]},
             "speculative": draft_counters(self._speculator),
+            **({"vision": {**counts["vision"]}} if "vision" in counts else {}),
             "cache": {
                 **counts["cache"],
                 "block_size": float(self.engine.cache.block_size),

@@ -42,7 +42,13 @@ class TransformersOptions(EngineOptions):
 
     support = Support(
         "engine=transformers",
-        {"model": _MODEL, "quant": _PRECISION, "decoding": _SAMPLING, "runtime": _RUNTIME},
+        {
+            "model": _MODEL,
+            "quant": _PRECISION,
+            "decoding": _SAMPLING,
+            "runtime": _RUNTIME,
+            "vision": Knobs(("processor", "processor_cache_mb")),
+        },
         package="transformers",
         own_torch=True,
     )

@@ -12,12 +12,18 @@ from torch import nn
 
 from minivllm.assembly import select_device
 from minivllm.bench.targets.base import EngineInfo
+from minivllm.bench.targets.engine_pictures import EnginePictures
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput, first_line
+from minivllm.extras.vision.options import VisionOptions, require_no_vision
+from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import model_costs
+from minivllm.models.load.names import own_name
 from minivllm.models.load.source import Source, resolve
-from minivllm.models.load.weights import RandomWeights
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.load.weights import VISION, RandomWeights
+from minivllm.models.vision.registry import image_processor, sees
 from minivllm.platform.support import INSTALL
 from minivllm.platform.threads import thread_count
 
@@ -48,6 +54,10 @@ class Pretrained:
         parameters = list(self.model.parameters())  # tied weights once
         count = sum(p.numel() for p in parameters)
         size = sum(p.numel() * p.element_size() for p in parameters)
+        seeing = [
+            p for name, p in self.model.named_parameters() if own_name(name).startswith(VISION)
+        ]
+        seen, seen_size = sum(p.numel() for p in seeing), sum(p.nbytes for p in seeing)
         embedding: torch.Tensor = self.model.get_input_embeddings().weight
         # A tied head reads the embedding's storage for every token, a separate embedding is only
         # looked up.
@@ -71,8 +81,8 @@ class Pretrained:
             },
             model=model_costs(
                 vars(config),
-                count - idle,
-                size - idle * embedding.element_size(),
+                count - idle - seen,
+                size - idle * embedding.element_size() - seen_size,
                 self.dtype,
                 str(self.device),
                 windows=config.windows,
@@ -80,6 +90,17 @@ class Pretrained:
             attention_backend=self.attn_implementation,
             warnings=list(self.source.warnings),
         )
+
+    def pictures(
+        self, tokenizer: Tokenizer | None, options: VisionOptions
+    ) -> EnginePictures | None:
+        """The images of requests, processed as this project's engine does it, which is equal to
+        transformers' to the bit; None for a model that takes none."""
+        if not sees(self.config.architecture):
+            require_no_vision(options)
+            return None
+        processor = image_processor(self.source.config, self.source.folder, options.processor)
+        return EnginePictures.of(Pictures(processor, tokenizer, options))
 
     def _linear_parameters(self) -> list[nn.Parameter]:
         """Of the layers' linear layers alone, without the head; a mixture has classes of its own
@@ -151,9 +172,16 @@ def _from_folder(
         if find_spec("accelerate") is None:
             raise BadInput(f"{peer} needs accelerate to load onto {device}: {INSTALL}")
         options = {**options, "device_map": {"": device}}  # straight there, never whole on the host
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    return _auto(transformers, source).from_pretrained(
         source.folder, local_files_only=True, use_safetensors=True, **options
     )
+
+
+def _auto(transformers: Any, source: Source) -> Any:
+    """The class that loads models of the source's kind."""
+    if sees(str(source.config["architectures"][0])):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 def _random(
@@ -170,7 +198,7 @@ def _random(
     # On the device itself and not on the meta device: the rotary tables are computed here and must
     # be real.
     with device, no_init_weights():
-        model = transformers.AutoModelForCausalLM.from_config(config, **options)
+        model = _auto(transformers, source).from_config(config, **options)
     model.tie_weights()
     weights = RandomWeights(seed)
     with torch.no_grad():
@@ -181,8 +209,10 @@ def _random(
 
 
 def _as_stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """A parameter under the names of the models here. A mixture's experts are one tensor there and
+    """A parameter under the names of the models here, where the parts of a model with images have
+    others. A mixture's experts are one tensor there and
     many here."""
+    name = own_name(name)
     mixture, inside, part = name.partition(".mlp.experts.")
     if not inside:
         yield name, parameter

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,14 @@ import torch
 
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineOutput
+from minivllm.bench.targets.engine_pictures import require_pictures
 from minivllm.bench.targets.options import TransformersOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.inputs import RequestInputs
 
 STATIC_CACHE_STEP = 256  # tokens that static caches are rounded up to
 STEP_NOTE = (
@@ -46,6 +48,7 @@ class _Request:
     prompt: list[int]
     max_tokens: int  # tokens
     params: SamplingParams
+    inputs: RequestInputs | None = None
     produced: int = 0
 
     @property
@@ -162,6 +165,7 @@ class TransformersEngine(Adapter):
         begin = time.monotonic()
         self._loaded = load(Config.of(config), options.attn_implementation, options.support.engine)
         self.tokenizer = Tokenizer.load(self._loaded.source.folder)
+        self.pictures = self._loaded.pictures(self.tokenizer, Config.of(config).vision)
         self._batch_size = options.batch_size
         self.info = self._loaded.describe(
             "transformers", time.monotonic() - begin, self._batch_size
@@ -186,7 +190,12 @@ class TransformersEngine(Adapter):
         """See BenchEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._ids)
         self._ids.add(request_id)
-        self.waiting.append(_Request(request_id, prompt_token_ids, max_tokens, params))
+        images = None if self.pictures is None else self.pictures.take(request_id, prompt_token_ids)
+        self.waiting.append(_Request(request_id, prompt_token_ids, max_tokens, params, images))
+
+    def note_images(self, request_id: str, names: Sequence[str]) -> None:
+        """See SeeingEngine."""
+        require_pictures(self.pictures).note(request_id, names)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens, with a batch started if there is none; see BenchEngine."""
@@ -270,7 +279,7 @@ class TransformersEngine(Adapter):
             if params.seed is not None:
                 torch.manual_seed(params.seed)  # transformers draws a batch from one generator
         longest = max(request.max_tokens for request in batch.requests)
-        further: dict[str, Any] = {}
+        further = self._pixels(batch)
         if self._static:
             further["past_key_values"] = self._static_cache(len(rows), batch.width + longest)
             options |= self._compiling()
@@ -286,6 +295,16 @@ class TransformersEngine(Adapter):
             streamer=batch,
             **further,
         )
+
+    def _pixels(self, batch: _Batch) -> dict[str, Any]:
+        """What the model takes of the images of a batch."""
+        images = [one.inputs.images if one.inputs else () for one in batch.requests]
+        if self.pictures is None or not any(images):
+            return {}
+        arrays = self.pictures.prompts.processor.reference_inputs(images)
+        device, dtype = self._loaded.device, self._loaded.model.dtype
+        values = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        return {name: v.to(dtype) if v.is_floating_point() else v for name, v in values.items()}
 
     def _static_cache(self, rows: int, length: int) -> Any:
         """An empty cache for so many rows and at least so many tokens; the same again while they
@@ -335,6 +354,8 @@ class TransformersEngine(Adapter):
                 pass
             self._batch = None
         self._ids.clear()
+        if self.pictures is not None:
+            self.pictures.reset()
         self._clear()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()

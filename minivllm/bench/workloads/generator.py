@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from minivllm.bench.workloads.from_file.tables import saved_files
 from minivllm.bench.workloads.lengths import Lengths
 from minivllm.bench.workloads.options import FromFileOptions
+from minivllm.bench.workloads.pictures import PictureReader
 from minivllm.bench.workloads.prompts import Encode
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
@@ -36,6 +37,7 @@ class Reader:
         render_chat: messages to the text that the chat template writes and its token ids; None
             without a template.
         takes_chat: whether the engine is sent messages as they are, with images and tools.
+        pictures: of a model that takes images, where its engine does.
     """
 
     encode: Encode | None
@@ -44,6 +46,7 @@ class Reader:
     decode: Decode | None
     render_chat: RenderChat | None = None
     takes_chat: bool = False
+    pictures: PictureReader | None = None
 
     @property
     def encode_further(self) -> Encode | None:
@@ -91,18 +94,20 @@ class Generator(ABC):
         decode: Decode | None = None,
         render_chat: RenderChat | None = None,
         takes_chat: bool = False,
+        pictures: PictureReader | None = None,
     ) -> Workload:
         """Make the requests; equal arguments make equal requests.
 
         Args:
-            encode, vocab_size, max_model_len, decode, render_chat, takes_chat: see `Reader`.
+            encode, vocab_size, max_model_len, decode, render_chat, takes_chat, pictures: see
+                `Reader`.
             seed: of lengths and prompts.
 
         Raises:
             BadInput: a request is longer than the context, or cannot be made.
         """
-        reader = Reader(encode, vocab_size, max_model_len, decode, render_chat, takes_chat)
-        return self.make(reader, seed)
+        model = encode, vocab_size, max_model_len, decode, render_chat, takes_chat, pictures
+        return self.make(Reader(*model), seed)
 
     @abstractmethod
     def make(self, reader: Reader, seed: int) -> Workload:

@@ -109,6 +109,27 @@ class SharedPrefixOptions(SyntheticOptions):
     branching: int = knob(4, at_least=1)
 
 
+@option("minivllm.bench.workloads.images.Images")
+@dataclass(frozen=True)
+class ImagesOptions(SyntheticOptions):
+    """workload=images.
+
+    Args:
+        num_requests, output_len, ignore_eos: see `SyntheticOptions`.
+        input_len: tokens of text, after the images; a number, or a distribution (see `Lengths`).
+        images: pictures of a request; the same.
+        width, height: pixels of a picture; the same.
+        reuse: chance that a picture is one that came before.
+    """
+
+    num_requests: int = knob(16, at_least=1)
+    input_len: Length = _length(32)
+    images: Length = _length(1)
+    width: Length = _length(_uniform(256, 768))
+    height: Length = _length(_uniform(256, 768))
+    reuse: float = knob(0.0, at_least=0, at_most=1)
+
+
 @option("minivllm.bench.workloads.multi_turn.MultiTurn")
 @dataclass(frozen=True)
 class MultiTurnOptions(Options):

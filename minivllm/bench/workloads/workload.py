@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
+from minivllm.bench.workloads.pictures import content
 from minivllm.platform.files import as_table, write_parquet
 
 
@@ -43,6 +44,7 @@ class WorkloadRequest:
     sampling: Mapping[str, Any] | None = None
     # for an engine that takes them: messages, tools, as the chat API has them
     chat: Mapping[str, Any] | None = None
+    images: tuple[str, ...] = ()  # of the prompt, in its order, by names; see pictures.py
     session: str | None = None
     after: tuple[str, ...] = ()  # earlier requests of the session
     after_s: tuple[float, ...] = ()  # as many
@@ -88,7 +90,7 @@ SESSION = ("session", "after", "after_s")
 OPTIONAL = {
     item.name: item.default
     for item in fields(WorkloadRequest)
-    if item.name in ("due_s", "follows", "think_s", "history_len", *AS_JSON, *SESSION)
+    if item.name in ("due_s", "follows", "think_s", "history_len", "images", *AS_JSON, *SESSION)
 }
 
 
@@ -125,7 +127,7 @@ class Workload:
     def hash(self) -> str:
         """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and, where it has
         them, the time that a request came, the requests that it waits for and how long, the first
-        request of its session, its sampling and its messages, and the priming; 16 hexadecimal
+        request of its session, its images, sampling and messages, and the priming; 16 hexadecimal
         digits."""
         digest = hashlib.sha256()
         place = {request.request_id: i for i, request in enumerate(self.requests)}
@@ -149,6 +151,8 @@ class Workload:
             if request.session is not None:
                 row.append([first.setdefault(request.session, i), request.think_s])
                 row.append([[place[name] for name in request.after], request.after_s])
+            if request.images:
+                row.append({"images": [content(name) for name in request.images]})
             row += [
                 {name: value} for name in AS_JSON if (value := getattr(request, name)) is not None
             ]

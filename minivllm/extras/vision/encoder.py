@@ -62,7 +62,10 @@ class Encoder(SchedulingRule):
         self._levels = torch.from_numpy(processor.levels).to(tower.device)
         self._needed: dict[bytes, int] = {}  # images that prompts are inside of; their rows
         self._planned: dict[bytes, int] = {}  # of the step that is being planned
-        self._alive = 0  # requests with images
+        self._alive: set[Request] = set()  # requests with images
+        # Of towers whose time a GPU has not told yet.
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.step_ms = self.step_flops = 0.0  # of the step that was launched last
 
     @property
     def rows(self) -> int:
@@ -75,22 +78,31 @@ class Encoder(SchedulingRule):
         rows = max(self.capacity, self.budget, self.processor.most_tokens)
         return rows * self.tower.width * self.tower.dtype.itemsize + self.tower.working_bytes
 
+    def counts(self) -> dict[str, float]:
+        """The counters; waits for the towers that a GPU has not finished."""
+        for begin, end in self._events:
+            end.synchronize()
+            self.counters["encoder_ms"] += begin.elapsed_time(end)
+        self._events.clear()
+        return {name: float(count) for name, count in self.counters.items()}
+
     def clear(self) -> None:
         """Forget all embeddings."""
         self._kept.clear()
 
     def added(self, request: Request) -> None:
         """See SchedulingRule."""
-        self._alive += request.inputs is not None
+        if request.inputs is not None:
+            self._alive.add(request)
 
     def ended(self, request: Request) -> None:
         """See SchedulingRule."""
-        self._alive -= request.inputs is not None
+        self._alive.discard(request)
 
     def before_step(self, scheduler: Scheduler, now: float) -> None:
         """See SchedulingRule: which images are needed further, and which can be forgotten."""
-        self._planned = {}
-        self._needed = {}
+        self._planned, self._needed = {}, {}
+        self.step_ms = self.step_flops = 0.0
         for request in scheduler.running if self._alive else ():
             if (inputs := request.inputs) is None:
                 continue
@@ -169,13 +181,21 @@ class Encoder(SchedulingRule):
         """Run the tower for images that are not kept."""
         if not images:
             return
-        start = time.perf_counter()
-        found = self.tower.encode(images, self._levels)
-        for image, rows in zip(images, found, strict=True):
+        start, marks = time.perf_counter(), []
+        if self.tower.device.type == "cuda":
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
+        for image, rows in zip(images, self.tower.encode(images, self._levels), strict=True):
             self._kept[image.digest] = rows
-            self.counters["encoder_flops"] += self.tower.flops(image)
+            self.step_flops += self.tower.flops(image)
+        self.step_ms += 1e3 * (time.perf_counter() - start)
+        if marks:
+            marks[1].record()
+            self._events.append((marks[0], marks[1]))
+        else:
+            self.counters["encoder_ms"] += self.step_ms
         self.counters["images_encoded"] += len(images)
-        self.counters["encoder_ms"] += 1e3 * (time.perf_counter() - start)
+        self.counters["encoder_flops"] += self.step_flops
 
     def _drop(self) -> None:
         """Forget the least recently used embeddings beyond the capacity, but for those that

@@ -17,6 +17,7 @@ class VisionOptions(Options):
         processor: settings over those of the checkpoint's preprocessor_config.json.
         encoder_cache_tokens: rows of embeddings that are kept for images which come again; 0 keeps
             none longer than a prompt needs them.
+        processor_cache_mb: MiB of processed images that are kept for those which come again.
         max_encoder_tokens: rows of embeddings that towers compute in a step, but for its first
             image; None is `batching.max_num_batched_tokens`.
         max_images: of one prompt.
@@ -28,6 +29,7 @@ class VisionOptions(Options):
     group = "vision"
     processor: dict[str, Any] = knob(factory=dict, unasked=True)
     encoder_cache_tokens: int = knob(16384, at_least=0, unasked=True)
+    processor_cache_mb: float = knob(256.0, at_least=0, at_most=1 << 20, unasked=True)
     max_encoder_tokens: int | None = knob(None, at_least=1, unasked=True)
     max_images: int = knob(16, at_least=1, unasked=True)
     max_image_mb: float = knob(32.0, above=0, at_most=4096, unasked=True)

@@ -37,7 +37,10 @@ class Pictures:
         options: VisionOptions,
     ) -> None:
         self.options, self.limits = options, limits(options)
-        self.prompts = None if processor is None else PromptImages(processor, tokenizer)
+        cache_bytes = int(options.processor_cache_mb * MIB)
+        self.prompts: PromptImages | None = None
+        if processor is not None:
+            self.prompts = PromptImages(processor, tokenizer, cache_bytes)
 
     def insert(
         self, token_ids: list[int], pictures: Sequence[Any]

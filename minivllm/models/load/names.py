@@ -70,6 +70,16 @@ def with_model_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
     return named
 
 
+def own_name(name: str) -> str:
+    """The model's name for a parameter of transformers' model, which is not compiled."""
+    if vision := _VISION.fullmatch(name):
+        return f"vision.{vision[1]}"
+    for part in ("model.text_model.", "model.language_model."):
+        if name.startswith(part):
+            return f"model.{name.removeprefix(part)}"
+    return name
+
+
 def _of_expert(name: str) -> str:
     """The other families' names for Mixtral's mixtures and their matrices."""
     name = name.replace(".block_sparse_moe.", ".mlp.")

@@ -4,7 +4,9 @@ of torch."""
 from __future__ import annotations
 
 import json
+import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -116,6 +118,16 @@ class ImageProcessor(ABC):
         `image_token_id` as its embeddings have rows."""
         return [self.image_token_id] * image.num_tokens
 
+    def reference_inputs(
+        self, prompts: Sequence[Sequence[ProcessedImage]]
+    ) -> dict[str, NDArray[Any]]:
+        """The arrays that transformers' model takes beside the token ids of several prompts.
+
+        Raises:
+            BadInput: that is not known of the family.
+        """
+        raise BadInput(f"{type(self).__name__}: images are not given to transformers' model")
+
     def positions(
         self, num_tokens: int, spans: Sequence[ImageSpan], images: Sequence[ProcessedImage]
     ) -> tuple[NDArray[np.int64] | None, int]:
@@ -129,10 +141,40 @@ class PromptImages:
     Args:
         processor: of the model's family.
         tokenizer: of the model; None: prompts are token ids.
+        cache_bytes: pixels of processed images that are kept for those that come again.
     """
 
-    def __init__(self, processor: ImageProcessor, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, processor: ImageProcessor, tokenizer: Tokenizer | None, cache_bytes: int = 0
+    ) -> None:
         self.processor, self.tokenizer = processor, tokenizer
+        self.cache_bytes, self._num_bytes = cache_bytes, 0
+        self._kept: OrderedDict[bytes, ProcessedImage] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()  # a server processes images in several threads
+
+    def clear(self) -> None:
+        """Forget processed images."""
+        with self._lock:
+            self._kept.clear()
+            self._num_bytes = 0
+
+    def processed(self, image: Image.Image) -> ProcessedImage:
+        """What the tower takes of an image, which may be kept from the last time."""
+        if not self.cache_bytes:
+            return self.processor.process(image)
+        digest = self.processor.digest(image)
+        with self._lock:
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+                return self._kept[digest]
+        done = self.processor.process(image)
+        with self._lock:
+            if digest not in self._kept:
+                self._kept[digest] = done
+                self._num_bytes += done.pixels.nbytes
+            while self._num_bytes > self.cache_bytes:
+                self._num_bytes -= self._kept.popitem(last=False)[1].pixels.nbytes
+        return done
 
     def insert(
         self, token_ids: Sequence[int], images: Sequence[Image.Image]
@@ -148,7 +190,7 @@ class PromptImages:
             BadInput: the numbers of images and of placeholders differ.
         """
         processor, token_id = self.processor, self.processor.image_token_id
-        done = tuple(processor.process(image) for image in images)
+        done = tuple(map(self.processed, images))
         marks = [i for i, token in enumerate(token_ids) if token == token_id]
         if len(marks) == sum(image.num_tokens for image in done):
             prompt = list(token_ids)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from minivllm.errors import BadInput
@@ -134,6 +135,20 @@ class SmolVLMProcessor(ImageProcessor):
             height = math.ceil(height / side) * side
             width = math.ceil(int(height * ratio) / side) * side
         return width, height
+
+    def reference_inputs(
+        self, prompts: Sequence[Sequence[ProcessedImage]]
+    ) -> dict[str, NDArray[Any]]:
+        """See ImageProcessor: float32 [prompts, tiles, 3, side, side], zeros where a prompt has
+        fewer tiles than another."""
+        most = max(sum(len(image.pixels) for image in images) for images in prompts)
+        values = np.zeros((len(prompts), most, 3, self.side, self.side), np.float32)
+        for row, images in zip(values, prompts, strict=True):
+            tiles = [tile for image in images for tile in image.pixels]
+            for place, tile in zip(row, tiles, strict=False):
+                for channel in range(3):
+                    place[channel] = self.levels[channel][tile[channel]]
+        return {"pixel_values": values}
 
     def expansion(self, image: ProcessedImage, tokenizer: Tokenizer | None) -> Sequence[int]:
         """See ImageProcessor. Without a tokenizer there are no marks around the tiles, since their

@@ -14,7 +14,9 @@ from minivllm.bench.workloads.from_file.prompt_file import read_prompt_file
 from minivllm.bench.workloads.from_file.prompt_line import PromptLine
 from minivllm.bench.workloads.from_file.prompt_row import TOOLS
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
+from minivllm.bench.workloads.images import NO_IMAGES
 from minivllm.bench.workloads.options import FileOptions
+from minivllm.bench.workloads.pictures import of_file
 from minivllm.bench.workloads.prompts import Encode, draw_prompts
 from minivllm.bench.workloads.tally import Tally
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
@@ -44,7 +46,8 @@ class File(FromFile, FileOptions):
     A line has `prompt` (text), `prompt_token_ids`, or `messages` (OpenAI's, written by the model's
     chat template, or as `role: content` lines where it has none), and may have `max_tokens`,
     `output_len` or another usual name of the output's length, and sampling of its own; other keys
-    are left alone. A line that has only a length of its prompt gets a drawn one. Of a
+    are left alone. `images` are paths of pictures, from the file's folder, for which the prompt has
+    placeholders. A line that has only a length of its prompt gets a drawn one. Of a
     conversation the first question of its user is the prompt, and the answer to it says how long
     the output is. What is not taken is counted in the notes.
 
@@ -96,6 +99,7 @@ class File(FromFile, FileOptions):
                     continue
                 tally.unused[DRAWN] += 1
             text, token_ids = self._prompt(line, reader, tally, rng)
+            names, token_ids = self._pictures(line, reader, token_ids)
             if not self._fits(line, len(token_ids), output_len, reader.max_model_len):
                 tally.left_out[too_long] += 1
                 continue
@@ -103,7 +107,12 @@ class File(FromFile, FileOptions):
             tokens += len(token_ids)
             check_amount(f"workload.path={self.path}", len(requests) + 1, tokens, FEWER)
             requests.append(
-                self._request(f"r{len(requests)}", line, token_ids, output_len, prompt_text, reader)
+                replace(
+                    self._request(
+                        *(f"r{len(requests)}", line, token_ids, output_len, prompt_text, reader)
+                    ),
+                    images=names,
+                )
             )
             if len(requests) == self.num_requests:
                 break
@@ -143,6 +152,21 @@ class File(FromFile, FileOptions):
             sampling=sampling or None,
             chat=chat,
         )
+
+    def _pictures(
+        self, line: PromptLine, reader: Reader, token_ids: tuple[int, ...]
+    ) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The names of a line's pictures, and its prompt with their tokens."""
+        if not line.pictures:
+            return (), token_ids
+        if reader.pictures is None:
+            raise BadInput(f"{line.where}: {NO_IMAGES.format(name=self.name)}")
+        folder = self.file.parent
+        names = tuple(of_file(folder / path, f"{line.where}: image") for path in line.pictures)
+        try:
+            return names, reader.pictures.expand(token_ids, names)
+        except BadInput as error:
+            raise BadInput(f"{line.where}: {error}") from None
 
     def _oversampled(
         self, requests: list[WorkloadRequest], notes: tuple[str, ...]

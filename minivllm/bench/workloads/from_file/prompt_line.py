@@ -31,6 +31,7 @@ class PromptLine:
     # what the chat API takes as it stands: messages, and what tools there are
     chat: Mapping[str, Any] | None = None
     images: int = 0  # in the messages
+    pictures: tuple[str, ...] = ()  # paths of the prompt's images, as the line has them
 
     @property
     def ignore_eos(self) -> bool | None:

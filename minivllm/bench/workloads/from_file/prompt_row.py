@@ -90,12 +90,13 @@ def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
             kind = "messages"
         else:
             value = _single(value, where)
+    pictures = _pictures(row.get("images"), where)
     if kind == "prompt":
         words = text(value, f"{where}: prompt")
-        return PromptLine(where, words, None, max_tokens, sampling=sampling)
+        return PromptLine(where, words, None, max_tokens, sampling=sampling, pictures=pictures)
     if kind == "prompt_token_ids":
         ids = _token_ids(value, f"{where}: {present[0]}")
-        return PromptLine(where, None, ids, max_tokens, sampling=sampling)
+        return PromptLine(where, None, ids, max_tokens, sampling=sampling, pictures=pictures)
     return _messages(row, value, where, max_tokens, sampling, tally)
 
 
@@ -180,6 +181,15 @@ def _check_image(part: dict[str, Any], where: str) -> None:
             f"{where}: an image must be a data: URI, such as data:image/png;base64,...; one that "
             "a server fetches would be measured with the network"
         )
+
+
+def _pictures(value: Any, where: str) -> tuple[str, ...]:
+    """The paths of a line's `images`. What is no list of texts was meant for something else."""
+    if not isinstance(value, list) or not all(isinstance(path, str) for path in value):
+        return ()
+    if not all(value):
+        raise BadInput(f"{where}: images has an empty path")
+    return tuple(value)
 
 
 def _single(value: list[Any], where: str) -> Any:

@@ -1,0 +1,99 @@
+"""Images through engines under test: the same tokens, and records of what towers did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm.bench.making import WorkloadMaker
+from minivllm.bench.metrics.encoder import encoder_figures
+from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.bench.targets.transformers import TransformersEngine
+from minivllm.bench.workloads.arrivals import Concurrency
+from minivllm.config.compose import build, compose
+from minivllm.errors import BadInput
+from tests.bench.targets.driving import run
+from tests.seeing import IMAGE_TOKEN, encoded, make_smolvlm, picture
+
+WORKLOAD = ["workload=images", "workload.num_requests=4", "workload.output_len=6"]
+SIZES = ["workload.width=60", "workload.height=40", "workload.input_len=5", "workload.reuse=0.4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("smolvlm")
+    make_smolvlm(place)
+    return place
+
+
+def configuration(folder: Path, *overrides: str) -> dict[str, Any]:
+    model = ["model=hf", f"model.path={folder}", "quant=fp32", "runtime.device=cpu"]
+    return compose([*model, "runtime.threads=1", *WORKLOAD, *SIZES, *overrides])
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[MinivllmEngine]:
+    engine = MinivllmEngine(configuration(folder, "cache.num_blocks=64"))
+    yield engine
+    engine.close()
+
+
+def test_transformers_gives_the_same_tokens_for_the_same_images(
+    engine: MinivllmEngine, folder: Path
+) -> None:
+    config = configuration(folder, "engine=transformers", "workload.images=2")
+    workload = WorkloadMaker().make(engine, config["workload"], 0)
+    peer = build(config["engine"], {"config": config})
+    assert isinstance(peer, TransformersEngine)
+    try:
+        assert WorkloadMaker().make(peer, config["workload"], 0).hash == workload.hash
+        tokens = [
+            [t.token_ids for t in run(one, workload, Concurrency(4))] for one in (engine, peer)
+        ]
+    finally:
+        peer.close()
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 4
+
+
+def test_what_towers_did_is_counted_from_the_last_reset(
+    engine: MinivllmEngine, folder: Path
+) -> None:
+    config = configuration(folder)
+    workload = WorkloadMaker().make(engine, config["workload"], 1)
+    distinct = len({name for request in workload.requests for name in request.images})
+    for _ in range(2):  # cold each time
+        engine.reset()
+        run(engine, workload, Concurrency(4))
+        figures = encoder_figures(engine.liveness())
+        assert figures is not None and figures.images_encoded == distinct
+        assert figures.images_encoded + figures.encoder_cache_hits == 4
+        assert figures.image_tokens == 4 * 112 and figures.encoder_flops > 0
+        steps = engine.steps()
+        assert sum(s["encoder_flops"] for s in steps) == pytest.approx(figures.encoder_flops)
+        assert 0 < sum(s["encoder_ms"] for s in steps) == pytest.approx(figures.encoder_ms)
+    assert encoder_figures({"quant": {}}) is None
+
+
+def test_a_file_of_prompts_names_pictures_beside_it(
+    engine: MinivllmEngine, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "one.png").write_bytes(encoded(picture(50, 30)))
+    line = {"prompt_token_ids": [5, IMAGE_TOKEN, 7], "images": ["one.png"], "max_tokens": 3}
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps(line) + "\n" + json.dumps({"prompt_token_ids": [4, 5]}) + "\n")
+    node = compose(["workload=file", f"workload.path={file}"])["workload"]
+    workload = WorkloadMaker().make(engine, node, 0)
+    first, second = workload.requests
+    assert len(first.images) == 1 and len(first.prompt_token_ids) == 2 + 112 and not second.images
+    traces = run(engine, workload, Concurrency(1))
+    assert [trace.completed for trace in traces] == [True, True]
+    file.write_text(json.dumps({**line, "prompt_token_ids": [5, 7]}))
+    with pytest.raises(BadInput, match=r"prompts.jsonl.*0 placeholders.*1 images"):
+        WorkloadMaker().make(engine, node, 0)
+    file.write_text(json.dumps({**line, "images": ["two.png"]}))
+    with pytest.raises(BadInput, match=r"two\.png"):
+        WorkloadMaker().make(engine, node, 0)
