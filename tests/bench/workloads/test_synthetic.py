@@ -29,6 +29,7 @@ from minivllm.bench.workloads.from_file.prompt_file import (
 )
 from minivllm.bench.workloads.from_file.trace import Trace
 from minivllm.bench.workloads.generator import Reader
+from minivllm.bench.workloads.images import Images
 from minivllm.bench.workloads.lengths import NAMES, Lengths
 from minivllm.bench.workloads.multi_turn import MultiTurn
 from minivllm.bench.workloads.served import Served
@@ -290,7 +291,7 @@ def test_a_wrong_number_of_requests_is_named(number: Any) -> None:
 
 
 OPTIONS = [Smoke, Chat, LongDocument, Summarize, Code, SharedPrefix, MultiTurn, File, Trace]
-OPTIONS.append(Agentic)
+OPTIONS += [Agentic, Images]
 
 
 @pytest.mark.parametrize("cls", OPTIONS, ids=lambda cls: cls.name)
