@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from minivllm.bench.hardware.readings import Energy, Roofline
+from minivllm.bench.records.encoder_figures import EncoderFigures
 from minivllm.redaction import shown
 
 SCHEMA_VERSION = 2
@@ -173,18 +174,6 @@ class SpeculationFigures:
     # Of a draft token if those before it are accepted; from which value on drafts pay.
     token_acceptance: float | None = None
     break_even_acceptance: float | None = None
-
-
-@dataclass
-class EncoderFigures:
-    """The images of a window, and what their towers did; definitions in docs/vision.md."""
-
-    images_encoded: int = 0
-    encoder_cache_hits: int = 0  # images of prompts whose embeddings were there
-    hit_rate: float | None = None  # share of these among the images of prompts
-    image_tokens: int = 0  # embeddings that prompts took
-    encoder_ms: float = 0.0  # of all towers
-    encoder_flops: float = 0.0
 
 
 @dataclass
