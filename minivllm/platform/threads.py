@@ -23,6 +23,7 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
 )
 TOPOLOGY = Path("/sys/devices/system/cpu")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 _before: set[int] = set()  # the cores that were allowed before pinning
 
@@ -106,16 +107,51 @@ def physical_cores(cores: Iterable[int]) -> int:
         return max(1, min(psutil.cpu_count(logical=False) or 1, len(cores)))
 
 
+def core_quota() -> float | None:
+    """The cores that a container's limit gives its processes at a time (`docker run --cpus`, a
+    limit of Kubernetes), from version 2 or 1 of Linux's control groups; None without a limit."""
+    found = []
+    try:
+        entries = OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return None
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        group = CGROUPS / ("cpu" if controllers else "") / path.strip("/")
+        for folder in (group, *group.parents):  # a limit holds for all groups below
+            if not folder.is_relative_to(CGROUPS):
+                break
+            found += _quota_of(folder, bool(controllers))
+    return min(found, default=None)
+
+
+def _quota_of(folder: Path, first_version: bool) -> list[float]:
+    """The limit of one control group, if it has one."""
+    try:
+        if first_version:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = ((folder / name).read_text() for name in names)
+        else:
+            quota, period = (folder / "cpu.max").read_text().split()
+        return [int(quota) / int(period)] if int(quota) > 0 else []
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is no number
+        return []
+
+
 def thread_count(runtime: dict[str, Any]) -> int:
     """The number of threads: `runtime.threads`, or $MINIVLLM_THREADS, or one for each physical core
-    of `runtime.cores`.
+    of `runtime.cores`, but no more than a container's limit lets run at a time: its processes are
+    stopped together for the rest of a period when they have used it up.
 
     $OMP_NUM_THREADS is ignored, because joblib and Ray set it for their jobs, and the same cell
     would differ between launchers.
     """
     if count := runtime.get("threads") or usual_threads():
         return int(count)
-    return physical_cores(wanted_cores(runtime))
+    cores, quota = physical_cores(wanted_cores(runtime)), core_quota()
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def shares(cores: Iterable[int], parts: int) -> list[list[int]]:
@@ -138,14 +174,20 @@ def _first_sibling(core: int) -> int:
 
 
 def crowded(runtime: dict[str, Any]) -> list[str]:
-    """A note on a measurement with more threads than cores; else an empty list."""
-    threads, cores = thread_count(runtime), len(wanted_cores(runtime))
-    if threads <= cores:
-        return []
-    return [
-        f"{threads} threads share {cores} core{'s' * (cores > 1)}: they wait for one another's "
-        "turns"
-    ]
+    """Notes on a measurement with more threads than cores, or than a container's limit."""
+    threads, cores, quota = thread_count(runtime), len(wanted_cores(runtime)), core_quota()
+    notes = []
+    if threads > cores:
+        notes.append(
+            f"{threads} threads share {cores} core{'s' * (cores > 1)}: they wait for one another's "
+            "turns"
+        )
+    if quota is not None and threads > max(1, quota):
+        notes.append(
+            f"{threads} threads run under a limit of {quota:.3g} cores (control group): they are "
+            "stopped together when it is used up"
+        )
+    return notes
 
 
 def usual_threads() -> int | None:

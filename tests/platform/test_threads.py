@@ -54,6 +54,52 @@ def test_threads_default_to_physical_cores(monkeypatch: pytest.MonkeyPatch, tmp_
             thread_count({})
 
 
+@pytest.mark.parametrize(
+    ("own", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a\n", {"a/cpu.max": "max 100000\n"}, None),
+        (
+            "9:memory:/m\n4:cpu,cpuacct:/c\n0::/\n",
+            {"cpu/c/cpu.cfs_quota_us": "50000\n", "cpu/c/cpu.cfs_period_us": "100000\n"},
+            0.5,
+        ),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("1:cpu:/gone\n", {}, None),
+        (None, {}, None),
+    ],
+    ids=["v2", "v2 of a parent", "v2 without", "v1", "v1 without", "gone", "no cgroups"],
+)
+def test_a_limit_of_a_container_limits_threads(
+    own: str | None,
+    files: dict[str, str],
+    quota: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path / "nowhere")
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(threads, "allowed_cores", lambda: set(range(16)))
+    monkeypatch.setattr(threads, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(threads, "OWN_CGROUPS", tmp_path / "own")
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    assert threads.core_quota() == quota
+    expected = 8 if quota is None else max(1, int(quota))
+    assert thread_count({}) == expected and crowded({}) == []
+    assert thread_count({"threads": 12}) == 12
+    notes = crowded({"threads": 12})
+    assert [f"a limit of {quota:.3g} cores" in note for note in notes] == (
+        [] if quota is None else [True]
+    )
+
+
 @pytest.mark.parametrize("wrong", ["", "a", "3-1", "1,", "-1", "0-"])
 def test_cores_are_numbers_and_ranges(wrong: str) -> None:
     for knob, others in (("runtime.cores", []), ("task.cores", ["preset=serve"])):
