@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> int:
-    """The command line, which Ctrl-C ends quietly even while it is being imported."""
+    """The command line, which Ctrl-C ends quietly even while it is being imported; or, where
+    torchrun has started this process as another rank than 0, that rank."""
     try:
+        if os.environ.get("RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" in os.environ:
+            from minivllm.cluster.rank import follow_launched
+
+            return follow_launched()
         from minivllm import cli
 
         return cli.main()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-import psutil
 import torch
-from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend
 from minivllm.cache.compression.eight_bits import kv_cache
@@ -21,37 +19,42 @@ from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.calibration import pruning_plan
 from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
 from minivllm.config.typed import Config
-from minivllm.engine.batch_inputs import SamplingColumns
+from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
 from minivllm.engine.launcher import Launcher
 from minivllm.engine.preemption import Preemption
-from minivllm.engine.sampler import TORCH, SamplerOps
-from minivllm.engine.scheduler import Scheduler
 from minivllm.errors import BadInput
 from minivllm.extras.capture import keep_graphs
 from minivllm.extras.extensions import RequestExtras
+from minivllm.extras.ranked_steps import build_with_team
+from minivllm.extras.sampler_ops import sampler_ops
 from minivllm.extras.scheduling.preemption import make_preemption
 from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.attach import speculate
 from minivllm.extras.speculative.fit import is_of_models, require_drafts_fit
-from minivllm.extras.speculative.proposer import NoProposer
+from minivllm.extras.speculative.proposer import NoProposer, Proposer
 from minivllm.extras.vision.encoder import Encoder, make_encoder
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
-from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.device import free_memory, select_device
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import BYTES, architecture_costs
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import Progress
+from minivllm.parallel.ranks import Join, alone
+from minivllm.parallel.team import Team
 from minivllm.passes.base import ModelPass, PassContext, apply_passes
 from minivllm.passes.determinism import deterministic_kernels
 from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
 from minivllm.passes.pruning.options import NOT_PRUNING
+from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.passes.pruning.shapes import pruned_config
+from minivllm.passes.shard import Shard
+from minivllm.passes.shard_sizes import require_shares
 from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import pin, thread_count
 from minivllm.quant.base import QuantMethod
@@ -60,36 +63,6 @@ NO_PASS = (
     "no pass: give it a `name` and a method `apply(loaded, context)` that returns a PassReport"
 )
 ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
-
-
-def select_device(name: str) -> torch.device:
-    """The device `runtime.device` asks for, made torch's current one; "auto" takes a GPU if there
-    is one.
-
-    Raises:
-        BadInput: torch knows no such device, or it is not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BadInput(f"runtime.device={name!r} is no device; use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"runtime.device={name}: torch sees no GPU here; use runtime.device=cpu")
-    if device.type == "cuda" and device.index is not None:
-        if device.index >= (count := torch.cuda.device_count()):
-            raise BadInput(f"runtime.device={name}: torch sees {count} GPUs, the first is cuda:0")
-        # Kernels, streams and memory statistics that name no device mean the current one.
-        torch.cuda.set_device(device)
-    return device
 
 
 def require_memory_for_weights(config: Mapping[str, Any], device: torch.device) -> None:
@@ -139,25 +112,6 @@ def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -
     return {"_target_": "minivllm.attention.invariant.InvariantBackend"}
 
 
-@cache
-def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
-    """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as
-    far as there are any."""
-    if triton:
-        from minivllm.engine.kernels.sampling import argmax, draw  # imports Triton
-
-        return SamplerOps(partial(argmax, flag=True), draw, fused=True)
-    if cpu is None:
-        return TORCH
-
-    def draw_on_cpu(scores: Tensor, columns: SamplingColumns) -> Tensor:
-        return cast(
-            Tensor, cpu.draw(scores, columns.seeds, columns.positions, columns.temperatures)
-        )
-
-    return SamplerOps(partial(cpu.argmax, flag=True), draw_on_cpu)
-
-
 def _own_passes(nodes: Sequence[Mapping[str, Any]]) -> list[ModelPass]:
     """The user's own passes, as `runtime.passes` lists them.
 
@@ -181,7 +135,7 @@ def _cache_memory(
     cache: CachePolicy,
     preemption: Preemption,
     max_num_seqs: int,
-    device: torch.device,
+    context: BuildContext,
     draft_bytes: int,
     encoder: Encoder | None,
 ) -> tuple[KVCache, BlockTransfers]:
@@ -193,14 +147,9 @@ def _cache_memory(
     """
     specs, dtype, rope = loaded.model.attention_specs, loaded.model.dtype, loaded.config.rope
     token_bytes = bytes_per_token(specs, dtype, cache.kv_dtype) + draft_bytes
-    layout = cache.layout(
-        CacheDemand(
-            token_bytes,
-            max(0, free_memory(device) - (0 if encoder is None else encoder.most_bytes)),
-            loaded.max_model_len,
-            max_num_seqs,
-        )
-    )
+    reserved = 0 if encoder is None else encoder.most_bytes
+    free = context.ranks.least(max(0, free_memory(context.device) - reserved))
+    layout = cache.layout(CacheDemand(token_bytes, free, loaded.max_model_len, max_num_seqs))
     if layout.prefix_caching and rope.depends_on_length:
         raise BadInput(
             f"cache.prefix_caching: this model's rope scaling ({rope.kind}) turns keys by the "
@@ -210,7 +159,7 @@ def _cache_memory(
     layout = preemption.fit(layout)
     if layout.eviction is not None:
         layout.eviction.check(spec.window for spec in specs)
-    kv = kv_cache(specs, layout, dtype, device, cache.kv_dtype)
+    kv = kv_cache(specs, layout, dtype, context.device, cache.kv_dtype)
     return kv, BlockTransfers(kv.blocks, layout)
 
 
@@ -234,12 +183,37 @@ class _Parts:
         """
         begin = time.perf_counter()
         plan = pruning_plan(self.config, node, pruning, build_engine)
-        loaded: LoadedModel = build(node, {**self.offered, "transform": plan}, quant=quant)
+        shard = self._shard(node, plan, quant)
+        offered = {**self.offered, "transform": shard or plan}
+        loaded: LoadedModel = build(node, offered, quant=quant)
+        if shard is not None:
+            loaded.config = shard.model
         if plan is not None:
             loaded.passes.append(plan.report(time.perf_counter() - begin))
             loaded.warnings += plan.notes
         apply_passes(self.passes, loaded, self.context)
         return loaded
+
+    def _shard(
+        self, node: Mapping[str, Any], plan: PruningPlan | None, quant: QuantMethod
+    ) -> Shard | None:
+        """The part of a model that this rank loads; None: the whole model.
+
+        Raises:
+            BadInput: the ranks cannot share the model.
+        """
+        ranks = self.context.build.ranks
+        if ranks.size == 1:
+            return None
+        if node["_target_"] not in OPTIONS:
+            raise BadInput(
+                f"parallel.tensor={ranks.size}: {node['_target_']} is a model class of your own, "
+                "which loads itself whole: use parallel.tensor=1"
+            )
+        source = resolve(dict(node), allow_random=False)[1]
+        whole = source.config if plan is None else plan.config
+        require_shares(whole, ranks.size, quant, source.is_gguf)
+        return Shard(whole, ranks, plan)
 
     def draft(
         self,
@@ -271,14 +245,17 @@ class _Parts:
 def _engine(
     config: Config,
     loaded: LoadedModel,
-    scheduler: Scheduler,
+    policies: tuple[BatchingPolicy, Preemption],
     runner: ModelRunner,
     memory: tuple[KVCache, BlockTransfers],
     encoder: Encoder | None,
 ) -> Engine:
     """The engine of these parts, before the passes that need it."""
     alike = config.runtime.determinism == "batch"
-    model = loaded.config
+    model, (policy, preemption) = loaded.config, policies
+    cache = CacheManager(memory[0].layout, memory[1].disk)
+    anew = model.rope.rotates_anew_at
+    scheduler = make_scheduler(policy, cache, preemption, rotated_anew_at=anew)
     extras = RequestExtras(model.vocab_size, alike, loaded.tokenizer, model.eos_token_ids, encoder)
     scheduler.rules = (*scheduler.rules, extras.grammars, *([] if encoder is None else [encoder]))
     return Engine(
@@ -292,12 +269,33 @@ def _engine(
     )
 
 
+def _settle(config: Config, local_rank: int) -> torch.device:
+    """Give this process its cores and threads, its kind of kernels, and its device."""
+    ranks = config.parallel.tensor
+    device = select_device(config.runtime.device, local_rank, ranks)
+    if local_rank == 0:
+        require_memory_for_weights(config, device)
+    pin(config["runtime"])
+    torch.set_num_threads(thread_count(config["runtime"], ranks))
+    deterministic_kernels(config.runtime.determinism != "off")
+    return device
+
+
 def _require_one_engine(config: Config) -> None:
     """Raise BadInput where several replicas are asked for, each of which is built by itself."""
     if (replicas := config.parallel.replicas) > 1:
         raise BadInput(
             f"parallel.replicas={replicas}: this is one engine in one process; leave out the knob"
         )
+
+
+def _require_shares(config: Config) -> None:
+    """Raise BadInput where the ranks of `parallel.tensor` cannot share the model; of a model class
+    of the user's own the rank itself says so."""
+    if config.target("model") in OPTIONS:
+        source = resolve(config["model"], allow_random=False)[1]
+        whole = pruned_config(config.pruning, source.config)
+        require_shares(whole, config.parallel.tensor, config.quant, source.is_gguf)
 
 
 def _require_drafts_fit(config: Config) -> None:
@@ -310,12 +308,23 @@ def _require_drafts_fit(config: Config) -> None:
         require_drafts_fit(config.speculative, target, longest)
 
 
-def build_engine(config: Mapping[str, Any], progress: Progress | None = None) -> Engine:
-    """Load the model, apply the passes and put the engine together.
+def build_part(
+    config: Mapping[str, Any],
+    join: Join = alone,
+    local_rank: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Engine, Proposer | None]:
+    """Load the model, apply the passes and put the engine together; of several ranks each calls
+    this for its part.
 
     Args:
         config: as `minivllm.config.compose.compose()` returns it, or the view of it.
+        join: gives this rank among all.
+        local_rank: its number among those of this machine.
         progress: told how far the weights are, as (done, total), by a model option that tells.
+
+    Returns:
+        The engine, and what drafts for it.
 
     Raises:
         BadInput: an option cannot be used with this model or on this machine.
@@ -323,19 +332,15 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     """
     config = Config.of(config)
     runtime = config.runtime
-    _require_one_engine(config)
-    device = select_device(runtime.device)
-    require_memory_for_weights(config, device)
-    pin(config["runtime"])
-    torch.set_num_threads(thread_count(config["runtime"]))
+    device = _settle(config, local_rank)
     policy = build(config["batching"])
     cache = build(config["cache"])
     attention = _attention(config["attention"], runtime.determinism, device)
-    deterministic_kernels(runtime.determinism != "off")
     quant = build(config["quant"])
     own = _own_passes(runtime.passes)
     cpu, missing = library.choose("off" if runtime.compile else runtime.cpu_kernels, device)
-    context = BuildContext(device, cpu, runtime.determinism == "batch", runtime.moe)
+    alike = runtime.determinism == "batch"
+    context = BuildContext(device, cpu, alike, runtime.moe, join(device))
     passes = PassContext(context, config["runtime"])
     before = [one for one in BEFORE_ENGINE if one.is_wanted(passes)]
     after = [one for one in AFTER_ENGINE if one.is_wanted(passes)]
@@ -350,23 +355,41 @@ def build_engine(config: Mapping[str, Any], progress: Progress | None = None) ->
     preemption = make_preemption(policy.preemption)
     encoder = make_encoder(config.vision, loaded, policy, cache)
     kv, transfers = _cache_memory(
-        loaded, cache, preemption, policy.max_num_seqs, device, draft_bytes, encoder
+        loaded, cache, preemption, policy.max_num_seqs, context, draft_bytes, encoder
     )
     backend = parts.backend(loaded, kv)
     ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
     runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
-    scheduler = make_scheduler(
-        policy,
-        CacheManager(kv.layout, transfers.disk),
-        preemption,
-        rotated_anew_at=loaded.config.rope.rotates_anew_at,
-    )
-    engine = _engine(config, loaded, scheduler, runner, (kv, transfers), encoder)
+    engine = _engine(config, loaded, (policy, preemption), runner, (kv, transfers), encoder)
     apply_passes(after, loaded, replace(passes, engine=engine))
     drafting = None if isinstance(proposer, NoProposer) else proposer
     if drafting is not None:
         drafting.attach(engine, parts.backend)
     keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]), drafting)
+    return engine, drafting
+
+
+def build_engine(
+    config: Mapping[str, Any], progress: Progress | None = None, team: Team | None = None
+) -> Engine:
+    """An engine, on as many ranks as `parallel.tensor` asks for.
+
+    Args:
+        config, progress: see `build_part`.
+        team: the other ranks, which serve no engine now and outlive this one; None starts some.
+
+    Raises:
+        BadInput, MemoryError: see `build_part`.
+        Crashed: another rank has died.
+    """
+    config = Config.of(config)
+    _require_one_engine(config)
+    if config.parallel.tensor == 1:
+        engine, drafting = build_part(config, progress=progress)
+    else:
+        _require_shares(config)
+        build_own = partial(build_part, config, progress=progress)
+        engine, drafting = build_with_team(config, build_own, team)
     if drafting is not None:
         speculate(engine, drafting)
     return engine

@@ -48,7 +48,7 @@ def last_frame(error: BaseException) -> str:
 
 
 class Crashed(RuntimeError):
-    """A process that computes has died."""
+    """A process that computes has died; the message says which, and how."""
 
 
 class NonFiniteLogits(BadInput):

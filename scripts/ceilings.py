@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from minivllm.assembly import select_device
 from minivllm.bench.hardware.limits import GPU_CALLS, PROBE_BYTES, best_seconds, probe
 from minivllm.bench.records.identity import code_hash
 from minivllm.bench.records.provenance import provenance
+from minivllm.kernels.device import select_device
 from minivllm.platform import files
 
 DTYPES = ("bfloat16", "float16", "float32")

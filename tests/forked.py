@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("minivllm.bench.worker", "minivllm.bench.quality_reference", "minivllm.config.plug_ins")
+MODULES = (
+    *("minivllm.bench.worker", "minivllm.bench.quality_reference", "minivllm.config.plug_ins"),
+    "minivllm.cluster.rank",
+)
 IMPORTED = ("minivllm.llm", "minivllm.bench.session", "minivllm.bench.targets.minivllm")
 # Beginnings of the names of variables that libraries read while they are imported.
 READ_AT_IMPORT = (

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from minivllm import LLM, assembly
-from minivllm.assembly import _attention, require_memory_for_weights, select_device
+from minivllm.assembly import _attention, require_memory_for_weights
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import select_device
 
 
 def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,8 @@ def test_shell_completion(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     ("override", "message"),
     [
         ("quantization=nf4", "what vLLM calls so is quant=nf4, quant=int8, ... here"),
-        ("tensor_parallel_size=2", "vLLM has it, minivllm has not"),
+        ("tensor_parallel_size=2", "parallel.tensor"),
+        ("speculative_config={}", "vLLM has it, minivllm has not"),
         ("enable-prefix-caching=true", "cache.prefix_caching"),
         ("max_num_seqs=8", "did you mean batching.max_num_seqs?"),
         ("cache.max_num_seqs=8", "did you mean batching.max_num_seqs?"),

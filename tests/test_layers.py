@@ -22,7 +22,7 @@ structure = load_script("structure")
 ROOMS = (
     *("masking", "redaction", "errors", "platform"),
     # the inference engine
-    *("kernels", "parallel", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
+    *("parallel", "kernels", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
     # the measuring half
     *("config", "calibration", "assembly", "cluster"),
     *(

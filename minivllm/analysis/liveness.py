@@ -45,6 +45,7 @@ DECISIVE = {
     "parallel.load_factor": ("parallel.overloads_avoided",),
     "parallel.replicas": ("parallel.replicas",),
     "parallel.router": ("parallel.assignment",),
+    "parallel.tensor": ("parallel.ranks", "parallel.collectives"),
     "runtime.compile": ("runtime.compiled",),
     "runtime.cpu_kernels": ("runtime.cpu_kernels",),
     "runtime.cuda_graphs": ("runtime.graph_replays",),

@@ -3,12 +3,13 @@ took."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from minivllm.bench.hardware.energy import NullMeter, open_meter
-from minivllm.bench.hardware.gpu import device_indices, device_of, open_gpu
+from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.bench.hardware.limits import last_level_cache, probe
 from minivllm.bench.hardware.readings import DeviceEnergy, Energy, Roofline
 from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
@@ -17,6 +18,7 @@ from minivllm.bench.metrics.rows import Rows, kv_waste
 from minivllm.bench.records.record import Memory
 from minivllm.bench.targets.base import BenchEngine
 from minivllm.config.typed import Config
+from minivllm.platform.devices import device_indices
 
 NOT_COMPUTED = "simulated: nothing was computed"
 
@@ -50,6 +52,11 @@ class EngineHardware:
         """Where the engine computes, as torch writes it."""
         return device_of(self._config, self._engine.info.model.get("device"))
 
+    @property
+    def _first(self) -> str:
+        """The first of several devices, whose rank tells its steps: the roofline is that of one."""
+        return re.split("[,-]", self.device)[0]
+
     def probe_once(self) -> None:
         """Measure the hardware's limits and the idle power, with the engine loaded and at rest."""
         if self._probed:
@@ -66,7 +73,7 @@ class EngineHardware:
         if Config.of(self._config).measure.roofline and "dtype" in costs and "torch" in sys.modules:
             self._emit("probing")
             self._limits, notes = probe(
-                device, costs.get("matrix_dtype") or costs.get("dtype", "float32")
+                self._first, costs.get("matrix_dtype") or costs.get("dtype", "float32")
             )
             self.notes += notes
             if not reset_own_peak_rss():
@@ -86,7 +93,7 @@ class EngineHardware:
         found = against(self._limits)
         if not exceeds(found):
             return found
-        self._limits = raised(self._limits, self.device, against)
+        self._limits = raised(self._limits, self._first, against)
         self.notes.append(
             "the hardware's limits were measured again, after a run that had passed the first "
             "figures"
@@ -97,7 +104,7 @@ class EngineHardware:
         """Bytes of the last cache before the memory that the engine computes from."""
         torch = sys.modules.get("torch")
         if self.device.startswith("cuda") and torch is not None:
-            return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+            return int(torch.cuda.get_device_properties(self._first).L2_cache_size)
         return last_level_cache()
 
     def begin_window(self) -> None:
@@ -143,4 +150,5 @@ def _synchroniser(device: str) -> Callable[[], object]:
     if len(indices := device_indices(device)) == 1:
         synchronise: Callable[[], object] = torch.cuda.synchronize
         return synchronise
-    return lambda: [torch.cuda.synchronize(index) for index in indices]
+    # Not those of other ranks: to wait for them would make a context there.
+    return lambda: [torch.cuda.synchronize(i) for i in indices if torch.cuda.memory_reserved(i)]

@@ -113,10 +113,10 @@ class Session:
         return self._engine
 
     def _load(self) -> None:
-        runtime = self._config["runtime"]
+        runtime, ranks = self._config["runtime"], Config.of(self._config).parallel.tensor
         if Config.of(self._config).target("engine") != SIMULATED:
             pin(runtime)
-            self._notes += crowded(runtime)
+            self._notes += crowded(runtime, ranks)
         listeners = {"progress": self._tell_loading}
         if is_replicated(self._config):
             self._engine = ReplicatedEngine(self._config, self._tell_loading)
@@ -125,7 +125,7 @@ class Session:
         if processes := self._engine.info.processes:
             self._emit("loading", processes=processes)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
-            sys.modules["torch"].set_num_threads(thread_count(runtime))
+            sys.modules["torch"].set_num_threads(thread_count(runtime, ranks))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
 
         self._hardware = EngineHardware(self._engine, self._config, self._emit)

@@ -66,7 +66,7 @@ class WorkerProcess:
         self.telemetry = Telemetry(self._process.pid, gpu, interval, limit and limit * 1e9).start()
 
     def _spawn(self, first: Measurement, progress: int) -> subprocess.Popen[bytes]:
-        threads = str(thread_count(first.config["runtime"]))
+        threads = str(thread_count(first.config["runtime"], first.settings.parallel.tensor))
         environment = {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, threads),

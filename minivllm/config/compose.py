@@ -20,6 +20,7 @@ from minivllm.cache.options import PagedOptions
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
+from minivllm.config.tensor import OWN_ENGINE, require_tensor
 from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
 from minivllm.extras.speculative.options import NOT_SPECULATING, DraftOptions, require_compatible
@@ -51,7 +52,6 @@ ANSWERING = (
     "minivllm.tasks.generate.run",
     SERVE,
 )
-OWN_ENGINE = "minivllm.bench.targets.minivllm.MinivllmEngine"
 # Attention that can be the same in any batch, and that returns how much of it a token got; `auto`
 # finds one.
 AUTO = "minivllm.attention.auto.select"
@@ -251,6 +251,7 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         checked[group] = _check_group(group, node, choices.get(group))
     _require_fitting_task(checked, choices)
     require_prefixes(checked["parallel"], checked["cache"])
+    require_tensor(checked)
     attention = str(checked["attention"]["_target_"])
     require_invariant(attention, checked["runtime"]["determinism"])
     eviction = _eviction(checked["cache"])

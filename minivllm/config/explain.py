@@ -52,7 +52,7 @@ VLLM = {
     "scheduling_policy": "batching=continuous, static, ... and decoding.priority",
     "speculative_config": "",
     "swap_space": "cache.swap_space_gb",
-    "tensor_parallel_size": "",
+    "tensor_parallel_size": "parallel.tensor",
     "tokenizer": "",
 }
 

@@ -70,7 +70,9 @@ class LocalModel:
         watch: Callable[[Answer], None],
     ) -> Answer:
         """See TerminalModel."""
-        torch.set_num_threads(thread_count(self.llm.config["runtime"]))  # another LLM may have set
+        config = Config.of(self.llm.config)
+        # another LLM may have set another number
+        torch.set_num_threads(thread_count(config["runtime"], config.parallel.tensor))
         if self.is_base:
             prompt, thinking = self.tokenizer.encode(turn.text), False
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.parallel.ranks import ONE_RANK, Ranks
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,4 @@ class BuildContext:
     # Whether a request's results are to be independent of other requests in the batch.
     invariant: bool = False
     moe: str = "auto"  # how experts are multiplied: the knob runtime.moe
+    ranks: Ranks = ONE_RANK  # the processes that each hold a part of the model

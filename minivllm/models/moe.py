@@ -100,4 +100,5 @@ class MoEForCausalLM(LlamaForCausalLM):
     def mixtures(self) -> list[MoE]:
         """The mixtures of all layers that have one."""
         parts = (part for layer in self.model.layers for part in layer.children())
-        return [part for part in parts if isinstance(part, MoE)]
+        inner = (getattr(part, "inner", part) for part in parts)  # of the wrapper of a pass
+        return [part for part in inner if isinstance(part, MoE)]

@@ -23,12 +23,15 @@ class ParallelOptions(Options):
     """parallel.
 
     Args:
+        tensor: ranks that share the model, each with a part of every matrix in a process of its
+            own; on a GPU each has one.
         replicas: engines that share one queue.
         router: the policy that gives each request to a replica; or a class of the user's own.
         load_factor: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
     """
 
     group = "parallel"
+    tensor: int = knob(1, at_least=1, at_most=1024, unasked=True)
     replicas: int = knob(1, at_least=1, at_most=1024, unasked=True)
     router: Routers | dict[str, Any] = knob("least_tokens", unasked=True)
     load_factor: float = knob(1.25, at_least=1, unasked=True)

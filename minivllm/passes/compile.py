@@ -209,8 +209,9 @@ def compile_layers(engine: Engine) -> Compiler:
     layers = model.model.layers
     with torch.inference_mode():
         for name, width in engine.loaded.linear_inputs.items():
-            # Experts are not compiled, and grouped experts are no linear layers.
-            linear = None if ".experts." in name else model.get_submodule(name)
+            # Mixtures are not compiled, and grouped experts are no linear layers.
+            mixed = ".experts." in name or name.endswith(".gate")
+            linear = None if mixed else model.get_submodule(name)
             if linear is not None and not _is_transparent(linear):
                 out = linear(torch.zeros(1, width, dtype=model.dtype, device=engine.runner.device))
                 model.set_submodule(name, OpaqueLinear(linear, out.shape[1]))

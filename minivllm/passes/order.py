@@ -10,6 +10,7 @@ from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.grouped import GroupExperts
 from minivllm.passes.native import NativeLayers
 from minivllm.passes.pruning.shapes import PASS
+from minivllm.passes.shard import ShardLayers
 from minivllm.passes.streamed import StreamLinears
 from minivllm.passes.trim import TrimLastLayer
 
@@ -29,6 +30,8 @@ BEFORE_ENGINE: tuple[RuntimePass, ...] = (
     FuseLayers(),
     # Keeps the activation, fused or not, of the experts that it replaces.
     GroupExperts(),
+    # Wraps what a rank has only a term of: linear layers, wrapped or not, and whole mixtures.
+    ShardLayers(),
     # A user's own passes (`runtime.passes`) follow here.
 )
 # Applied after the engine is built.

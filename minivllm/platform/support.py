@@ -49,6 +49,7 @@ class Support:
         own_torch: whether it computes with the torch of this interpreter.
         several_devices: whether `runtime.device` may name several.
         replicas: whether `parallel.replicas` may be more than 1.
+        tensor: whether `parallel.tensor` may be.
     """
 
     engine: str
@@ -61,6 +62,7 @@ class Support:
     own_torch: bool = False
     several_devices: bool = False
     replicas: bool = False
+    tensor: bool = False
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,11 @@ def _quota_of(folder: Path, first_version: bool) -> list[float]:
         return []
 
 
-def thread_count(runtime: dict[str, Any]) -> int:
+def thread_count(runtime: dict[str, Any], ranks: int = 1) -> int:
     """The number of threads: `runtime.threads`, or $MINIVLLM_THREADS, or one for each physical core
     of `runtime.cores`, but no more than a container's limit lets run at a time: its processes are
-    stopped together for the rest of a period when they have used it up.
+    stopped together for the rest of a period when they have used it up. `ranks` processes of one
+    engine share them.
 
     $OMP_NUM_THREADS is ignored, because joblib and Ray set it for their jobs, and the same cell
     would differ between launchers.
@@ -151,7 +152,9 @@ def thread_count(runtime: dict[str, Any]) -> int:
     if count := runtime.get("threads") or usual_threads():
         return int(count)
     cores, quota = physical_cores(wanted_cores(runtime)), core_quota()
-    return cores if quota is None else min(cores, max(1, int(quota)))
+    if quota is not None:
+        cores = min(cores, max(1, int(quota)))
+    return max(1, cores // ranks)
 
 
 def shares(cores: Iterable[int], parts: int) -> list[list[int]]:
@@ -173,9 +176,11 @@ def _first_sibling(core: int) -> int:
         return core
 
 
-def crowded(runtime: dict[str, Any]) -> list[str]:
-    """Notes on a measurement with more threads than cores, or than a container's limit."""
-    threads, cores, quota = thread_count(runtime), len(wanted_cores(runtime)), core_quota()
+def crowded(runtime: dict[str, Any], ranks: int = 1) -> list[str]:
+    """Notes on a measurement with more threads, those of all ranks, than cores, or than a
+    container's limit."""
+    threads, cores = ranks * thread_count(runtime, ranks), len(wanted_cores(runtime))
+    quota = core_quota()
     notes = []
     if threads > cores:
         notes.append(

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.kernels.common import by_rows, converted_product
+from minivllm.quant.row_scales import RowScaled
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
-class FP8(Quantizer):
+class FP8(Quantizer, RowScaled):  # type: ignore[misc]  # see Method.dtype
     """Weights as float8_e4m3fn times a scale per output channel."""
 
     name = "fp8"
@@ -24,9 +25,8 @@ class FP8(Quantizer):
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
         rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-        scale = (
-            weight.abs().amax(1).float().div_(_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-        )
+        scale = self.largest(weight).squeeze(1).float() / _LARGEST
+        scale.clamp_(min=torch.finfo(torch.float32).tiny)
         for part, rows, factor in by_rows(rounded, weight, scale):
             part.copy_(rows.float() / factor[:, None])
         return FP8Linear(rounded, scale, bias, weight.dtype)

@@ -17,6 +17,7 @@ from minivllm.quant.activations import IntegerQuantizer, Panels
 from minivllm.quant.base import frozen
 from minivllm.quant.kernels.common import by_rows, converted_product, triton_products
 from minivllm.quant.options import Int8Options
+from minivllm.quant.row_scales import RowScaled
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised:
 # measured in bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8
@@ -24,7 +25,7 @@ from minivllm.quant.options import Int8Options
 _KERNEL_ROWS = 8
 
 
-class Int8(IntegerQuantizer, Int8Options):  # type: ignore[misc]  # see Method.dtype
+class Int8(IntegerQuantizer, RowScaled, Int8Options):  # type: ignore[misc]  # see Method.dtype
     """Weights as int8 times a scale per output channel."""
 
     name = "int8"
@@ -33,7 +34,7 @@ class Int8(IntegerQuantizer, Int8Options):  # type: ignore[misc]  # see Method.d
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See QuantMethod."""
-        return int8_linear(*quantize(weight), bias, self)
+        return int8_linear(*quantize(weight, self.largest(weight)), bias, self)
 
 
 def int8_linear(
@@ -86,12 +87,11 @@ def _panels(method: Int8, weight: Tensor, group: int = 0) -> Panels | None:
     return None if panels and not method.narrow and bool((weight == -128).any()) else panels
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round [out, in] to int8 [out, in] and a scale for each output, [out] in the weight's
-    dtype."""
-    largest = weight.abs().amax(1, keepdim=True).float()
+def quantize(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Round [out, in] to int8 [out, in] and a scale for each output, [out] in the weight's dtype.
+    `largest`: of each row, [out, 1]."""
     # Rounded to the compute dtype first, so that integers account for the rounding of scales.
-    scale = (largest / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
+    scale = (largest.float() / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
     quantized = torch.empty_like(weight, dtype=torch.int8)
     for part, rows, factor in by_rows(quantized, weight, scale):
         part.copy_((rows.float() / factor.float()).round_().clamp_(-127, 127))

@@ -152,11 +152,11 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
 
     import torch
 
-    from minivllm.assembly import select_device
     from minivllm.bench.hardware.limits import last_level_cache
     from minivllm.bench.microbench.case import Setting
     from minivllm.kernels.choice import takes_triton
     from minivllm.kernels.cpu import library
+    from minivllm.kernels.device import select_device
 
     view = Config.of(config)
     runtime, task = view.runtime, view.task

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minivllm import LLM, SamplingParams
-from minivllm.assembly import sampler_ops
 from minivllm.bench.quality import greedy
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
@@ -22,6 +21,7 @@ from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerOps
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.extras.beam import best_continuations
+from minivllm.extras.sampler_ops import sampler_ops
 from minivllm.platform.given import FLOAT32
 from tests.engine.sampling import sample
 from tests.engine.traffic import Asked, serve

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from minivllm.assembly import sampler_ops
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.microbench import attention, linear, mixture, sampling, small, suite
 from minivllm.bench.microbench.case import Case, Setting, Side
@@ -22,6 +21,7 @@ from minivllm.bench.microbench.timing import check, measure, median
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.errors import BadInput
+from minivllm.extras.sampler_ops import sampler_ops
 from minivllm.kernels.cpu import library
 from minivllm.models.config import ModelConfig
 from minivllm.report.studies import kernels as report

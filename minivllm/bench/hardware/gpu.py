@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.platform.devices import device_indices
 from minivllm.redaction import hide
 
 
@@ -285,16 +286,6 @@ def _open(nvml: Any, index: int, visible: str | None) -> Gpu:
             return Gpu(nvml, _by_uuid(nvml, names[index]))
         index = int(names[index])
     return Gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-
-
-def device_indices(device: str) -> list[int]:
-    """The numbers of GPUs that a device names: "cuda" is 0, "cuda:1" is 1, "cuda:0-2,5" are 0, 1, 2
-    and 5; "auto" is 0."""
-    indices: list[int] = []
-    for part in device.partition(":")[2].split(","):
-        first, _, last = part.partition("-")
-        indices += range(int(first or 0), int(last or first or 0) + 1)
-    return list(dict.fromkeys(indices))
 
 
 def replica_gpus(config: dict[str, Any]) -> list[int]:

@@ -159,8 +159,7 @@ FIGURES = (
         "breakdown.forward_ms",
         "ms",
         "lower",
-        "The model's part of a mean step; on a GPU the time to launch it, the wait for it is in "
-        "sample_ms.",
+        "The model's part of a mean step; on a GPU its launch: the wait is in sample_ms.",
         "sum of the steps' forward times / steps.",
         "400 steps that spend 36 s in the model: 90 ms.",
     ),
@@ -172,6 +171,14 @@ FIGURES = (
         "any request, or waiting for a fuller batch, is no gap.",
         "sum of the gaps / steps.",
         "400 gaps of 20 ms in all: 0.05 ms.",
+    ),
+    Figure(
+        "breakdown.collective_ms",
+        "ms",
+        "lower",
+        "Of forward_ms, what collectives take; null with one rank, and on GPUs.",
+        "sum of rank 0's times in collectives, waits for slower ranks included / steps.",
+        "400 steps that spend 4 s in collectives: 10 ms.",
     ),
     Figure(
         "cold.load_s",

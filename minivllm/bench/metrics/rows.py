@@ -12,7 +12,7 @@ from minivllm.bench.records.record import Breakdown
 from minivllm.extras.speculative.counters import SpeculationCounters
 
 Rows = list[dict[str, Any]]
-BREAKDOWN = (*PHASES, "gap_ms")
+BREAKDOWN = (*PHASES, "gap_ms", "collective_ms")
 
 
 def breakdown(steps: Rows) -> Breakdown:

@@ -217,7 +217,7 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         "clocks": clocks,
         "power_limit": described.get("power_limit_w"),
         "cpu": cpu(),
-        "threads": thread_count(runtime),
+        "threads": thread_count(runtime, (config.get("parallel") or {}).get("tensor", 1)),
         "seed": measure.get("seed"),
         # UTC, so that its text sorts
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime()),

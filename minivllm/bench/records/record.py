@@ -136,6 +136,7 @@ class Breakdown:
     sample_ms: float | None = None
     emit_ms: float | None = None
     gap_ms: float | None = None
+    collective_ms: float | None = None  # of forward_ms, what collectives took
 
 
 @dataclass

@@ -28,6 +28,7 @@ from minivllm.bench.targets.liveness import (
     since,
 )
 from minivllm.bench.targets.ranges import phase_ranges
+from minivllm.bench.targets.rank_use import RankUse
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StateChanged, StepTimed
@@ -38,6 +39,7 @@ from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.graphs import GraphExecutor
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
+from minivllm.extras.ranked_steps import LeadingExecutor
 from minivllm.extras.scoring import sequence_logits
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.extras.vision.encoder import Encoder
@@ -79,7 +81,9 @@ class MinivllmEngine(Adapter):
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float | None] = {}  # until it is told
-        self.engine.events.subscribe(self._steps.append, StepTimed)
+        self._ranks = RankUse(self.engine)
+        self._collective_ms: list[float | None] = []  # of each step
+        self.engine.events.subscribe(self._note_step, StepTimed)
         self.engine.events.subscribe(self._note_start, StateChanged)
         self._base = self._counters()
         kinds = Counter(map(kernel_name, linear_layers(self.engine.loaded)))
@@ -88,33 +92,26 @@ class MinivllmEngine(Adapter):
 
     def _describe(self, load_s: float) -> EngineInfo:
         engine, loaded = self.engine, self.engine.loaded
-        config, dtype = loaded.config, loaded.model.dtype
+        config, dtype = loaded.model.config, loaded.model.dtype  # of several ranks: of its part
         # Parameters that no forward pass reads: the embedding's, unless it is the head as well.
         idle = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
         narrow = map(matrix_dtype, linear_layers(loaded))
-        seeing = 0 if loaded.vision is None else loaded.vision.tower.num_bytes
         return EngineInfo(
             name="minivllm",
             weights=loaded.weights,
             fingerprint=loaded.fingerprint,
-            vocab_size=config.vocab_size,
+            vocab_size=loaded.config.vocab_size,
             max_model_len=engine.max_model_len,
             eos_token_ids=config.eos_token_ids,
             max_num_seqs=engine.scheduler.policy.max_num_seqs,
             load_s=load_s - (self._compile_s() or 0.0),
-            memory={
-                "weights": loaded.weight_bytes + seeing,
-                "weights_16bit": loaded.weight_bytes_16bit + seeing,
-                "linear": loaded.linear_bytes,
-                "linear_16bit": loaded.linear_bytes_16bit,
-                "kv_pool": engine.kv.num_bytes,
-            },
+            memory={**self._ranks.memory},
             model=model_costs(
                 vars(config),
                 loaded.weight_bytes_16bit // 2 - idle,
                 loaded.weight_bytes - loaded.lookup_bytes,
                 str(dtype).removeprefix("torch."),
-                str(engine.runner.device),
+                self._ranks.devices(str(engine.runner.device)),
                 loaded.model.expert_bytes,
                 engine.kv.bytes_per_token,
                 config.windows,
@@ -131,6 +128,8 @@ class MinivllmEngine(Adapter):
     @property
     def _graphs(self) -> GraphExecutor | None:
         executor = self.engine.launcher.executor
+        if isinstance(executor, LeadingExecutor):
+            executor = executor.inner
         return executor if isinstance(executor, GraphExecutor) else None
 
     @property
@@ -155,6 +154,10 @@ class MinivllmEngine(Adapter):
             if report.name == CompileLayers.name
         ]
         return sum(times) if times else None
+
+    def _note_step(self, event: StepTimed) -> None:
+        self._steps.append(event)
+        self._collective_ms.append(self._ranks.take_ms())
 
     def _note_start(self, event: StateChanged) -> None:
         if event.state is RequestState.PREFILL:
@@ -210,6 +213,8 @@ class MinivllmEngine(Adapter):
         if self._speculator is not None:
             self._speculator.reset()
         self._steps.clear()
+        self._collective_ms.clear()
+        self._ranks.take_ms()
         self._started.clear()
         self._base = self._counters()
         if torch.cuda.is_available():
@@ -217,7 +222,11 @@ class MinivllmEngine(Adapter):
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine."""
-        return [step._asdict() for step in self._steps]
+        rows = [step._asdict() for step in self._steps]
+        if self._ranks.size > 1:
+            for row, ms in zip(rows, self._collective_ms, strict=True):
+                row["collective_ms"] = ms
+        return rows
 
     def speculation(self) -> SpeculationReport | None:
         """See SpeculatingEngine."""
@@ -251,7 +260,7 @@ class MinivllmEngine(Adapter):
         encoder = self._encoder
         vision = {"vision": encoder.counts()} if encoder is not None else {}
         groups = {"decoding": decoding, "attention": attention, "runtime": runtime}
-        return {**counters, **groups, **vision}
+        return {**counters, **groups, **vision, "parallel": self._ranks.counters()}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine."""
@@ -261,6 +270,10 @@ class MinivllmEngine(Adapter):
         counts = since(self._base, self._counters())
         batches = [step.num_requests for step in self._steps]
         model: dict[str, float | str] = {}
+        parallel: dict[str, float | str] = {
+            "ranks": float(self._ranks.size),
+            **counts["parallel"],
+        }
         if loaded.config.num_experts:
             model["experts_run"] = float(sum(step.experts_run for step in self._steps))
         if loaded.stored_bytes:
@@ -268,6 +281,7 @@ class MinivllmEngine(Adapter):
             model["stored_bytes"] = float(sum(loaded.stored_bytes.values()))
         return {
             **({"model": model} if model else {}),
+            **({"parallel": parallel} if self._ranks.size > 1 else {}),
             "quant": {
                 "kernels": self._kernels,
                 "dtype": str(loaded.model.dtype).removeprefix("torch."),

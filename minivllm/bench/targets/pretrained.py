@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from minivllm.assembly import select_device
 from minivllm.bench.targets.base import EngineInfo
 from minivllm.bench.targets.engine_pictures import EnginePictures
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput, first_line
 from minivllm.extras.vision.options import VisionOptions, require_no_vision
 from minivllm.extras.vision.pictures import Pictures
+from minivllm.kernels.device import select_device
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import model_costs
 from minivllm.models.load.names import own_name

@@ -45,14 +45,16 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
     """
     support = support or support_of(config["engine"])
     device = str((config.get("runtime") or {}).get("device"))
-    replicas = (config.get("parallel") or {}).get("replicas", 1)
-    several = support is None or support.several_devices or (support.replicas and replicas > 1)
+    parallel = config.get("parallel") or {}
+    several = support is None or support.several_devices
+    if support is not None:
+        several |= support.replicas and parallel.get("replicas", 1) > 1
+        several |= support.tensor and parallel.get("tensor", 1) > 1
     if support is not None and not several and re.search("[-,]", device):
         raise BadInput(
             f"runtime.device={device}: {support.engine} computes on one device; name one of them"
         )
-    if replicas > 1:
-        _require_replicas(config, support, replicas)
+    _require_degrees(config, support)
     if support is None or support.knobs is None:
         return
     choices = config.get("choices") or {}
@@ -61,16 +63,19 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
             _check(support, group, node, choices.get(group))
 
 
-def _require_replicas(config: Mapping[str, Any], support: Support | None, replicas: int) -> None:
-    for knob in ("runtime.profile", "measure.events"):
+def _require_degrees(config: Mapping[str, Any], support: Support | None) -> None:
+    parallel = config.get("parallel") or {}
+    for knob in ("runtime.profile", "measure.events") if parallel.get("replicas", 1) > 1 else ():
         group, _, name = knob.partition(".")
         if (config.get(group) or {}).get(name):
             raise BadInput(f"{knob}=true is of one engine: leave it out, or parallel.replicas=1")
-    if not (support is not None and support.replicas):
-        engine = config["engine"].get("_target_") if support is None else support.engine
-        raise BadInput(
-            f"parallel.replicas={replicas} is not supported by {engine}: use parallel.replicas=1"
-        )
+    known = {} if support is None else {"replicas": support.replicas, "tensor": support.tensor}
+    for degree in ("replicas", "tensor"):
+        if (count := parallel.get(degree, 1)) > 1 and not known.get(degree):
+            engine = config["engine"].get("_target_") if support is None else support.engine
+            raise BadInput(
+                f"parallel.{degree}={count} is not supported by {engine}: use parallel.{degree}=1"
+            )
 
 
 def require_line_sampling(engine: Mapping[str, Any], workload: Workload) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.hardware.gpu import device_indices, open_gpu, visible_devices
+from minivllm.bench.hardware.gpu import open_gpu, visible_devices
 from minivllm.bench.targets.base import EngineInfo
+from minivllm.bench.targets.degrees import degrees
 from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.interpreters.piped import PipedEngine
 from minivllm.bench.targets.options import VllmOptions
@@ -150,8 +151,8 @@ def _arguments(config: Config, source: Source, kv_cache_gb: float | None) -> dic
         arguments["block_size"] = cache.block_size
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * 1e9)
-    if (devices := len(device_indices(config.runtime.device))) > 1:
-        arguments["tensor_parallel_size"] = devices
+    if (tensor := degrees(config)[0]) > 1:
+        arguments["tensor_parallel_size"] = tensor
     if source.weights == "checkpoint":
         arguments["model"] = str(source.folder)
     return arguments

@@ -306,11 +306,10 @@ def _fill(
             if shared is not None:
                 packed = quant.pack(shared.data, None)
             else:
-                packed = _load_linear(path, module, reader, quant, quantized, context, before)
+                own = reader.method(path, quant)
+                packed = _load_linear(path, module, reader, own, quantized, context, before)
             model.set_submodule(path, packed)
-            stored = sum(
-                t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers())
-            )
+            stored = _stored_bytes(packed)
             full = 2 * sum(
                 rows * (module.in_features + module.has_bias) for rows in module.parts.values()
             )
@@ -334,6 +333,11 @@ def _fill(
             _return_freed_memory()
             unreturned = 0
     return sizes
+
+
+def _stored_bytes(module: nn.Module) -> int:
+    """Bytes of its own parameters and buffers."""
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
 
 
 def _load_linear(

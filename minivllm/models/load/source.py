@@ -42,9 +42,15 @@ class Source:
     fingerprint: str  # of the checkpoint; for random weights of architecture and seed
     warnings: list[str]
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the weights are those of a GGUF file."""
+        return self.folder is not None and self.folder.is_file()
+
     def reject_gguf(self, peer: str) -> None:
         """Raise BadInput if the model is a GGUF file, which an engine does not take."""
-        if self.folder is not None and self.folder.is_file():
+        if self.is_gguf:
+            assert self.folder is not None
             raise BadInput(
                 f"{peer} takes a folder of .safetensors files, not the GGUF file {self.folder.name}"
             )

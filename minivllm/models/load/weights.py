@@ -15,6 +15,7 @@ from torch import Tensor
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import INDEX, Checkpoint, sample
 from minivllm.models.load.names import StoredTensor
+from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.format import Shapes
 
 # Called with (done, total), in bytes of a checkpoint or values of random weights.
@@ -57,11 +58,16 @@ class WeightSource(Protocol):
     def fill(self, name: str, out: Tensor) -> None:
         """Write the tensor into `out`, converted to its dtype."""
 
+    def method(self, layer: str, quant: QuantMethod) -> QuantMethod:
+        """How a linear layer is stored, where `quant` is the method of all."""
+
 
 class LoadTransform(Protocol):
     """Changes a model while it is loaded."""
 
-    config: dict[str, Any]  # config.json of the model that comes out
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json of the model that comes out."""
 
     def weights(self, source: WeightSource, whole: Shapes) -> WeightSource:
         """The weights of the model that comes out.
@@ -79,6 +85,10 @@ class _Reporting:
         self._progress, self._done, self._total = progress, 0, 0
         self.warnings: list[str] = []
         self.stored_bytes: dict[str, int] = {}
+
+    def method(self, layer: str, quant: QuantMethod) -> QuantMethod:
+        """See WeightSource."""
+        return quant
 
     def _advance(self, count: int) -> None:
         self._done += count

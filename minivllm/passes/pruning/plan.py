@@ -18,6 +18,7 @@ from minivllm.errors import BadInput
 from minivllm.models.load.weights import WeightSource
 from minivllm.models.pass_report import PassReport
 from minivllm.passes.pruning.shapes import PASS
+from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.format import Shapes
 
 _LAYER = re.compile(r"^(model\.layers\.)(\d+)(\..*)$")
@@ -130,6 +131,10 @@ class PrunedWeights:
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
         """See WeightSource: the source has exactly the tensors of the whole model."""
         self._source.check(self._whole, tied_head, as_stored)
+
+    def method(self, layer: str, quant: QuantMethod) -> QuantMethod:
+        """See WeightSource."""
+        return self._source.method(layer, quant)
 
     def fill(self, name: str, out: Tensor) -> None:
         """See WeightSource."""

@@ -15,20 +15,14 @@ from minivllm import BadInput
 from minivllm.bench import device_lock as locking
 from minivllm.bench.hardware import energy as energy_module
 from minivllm.bench.hardware.energy import open_meter
-from minivllm.bench.hardware.gpu import (
-    Gpu,
-    GpuGroup,
-    device_indices,
-    open_gpu,
-    replica_gpus,
-    visible_devices,
-)
+from minivllm.bench.hardware.gpu import Gpu, GpuGroup, open_gpu, replica_gpus, visible_devices
 from minivllm.bench.hardware.readings import DeviceEnergy, Energy
 from minivllm.bench.hardware.telemetry import Telemetry, peak
 from minivllm.bench.metrics.price import by_device, cost
 from minivllm.bench.records.record import Metrics
 from minivllm.bench.targets.supported_knobs import require_supported
 from minivllm.config.compose import compose
+from minivllm.platform.devices import device_indices
 from tests.bench.fake_nvml import FakeNVML
 
 

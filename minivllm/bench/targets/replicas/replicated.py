@@ -35,7 +35,7 @@ from minivllm.bench.targets.replicas.messages import (
 )
 from minivllm.cluster.placement import placements
 from minivllm.cluster.router import RoutedRequest, make_router
-from minivllm.config.compose import OWN_ENGINE
+from minivllm.config.tensor import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed

@@ -27,6 +27,7 @@ _DECODING = Knobs(
     )
 )
 _RUNTIME = Knobs(("device", "threads"))
+_DEGREES = Knobs(("tensor", "replicas"))
 _NGRAM = Knobs(
     ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
     (NGRAM,),
@@ -91,7 +92,10 @@ class VllmServerOptions(ServerOptions):
             "decoding": _DECODING,
             "speculative": _NGRAM,
             "runtime": _RUNTIME,
+            "parallel": _DEGREES,
         },
+        tensor=True,
+        replicas=True,
         several_devices=True,
         package="aiohttp",
         peer="vLLM",
@@ -130,7 +134,10 @@ class SglangOptions(ServerOptions):
                 says="speculative=ngram with num_speculative_tokens",
             ),
             "runtime": _RUNTIME,
+            "parallel": _DEGREES,
         },
+        tensor=True,
+        replicas=True,
         several_devices=True,
         package="aiohttp",
         peer="SGLang",

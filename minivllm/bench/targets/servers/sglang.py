@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from minivllm.bench.hardware.gpu import device_indices, visible_devices
+from minivllm.bench.hardware.gpu import visible_devices
+from minivllm.bench.targets.degrees import degrees
 from minivllm.bench.targets.servers.arguments import merged, words
 from minivllm.bench.targets.servers.base import HOST, StartedServer, interpreter
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
@@ -54,7 +55,7 @@ class SglangServer(StartedServer):
         kv_dtype, device = cache["kv_dtype"], self.view.runtime.device
         if kv_dtype not in KV_DTYPE:
             raise self.unsupported(f"cache.kv_dtype={kv_dtype}", "use auto or fp8")
-        devices = device_indices(device)
+        tensor, replicas = degrees(self.view)
         usual_page = is_default("cache", "block_size", cache["block_size"])
         step = batching["max_num_batched_tokens"]
         speculation = self.view["speculative"]
@@ -68,7 +69,8 @@ class SglangServer(StartedServer):
             "context-length": self.view.model.max_model_len,
             "random-seed": self.view.model.seed,
             "device": None if device == "auto" else device.partition(":")[0],
-            "tp-size": len(devices) if len(devices) > 1 else None,
+            "tp-size": tensor if tensor > 1 else None,
+            "dp-size": replicas if replicas > 1 else None,
             "max-running-requests": self.max_num_seqs,
             "max-prefill-tokens": step,
             "chunked-prefill-size": step if batching["chunked_prefill"] else -1,

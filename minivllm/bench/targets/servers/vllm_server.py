@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from minivllm.bench.hardware.gpu import device_indices, open_gpu
+from minivllm.bench.hardware.gpu import open_gpu
 from minivllm.bench.records.provenance import peer_packages
+from minivllm.bench.targets.degrees import degrees
 from minivllm.bench.targets.openai import TOKEN_IDS
 from minivllm.bench.targets.servers.arguments import merged, words
 from minivllm.bench.targets.servers.base import HOST, StartedServer, interpreter
@@ -70,13 +71,14 @@ class VllmServer(StartedServer):
         kv_cache_gb = self.own.kv_cache_gb
         if kv_cache_gb is None and not open_gpu(self.view.runtime.device).present:
             kv_cache_gb = CPU_KV_CACHE_GB  # vLLM would take nearly all of the memory
-        devices = device_indices(self.view.runtime.device)
+        tensor, replicas = degrees(self.view)
         usual_block = is_default("cache", "block_size", cache["block_size"])
         arguments: dict[str, Any] = {
             "host": HOST,
             "port": port,
             "dtype": quant["dtype"],
-            "tensor-parallel-size": len(devices) if len(devices) > 1 else None,
+            "tensor-parallel-size": tensor if tensor > 1 else None,
+            "data-parallel-size": replicas if replicas > 1 else None,
             "quantization": QUANTIZATION.get(str(quant["_target_"])),
             "max-model-len": self.view.model.max_model_len,
             "seed": self.view.model.seed,

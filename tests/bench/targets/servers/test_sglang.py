@@ -83,3 +83,8 @@ def test_it_sees_the_gpus_that_are_named_and_splits_the_model_over_them(
     alone = make("sglang", "runtime.device=cuda:1").started
     assert "tp-size" not in alone.stand_in.given
     assert alone.environment["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_the_degrees_of_parallel_are_those_of_sglang(make: Make) -> None:
+    given = make("sglang", "parallel.tensor=4", "parallel.replicas=2").started.stand_in.given
+    assert (given["tp-size"], given["dp-size"]) == ("4", "2")

@@ -99,3 +99,8 @@ def test_it_sees_the_gpus_that_are_named_and_splits_the_model_over_them(
     child = make("vllm_server", "runtime.device=cuda:0-1").started
     assert child.stand_in.given["tensor-parallel-size"] == "2"
     assert child.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_the_degrees_of_parallel_are_those_of_vllm(make: Make) -> None:
+    given = make("vllm_server", "parallel.tensor=2", "parallel.replicas=3").started.stand_in.given
+    assert (given["tensor-parallel-size"], given["data-parallel-size"]) == ("2", "3")

@@ -1,0 +1,60 @@
+"""The process of a rank other than 0: `python -m minivllm.cluster.rank PARENT FOLDER SIZE RANK`.
+
+Rank 0 starts it, and says which engine's part to build and which calls to repeat. `torchrun` starts
+it as `run.py` with the same arguments on every rank, see `follow_launched`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from minivllm import redaction
+from minivllm.assembly import build_part
+from minivllm.errors import BadInput
+from minivllm.extras.ranked_steps import facts, follow
+from minivllm.parallel.place import Launch, Place
+from minivllm.platform.children import die_with
+
+
+def serve(place: Place) -> None:
+    """Build a part of each engine that rank 0 names, and repeat its calls, until rank 0 is gone."""
+    heard = place.heard()
+    for kind, arguments in heard:
+        if kind != "build":
+            continue
+        (config,) = arguments
+        redaction.learn(config)
+        engine, drafting = build_part(config, place.join, place.local_rank)
+        place.channel.send(facts(engine))
+        follow(engine, drafting, place.ranks, heard)
+        engine.close()
+
+
+def follow_launched() -> int:
+    """Serve as a rank that `torchrun` has started; returns the exit code."""
+    with redaction.console():
+        serve(Place.launched(Launch()))
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry point; see the module's docstring."""
+    parent, folder, size, rank = arguments
+    die_with(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends this one
+    try:
+        serve(Place.started(folder, int(size), int(rank)))
+    except BadInput as error:
+        print(error, file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without a wait for threads of libraries

@@ -1,0 +1,44 @@
+"""The device of a process, and its memory."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from minivllm.errors import BadInput
+from minivllm.platform.devices import devices_of_ranks
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def select_device(name: str, local_rank: int = 0, ranks: int = 1) -> torch.device:
+    """The device `runtime.device` asks for, made torch's current one; "auto" takes a GPU if there
+    is one.
+
+    Args:
+        name: the knob; with several ranks it may name a GPU for each.
+        local_rank, ranks: the number of this rank, and how many share the machine.
+
+    Raises:
+        BadInput: torch knows no such device, or it is not there.
+    """
+    if name == "auto" and (ranks == 1 or not torch.cuda.is_available()):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = devices_of_ranks("cuda" if name == "auto" else name, ranks)[local_rank]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"runtime.device={name!r} is no device; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"runtime.device={name}: torch sees no GPU here; use runtime.device=cpu")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= (count := torch.cuda.device_count()):
+            raise BadInput(f"runtime.device={name}: torch sees {count} GPUs, the first is cuda:0")
+        # Kernels, streams and memory statistics that name no device mean the current one.
+        torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,254 @@
+"""The other ranks of an engine as rank 0 has them: their start, the calls that they repeat, and
+their end, foreseen or not.
+
+Rank 0 decides everything, and tells the others which calls to repeat: a step, a move of blocks. The
+calls go over a socket of their own, since a rank may wait for the next one for hours, and a
+collective would time out. Ranks of one machine are started from here, with their sockets in a
+private folder. `torchrun` starts those of several machines, which find one another as it says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
+
+from minivllm.errors import BadInput, Crashed
+from minivllm.parallel.member import Member
+from minivllm.parallel.place import CALLS, JOIN, STORE, launched
+from minivllm.parallel.ranks import GroupRanks
+
+MODULE = "minivllm.cluster.rank"  # the program of a rank that is started from here
+LATE_S = 2.0  # between the error of a collective and the end of the process that has caused it
+STUCK_S = 5.0  # of a rank that waits for one that has died
+END_S = 5.0  # for a rank to end by itself
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Tell = weakref.WeakMethod[Any]  # told that a member has ended
+
+
+class Team:
+    """The other ranks, as rank 0 has them.
+
+    Args:
+        size: the number of ranks, this one included.
+
+    Attributes:
+        ranks: this rank among them, once `join` has returned.
+        facts: what each other rank has said of its part of the engine, in their order.
+    """
+
+    ranks: GroupRanks
+    facts: Sequence[Mapping[str, int]] = ()
+
+    def __init__(self, size: int) -> None:
+        self.size, self._closing = size, threading.Event()
+        self._folder = tempfile.TemporaryDirectory(prefix="minivllm-ranks-")
+        self._members: list[Member] = []
+        self._channels: list[Connection] = []
+        self._fates: list[str] = []  # of members that have died
+        self._out_of_step = False
+        self._launched = launched()
+        self._store: Store
+        if self._launched is None:
+            self._start()
+        elif self._launched.size == size:
+            self._store = self._launched.store
+        else:
+            raise BadInput(
+                f"parallel.tensor={size}: torchrun has started {self._launched.size} processes; "
+                "start one for each rank"
+            )
+        self._end = weakref.finalize(self, _end, self._members, self._channels, self._folder)
+
+    def _start(self) -> None:
+        folder = self._folder.name
+        self._store = FileStore(f"{folder}/{STORE}", self.size)
+        program = (sys.executable, "-m", MODULE, str(os.getpid()), folder, str(self.size))
+        tell: Tell = weakref.WeakMethod(self._note_death)
+        for rank in range(1, self.size):
+            died = partial(_tell, tell)
+            self._members.append(Member(rank, (*program, str(rank)), died))
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the processes that were started from here."""
+        return tuple(member.process.pid for member in self._members)
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Let every other rank build its part of an engine, as this one does next.
+
+        Args:
+            config: the resolved configuration.
+
+        Raises:
+            Crashed: a rank has died before it was ready for that.
+        """
+        if not self._channels:
+            self._listen()
+        self.send("build", dict(config))
+
+    def join(self, device: torch.device) -> GroupRanks:
+        """Rank 0 among all, with its device."""
+        if not hasattr(self, "ranks"):
+            here = self.size if self._launched is None else self._launched.local_size
+            self.ranks = GroupRanks(self._store, 0, self.size, here, device)
+        return self.ranks
+
+    def _listen(self) -> None:
+        key = secrets.token_bytes(32)
+        if self._launched is None:
+            listener = Listener(f"{self._folder.name}/calls", "AF_UNIX", authkey=key)
+            address: Any = listener.address
+        else:
+            listener = Listener((self._launched.host, 0), "AF_INET", authkey=key)
+            address = list(listener.address)
+        with listener:
+            self._store.set(CALLS, json.dumps([address, key.hex()]))
+            # The listener itself cannot wait for so long and no longer.
+            waiting: socket.socket = listener._listener._socket  # type: ignore[attr-defined]
+            waiting.settimeout(0.2)
+            end = time.monotonic() + JOIN.total_seconds()
+            while len(self._channels) < self.size - 1:
+                with suppress(TimeoutError, AuthenticationError):
+                    channel = listener.accept()
+                    _send_at_once(channel)
+                    self._channels.append(channel)
+                if self._fates or time.monotonic() > end:
+                    raise Crashed("; ".join(self._fates) or "a rank has not joined")
+
+    def send(self, kind: str, *arguments: Any) -> None:
+        """Tell every other rank what comes next.
+
+        Raises:
+            Crashed: one has died, or an earlier call has failed in the middle.
+        """
+        if self._out_of_step or self._fates:
+            raise Crashed(
+                "; ".join(self._fates)
+                or "a step was cut off in its middle, so that the ranks of parallel.tensor no "
+                "longer fit together: build the engine anew"
+            )
+        for channel in self._channels:
+            channel.send((kind, arguments))
+
+    def await_parts(self) -> None:
+        """Wait until every other rank has built its part."""
+        self.facts = [channel.recv() for channel in self._channels]
+
+    def repeated(
+        self, number: int, call: Callable[Arguments, Result]
+    ) -> Callable[Arguments, Result]:
+        """A call of this rank that every other rank repeats with the same arguments.
+
+        Args:
+            number: of the call in the list that the others have, see `follow`.
+            call: this rank's own.
+        """
+
+        def together(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            with self.together():
+                self.send("call", number, args)
+                return call(*args, **kwargs)
+
+        return together
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While it is open this rank computes with the others. An error leaves them out of step.
+
+        Raises:
+            Crashed: in place of an error that the death of another rank has caused.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._out_of_step = True
+            own = isinstance(error, BadInput) or not isinstance(error, Exception)
+            if not own and (fates := self._await_death()):
+                raise Crashed("; ".join(fates)) from error
+            raise
+
+    def _await_death(self) -> list[str]:
+        """How members have died, if one does within a moment."""
+        end = time.monotonic() + LATE_S
+        while not self._fates and self._members and time.monotonic() < end:
+            time.sleep(0.01)
+        return self._fates
+
+    def _note_death(self, member: Member) -> None:
+        """A member has ended. This process ends, too, where a collective waits for it all the
+        same."""
+        if self._closing.is_set():
+            return
+        self._fates.append(member.fate)
+        if (ranks := getattr(self, "ranks", None)) is None:
+            return
+        ranks.abort()
+        since = ranks.waiting_since
+        if not self._closing.wait(STUCK_S) and since is not None and since == ranks.waiting_since:
+            os.write(2, f"{member.fate}, and a collective waits for it\n".encode())
+            os._exit(1)
+
+    def close(self, patience_s: float = END_S) -> None:
+        """End the other ranks, and free what they shared.
+
+        Args:
+            patience_s: for ranks that wait for a call, and end where there will be none.
+        """
+        self._closing.set()
+        if hasattr(self, "ranks"):
+            self.ranks.close()
+        for channel in self._channels:
+            channel.close()
+        end = time.monotonic() + patience_s
+        for member in self._members:
+            with suppress(subprocess.TimeoutExpired):
+                member.process.wait(max(0.0, end - time.monotonic()))
+        self._end()
+
+
+def _tell(method: Tell, member: Member) -> None:
+    if (call := method()) is not None:
+        call(member)
+
+
+def _end(
+    members: Sequence[Member],
+    channels: Sequence[Connection],
+    folder: tempfile.TemporaryDirectory[str],
+) -> None:
+    """End ranks, however busy they are."""
+    for channel in channels:
+        channel.close()
+    for member in members:
+        member.process.kill()
+        member.process.wait()
+        member.watch.join(1.0)
+    folder.cleanup()
+
+
+def _send_at_once(channel: Connection) -> None:
+    """Let a channel over TCP not hold back the end of a long message for an acknowledgement."""
+    if sys.platform != "win32":
+        with socket.socket(fileno=os.dup(channel.fileno())) as same:
+            if same.family in (socket.AF_INET, socket.AF_INET6):
+                same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

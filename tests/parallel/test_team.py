@@ -1,0 +1,110 @@
+"""Ranks that die, and what is left of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from minivllm import LLM, SamplingParams
+from minivllm.assembly import build_engine
+from minivllm.bench.completion import classify
+from minivllm.errors import BadInput, Crashed
+from minivllm.parallel.team import Team
+from tests.forked import fork_known
+
+MOST_S = 10.0  # for a death to be told
+OVERRIDES = ["parallel.tensor=2", "runtime.threads=1", "cache.num_blocks=16"]
+LONG = SamplingParams(max_tokens=100, ignore_eos=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where ranks keep their sockets; they are forks of a process with torch."""
+    fork_known(monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+
+
+def sockets() -> set[object]:
+    """Of this process: those that listen, and the connections over TCP."""
+    return {(one.laddr, one.raddr) for one in psutil.Process().net_connections("tcp")}
+
+
+def assert_nothing_is_left(team: Team, folder: Path, before: set[object]) -> None:
+    team.close()
+    del team
+    gc.collect()
+    assert not [*folder.glob("minivllm-ranks-*")]
+    assert not psutil.Process().children(recursive=True) or all(
+        "minivllm.cluster.rank" not in " ".join(child.cmdline())
+        for child in psutil.Process().children(recursive=True)
+    )
+    assert sockets() <= before
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_a_killed_rank_is_told_at_once_and_nothing_of_it_is_left(
+    attempt: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, team = sockets(), Team(2)
+    monkeypatch.setattr("minivllm.llm.build_engine", partial(build_engine, team=team))
+    llm = LLM("tiny", overrides=OVERRIDES)
+    pieces = llm.stream([5, 6, 7], LONG)
+    for _ in range(1 + attempt):
+        next(pieces)
+    (pid,) = team.processes
+    psutil.Process(pid).kill()
+    begin = time.monotonic()
+    with pytest.raises(Crashed, match="rank 1 was killed by SIGKILL") as told:
+        for _ in pieces:
+            pass
+    assert time.monotonic() - begin < MOST_S
+    assert classify(told.value) == "crashed"
+    with pytest.raises(Crashed, match="SIGKILL"):
+        llm.generate([[5, 6]], LONG)
+    del llm, pieces, told
+    assert_nothing_is_left(team, folder, before)
+
+
+def test_a_rank_that_dies_before_it_has_joined_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm.parallel.team.MODULE", "minivllm.no_such_module")
+    begin = time.monotonic()
+    with pytest.raises(Crashed, match=r"rank 1 ended with 1; .*no_such_module"):
+        LLM("tiny", overrides=OVERRIDES)
+    assert time.monotonic() - begin < MOST_S
+    assert not [*folder.glob("minivllm-ranks-*")]
+
+
+def test_an_engine_that_cannot_be_built_leaves_no_rank(folder: Path) -> None:
+    with pytest.raises(BadInput, match="max_model_len"):
+        LLM("tiny", overrides=[*OVERRIDES, "model.max_model_len=99999"])
+    assert not [*folder.glob("minivllm-ranks-*")]
+
+
+def test_a_closed_engine_leaves_no_rank(folder: Path) -> None:
+    with LLM("tiny", overrides=OVERRIDES) as llm:
+        executor = llm.engine.launcher.executor
+        (pid,) = executor.team.processes  # type: ignore[attr-defined]
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+    assert not [*folder.glob("minivllm-ranks-*")]
+
+
+def test_torchrun_starts_as_many_processes_as_there_are_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost"}
+    for name, value in given.items():
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(BadInput, match=r"parallel\.tensor=2: torchrun has started 3 processes"):
+        LLM("tiny", overrides=OVERRIDES)
