@@ -42,6 +42,7 @@ DECISIVE = {
     "decoding.deadline_ms": ("batching.requests_shed", "batching.requests_overtaken"),
     "decoding.n": ("batching.forks",),
     "decoding.priority": ("batching.requests_overtaken",),
+    "parallel.disaggregated": ("parallel.tokens_handed_over",),
     "parallel.load_factor": ("parallel.overloads_avoided",),
     "parallel.replicas": ("parallel.replicas",),
     "parallel.router": ("parallel.assignment",),

@@ -44,7 +44,7 @@ from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Record
 from minivllm.bench.targets.base import BenchEngine, SpeculatingEngine
-from minivllm.bench.targets.replicas.replicated import ReplicatedEngine, is_replicated
+from minivllm.bench.targets.building import build_target
 from minivllm.bench.targets.supported_knobs import require_line_sampling
 from minivllm.config.compose import build
 from minivllm.config.typed import Config
@@ -117,11 +117,7 @@ class Session:
         if Config.of(self._config).target("engine") != SIMULATED:
             pin(runtime)
             self._notes += crowded(runtime, ranks)
-        listeners = {"progress": self._tell_loading}
-        if is_replicated(self._config):
-            self._engine = ReplicatedEngine(self._config, self._tell_loading)
-        else:
-            self._engine = build(self._config["engine"], listeners, config=self._config)
+        self._engine = build_target(self._config, self._tell_loading)
         if processes := self._engine.info.processes:
             self._emit("loading", processes=processes)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so

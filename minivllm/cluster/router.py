@@ -277,7 +277,8 @@ OWN = "no router: derive it from minivllm.cluster.router.Router"
 
 
 def make_router(options: ParallelOptions, cache: CacheShape | None) -> Router:
-    """The policy that `parallel.router` names, or of a class of the user's own.
+    """The policy that `parallel.router` names, or of a class of the user's own: over all replicas,
+    or with `parallel.disaggregated` over those that compute prompts.
 
     Args:
         options: of the group `parallel`.
@@ -287,14 +288,15 @@ def make_router(options: ParallelOptions, cache: CacheShape | None) -> Router:
         BadInput: the policy goes by cached prefixes and there are none; or a class of the user's
             own is no router.
     """
+    replicas = options.prefill_replicas if options.disaggregated else options.replicas
     if isinstance(options.router, dict):
         router: Router = make_own(
-            "parallel.router", options.router, Router, OWN, num_replicas=options.replicas
+            "parallel.router", options.router, Router, OWN, num_replicas=replicas
         )
         return router
     for policy in SIMPLE:
         if policy.name == options.router:
-            return policy(options.replicas)
+            return policy(replicas)
     if cache is None:
         raise BadInput(NO_PREFIXES)
-    return PrefixAware(options.replicas, cache, options.load_factor)
+    return PrefixAware(replicas, cache, options.load_factor)

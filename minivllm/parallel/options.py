@@ -11,6 +11,10 @@ from minivllm.platform.options import Options, knob, option
 from minivllm.platform.plug_ins import names_class
 
 Routers = Literal["round_robin", "least_tokens", "prefix_aware", "session"]
+HANDED_OVER = (
+    "parallel.disaggregated=true hands keys and values over through the prefix cache: set "
+    "cache.prefix_caching=true"
+)
 NO_PREFIXES = (
     "parallel.router=prefix_aware goes by cached prefixes, and the replicas cache none: set "
     "cache.prefix_caching=true, or choose another parallel.router"
@@ -28,6 +32,8 @@ class ParallelOptions(Options):
         replicas: engines that share one queue.
         router: the policy that gives each request to a replica; or a class of the user's own.
         load_factor: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
+        disaggregated: whether prompts and answers are computed by different replicas.
+        prefill_replicas: how many of them compute prompts, where `disaggregated`.
     """
 
     group = "parallel"
@@ -35,6 +41,8 @@ class ParallelOptions(Options):
     replicas: int = knob(1, at_least=1, at_most=1024, unasked=True)
     router: Routers | dict[str, Any] = knob("least_tokens", unasked=True)
     load_factor: float = knob(1.25, at_least=1, unasked=True)
+    disaggregated: bool = knob(False, unasked=True)
+    prefill_replicas: int = knob(1, at_least=1, unasked=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,10 +50,15 @@ class ParallelOptions(Options):
             raise self.bad(
                 "router", "must be {_target_: my_package.MyRouter, ...}, its knobs beside"
             )
+        if self.disaggregated and self.prefill_replicas >= self.replicas:
+            raise self.bad(
+                "prefill_replicas",
+                f"must leave a replica for answers: parallel.replicas={self.replicas}",
+            )
 
 
 def require_prefixes(parallel: Mapping[str, Any], cache: Mapping[str, Any]) -> None:
-    """Raise BadInput for a router that goes by cached prefixes where the cache has none.
+    """Raise BadInput for what goes by cached prefixes where the cache has none.
 
     Args:
         parallel: the knobs of the group.
@@ -53,5 +66,8 @@ def require_prefixes(parallel: Mapping[str, Any], cache: Mapping[str, Any]) -> N
     """
     routed = parallel["replicas"] > 1 and parallel["router"] == "prefix_aware"
     own = str(cache.get("_target_")).startswith("minivllm.")
-    if routed and own and not cache.get("prefix_caching"):
-        raise BadInput(NO_PREFIXES)
+    if own and not cache.get("prefix_caching"):
+        if routed:
+            raise BadInput(NO_PREFIXES)
+        if parallel["disaggregated"]:
+            raise BadInput(HANDED_OVER)

@@ -50,6 +50,7 @@ class Support:
         several_devices: whether `runtime.device` may name several.
         replicas: whether `parallel.replicas` may be more than 1.
         tensor: whether `parallel.tensor` may be.
+        disaggregated: whether `parallel.disaggregated` may be true.
     """
 
     engine: str
@@ -63,6 +64,7 @@ class Support:
     several_devices: bool = False
     replicas: bool = False
     tensor: bool = False
+    disaggregated: bool = False
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ async def serve(config: dict[str, Any]) -> int:
     """
     view = Config.of(config)
     options: ServeOptions = view.task
+    if view.parallel.disaggregated:
+        raise BadInput(
+            "parallel.disaggregated=true is for task=bench and task=capacity: leave it out with "
+            "task=serve"
+        )
     source = resolve(config["model"], allow_random=False)[1]
     tokenizer = Tokenizer.load(source.folder)
     name = options.served_model_name or config["choices"].get("model") or "model"

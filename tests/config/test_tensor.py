@@ -17,6 +17,10 @@ from minivllm.errors import BadInput
             "use cache.offload_disk_gb=0",
         ),
         (["parallel.tensor=4", "runtime.determinism=batch"], "use parallel.tensor=2, or"),
+        (
+            ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"],
+            "parallel.disaggregated hands over",
+        ),
         (["runtime.profile=true"], "runtime.profile traces one process"),
         (["runtime.passes=[{_target_: my.Pass}]"], "runtime.passes are applied to a whole model"),
         (["runtime.device=cuda:0"], "runtime.device=cuda:0 must name 2 GPUs"),

@@ -165,6 +165,8 @@ def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
 def decisive_parallel(parallel: dict[str, Any]) -> dict[str, Any]:
     """What of `parallel` may change the numbers: with one replica no router does."""
     knobs = asked("parallel", parallel)
+    if not knobs.get("disaggregated"):
+        knobs.pop("prefill_replicas", None)
     return {k: v for k, v in knobs.items() if k not in ROUTING or knobs.get("replicas", 1) != 1}
 
 

@@ -37,6 +37,7 @@ from minivllm.engine.request import RequestState
 from minivllm.errors import BadInput
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.graphs import GraphExecutor
+from minivllm.extras.handover import put_prefix, take_prefix
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.ranked_steps import LeadingExecutor
@@ -196,6 +197,14 @@ class MinivllmEngine(Adapter):
                 )
             )
         return outputs
+
+    def take_prefix(self, token_ids: list[int]) -> bytes:
+        """The keys and values of a prompt, for another engine of the same configuration."""
+        return take_prefix(self.engine.cache, self.engine.transfers, token_ids)
+
+    def put_prefix(self, token_ids: list[int], content: bytes) -> None:
+        """Take the keys and values of a prompt that another engine has computed."""
+        put_prefix(self.engine.cache, self.engine.transfers, token_ids, content)
 
     def reset(self) -> None:
         """See BenchEngine."""

@@ -25,7 +25,9 @@ _RUNTIME = Knobs(("device", "threads"))
 class MinivllmOptions(EngineOptions):
     """engine=minivllm: its knobs are the other groups."""
 
-    support = Support("engine=minivllm", own_torch=True, tensor=True, replicas=True)
+    support = Support(
+        "engine=minivllm", own_torch=True, tensor=True, replicas=True, disaggregated=True
+    )
 
 
 @option("minivllm.bench.targets.transformers.TransformersEngine")
@@ -219,14 +221,20 @@ class SimulatedOptions(EngineOptions):
             own.
         host_gb_s: how fast blocks go to host memory and back, swapped or offloaded, 1e9 bytes a
             second; None takes no time.
+        link_gb_s: of each device's link to others, 1e9 bytes a second: for the collectives of
+            `parallel.tensor`, and for keys and values with `parallel.disaggregated`, which take no
+            time where it is None.
+        link_us: latency of a collective, or of a handover, microseconds.
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
     """
 
-    support = Support("engine=simulated")
+    support = Support("engine=simulated", tensor=True, replicas=True, disaggregated=True)
     steps: str | None = None
     bandwidth_gb_s: float | None = knob(None, above=0)
     tflops: float | None = knob(None, above=0)
     overhead_ms: float = knob(0.0, at_least=0)
     memory_gb: float | None = knob(None, above=0)
     host_gb_s: float | None = knob(None, above=0)
+    link_gb_s: float | None = knob(None, above=0, unasked=True)
+    link_us: float = knob(0.0, at_least=0, unasked=True)
     step_rows: int = knob(100_000, at_least=2)

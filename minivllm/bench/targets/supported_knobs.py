@@ -76,6 +76,9 @@ def _require_degrees(config: Mapping[str, Any], support: Support | None) -> None
             raise BadInput(
                 f"parallel.{degree}={count} is not supported by {engine}: use parallel.{degree}=1"
             )
+    if parallel.get("disaggregated") and not (support is not None and support.disaggregated):
+        engine = config["engine"].get("_target_") if support is None else support.engine
+        raise BadInput(f"parallel.disaggregated=true is not supported by {engine}: leave it out")
 
 
 def require_line_sampling(engine: Mapping[str, Any], workload: Workload) -> None:

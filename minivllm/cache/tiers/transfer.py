@@ -30,7 +30,8 @@ class BlockTransfers:
         # A row of bytes for each slot, all layers side by side: one copy across the bus, and a
         # record on disk.
         self._widths = [part[0].nbytes for part in blocks]
-        rows = (layout.host_slots + layout.offload_slots, sum(self._widths))
+        self.row_bytes = sum(self._widths)
+        rows = (layout.host_slots + layout.offload_slots, self.row_bytes)
         if blocks[0].is_cuda and rows[0]:
             self.host = torch.zeros(rows, dtype=torch.uint8, pin_memory=True)
         else:
@@ -52,7 +53,7 @@ class BlockTransfers:
             (moves.loads, self._load),
         ):
             if pairs:
-                pieces = torch.tensor(pairs).split(max(1, STAGING_BYTES // sum(self._widths)))
+                pieces = torch.tensor(pairs).split(max(1, STAGING_BYTES // self.row_bytes))
                 self.unfinished += [partial(move, *piece.unbind(1)) for piece in pieces]
         self.unfinished += [partial(self._read, *pair) for pair in moves.reads]
         while self.unfinished:
@@ -67,20 +68,29 @@ class BlockTransfers:
         assert self.disk is not None
         self.disk.read(record, slot, memoryview(self.host.numpy()[slot]))
 
-    def _save(self, blocks: Tensor, slots: Tensor) -> None:
+    def rows(self, blocks: Tensor) -> Tensor:
+        """A copy of blocks [n] on the host, uint8 [n, bytes]."""
         blocks = blocks.to(self.blocks[0].device)
         rows = [part[blocks].flatten(1).view(torch.uint8) for part in self.blocks]
-        self.host[slots] = torch.cat(rows, 1).cpu()
+        return torch.cat(rows, 1).cpu()
+
+    def fill(self, blocks: Tensor, rows: Tensor) -> None:
+        """Write rows of `rows` into blocks [n]."""
+        blocks = blocks.to(self.blocks[0].device)
+        for part, row in zip(
+            self.blocks, rows.to(blocks.device).split(self._widths, 1), strict=True
+        ):
+            part[blocks] = row.contiguous().view(part.dtype).view(-1, *part.shape[1:])
+
+    def _save(self, blocks: Tensor, slots: Tensor) -> None:
+        self.host[slots] = self.rows(blocks)
 
     def _copy(self, sources: Tensor, targets: Tensor) -> None:
         for part in self.blocks:
             part[targets.to(part.device)] = part[sources.to(part.device)]
 
     def _load(self, slots: Tensor, blocks: Tensor) -> None:
-        blocks = blocks.to(self.blocks[0].device)
-        rows = self.host[slots].to(blocks.device)
-        for part, row in zip(self.blocks, rows.split(self._widths, 1), strict=True):
-            part[blocks] = row.contiguous().view(part.dtype).view(-1, *part.shape[1:])
+        self.fill(blocks, self.host[slots])
 
     def close(self) -> None:
         """Remove the file on disk."""

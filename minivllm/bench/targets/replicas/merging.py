@@ -9,6 +9,8 @@ from typing import Any
 
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.base import EngineInfo
+from minivllm.cluster.handover import Handovers
+from minivllm.cluster.router import Router
 from minivllm.extras.speculative.counters import SpeculationCounters
 
 Liveness = dict[str, dict[str, float | str]]
@@ -46,8 +48,14 @@ def _total(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def merged_liveness(each: Sequence[Liveness]) -> Liveness:
-    """Sums of counters; words are those of all replicas, once where they agree."""
+def merged_liveness(each: Sequence[Liveness], handovers: Handovers | None = None) -> Liveness:
+    """Sums of counters; words are those of all replicas, once where they agree.
+
+    Args:
+        each: one a replica.
+        handovers: where prompts are handed over, which is no hit of the prefix cache: its counters
+            are those of the replicas that compute prompts.
+    """
     merged: Liveness = {}
     for group in dict.fromkeys(name for one in each for name in one):
         counters = [one.get(group, {}) for one in each]
@@ -55,7 +63,24 @@ def merged_liveness(each: Sequence[Liveness]) -> Liveness:
         merged[group] = {
             name: _merged(name, [one.get(name, 0.0) for one in counters]) for name in names
         }
+    if handovers is not None:
+        prompts = merged_liveness(each[: handovers.num_prefill]).get("cache", {})
+        merged["cache"] |= {name: v for name, v in prompts.items() if name.startswith("prefix_")}
     return merged
+
+
+def routing_counters(router: Router, handovers: Handovers | None) -> dict[str, float | str]:
+    """What router and handovers did, for the group `parallel` of the liveness."""
+    counters = router.report()
+    if handovers is None:
+        return counters
+    given = [*router.given, *handovers.given]
+    return {
+        **counters,
+        "replicas": float(len(given)),
+        "requests": " | ".join(map(str, given)),
+        "tokens_handed_over": float(handovers.num_tokens),
+    }
 
 
 def _merged(name: str, values: Sequence[float | str]) -> float | str:

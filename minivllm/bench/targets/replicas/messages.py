@@ -13,12 +13,18 @@ from minivllm.models.load.tokenizer import Tokenizer
 
 
 class Serve(NamedTuple):
-    """Serve a request; where `confirm` an `Reply` says whether it is taken."""
+    """Serve a request; where `confirm` an `Reply` says whether it is taken.
+
+    `prefix` is what another replica has computed of its prompt. With `hands_over` a `Prefix` goes
+    before its last output.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    confirm: bool
+    confirm: bool = False
+    hands_over: bool = False
+    prefix: bytes = b""
 
 
 class Ask(NamedTuple):
@@ -51,6 +57,13 @@ class Outputs(NamedTuple):
     """What one step of the engine gave."""
 
     outputs: list[EngineOutput]
+
+
+class Prefix(NamedTuple):
+    """The keys and values of a request's prompt, which another replica goes on with."""
+
+    request_id: str
+    content: bytes
 
 
 class Reply(NamedTuple):

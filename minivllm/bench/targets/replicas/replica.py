@@ -13,13 +13,14 @@ import sys
 import traceback
 from typing import Any
 
-from minivllm.bench.targets.base import BenchEngine, EngineOutput
+from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.replicas.messages import (
     Ask,
     Broken,
     Built,
     Loading,
     Outputs,
+    Prefix,
     Reply,
     Serve,
 )
@@ -40,9 +41,10 @@ class ReplicaLoop:
         channel: to the process that measures.
     """
 
-    def __init__(self, engine: BenchEngine, channel: Channel) -> None:
+    def __init__(self, engine: Any, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
         self._unfinished: set[str] = set()
+        self._handing_over: dict[str, list[int]] = {}  # prompts
 
     def run(self) -> None:
         """Serve until the other end is gone.
@@ -62,15 +64,20 @@ class ReplicaLoop:
 
     def _handle(self, message: Serve | Ask) -> None:
         match message:
-            case Serve(request_id, prompt, params, confirm):
+            case Serve(request_id, prompt, params):
+                if message.prefix:
+                    self._engine.put_prefix(prompt, message.prefix)
                 self._engine.submit(request_id, prompt, params)
                 self._unfinished.add(request_id)
-                if confirm:
+                if message.hands_over:
+                    self._handing_over[request_id] = prompt
+                if message.confirm:
                     self._channel.send(Reply(None))
             case Ask(method, arguments):
                 value = getattr(self._engine, method)(*arguments)
                 if method in ("reset", "recount"):  # they end all requests
                     self._unfinished.clear()
+                    self._handing_over.clear()
                 self._channel.send(Reply(value))
 
     def _reject(self, message: Serve | Ask, error: BadInput) -> None:
@@ -83,7 +90,13 @@ class ReplicaLoop:
 
     def _step(self) -> None:
         outputs = self._engine.poll(PATIENCE_S)
-        self._unfinished -= {one.request_id for one in outputs if one.finish_reason is not None}
+        for one in outputs:
+            if one.finish_reason is not None:
+                self._unfinished.discard(one.request_id)
+                prompt = self._handing_over.pop(one.request_id, None)
+                if prompt is not None and one.finish_reason == "length":
+                    content = self._engine.take_prefix(prompt)
+                    self._channel.send(Prefix(one.request_id, content))
         if outputs:
             self._channel.send(Outputs(outputs))
 

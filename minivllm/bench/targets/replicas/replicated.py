@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from minivllm.bench.targets.replicas.merging import (
     merged_liveness,
     merged_speculation,
     merged_steps,
+    routing_counters,
 )
 from minivllm.bench.targets.replicas.messages import (
     Ask,
@@ -30,9 +32,11 @@ from minivllm.bench.targets.replicas.messages import (
     Built,
     Loading,
     Outputs,
+    Prefix,
     Reply,
     Serve,
 )
+from minivllm.cluster.handover import make_handovers
 from minivllm.cluster.placement import placements
 from minivllm.cluster.router import RoutedRequest, make_router
 from minivllm.config.tensor import OWN_ENGINE
@@ -126,7 +130,7 @@ class ReplicatedEngine(Adapter):
         self._replicas: list[Replica] = []
         try:
             for place in self._places:
-                alone = {**view["parallel"], "replicas": 1}
+                alone = {**view["parallel"], "replicas": 1, "disaggregated": False}
                 of_one = {**view.tree, "runtime": place, "parallel": alone}
                 self._replicas.append(start(of_one))
                 self._replicas[-1].channel.send(of_one)
@@ -135,6 +139,8 @@ class ReplicatedEngine(Adapter):
             self.close()
             raise
         self.router = make_router(view.parallel, built[0].cache)
+        self._handovers = make_handovers(view.parallel)
+        self._prefixes: dict[str, bytes] = {}  # of requests whose prompt is computed
         self.tokenizer = built[0].tokenizer
         self._threads = [one.threads for one in built]
         device = device_of(view.tree, built[0].info.model.get("device"))
@@ -166,19 +172,30 @@ class ReplicatedEngine(Adapter):
         """See BenchEngine. A replica that is at rest says at once whether it takes the request;
         one that is rejected later ends with the reason `refused`."""
         session = self._sessions.pop(request_id, None)
-        routed = RoutedRequest(request_id, prompt_token_ids, params.max_tokens or 0, session)
+        wanted = params.max_tokens or 0
+        hands_over = self._handovers is not None and wanted != 1
+        if self._handovers is not None:
+            most = wanted or self.info.max_model_len - len(prompt_token_ids)
+            params = self._handovers.split(request_id, prompt_token_ids, params, most)
+        routed = RoutedRequest(request_id, prompt_token_ids, wanted, session)
         number = self.router.route(routed)
         confirm = not self._open
-        message = Serve(request_id, prompt_token_ids, params, confirm)
+        message = Serve(request_id, prompt_token_ids, params, confirm, hands_over)
         self._replicas[number].channel.send(message)
         self._open.add(request_id)
         if confirm:
             try:
                 self._answer(number)
             except BadInput:
-                self._open.discard(request_id)
-                self.router.end(request_id)
+                self._forget(request_id)
                 raise
+
+    def _forget(self, request_id: str) -> None:
+        self._open.discard(request_id)
+        self.router.end(request_id)
+        self._prefixes.pop(request_id, None)
+        if self._handovers is not None:
+            self._handovers.end(request_id)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens; see BenchEngine."""
@@ -186,11 +203,24 @@ class ReplicatedEngine(Adapter):
         for channel in wait(list(channels), 0.0 if self._outputs else timeout_s):
             self._receive(channels[channel])
         outputs, self._outputs = self._outputs, []
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._open.discard(output.request_id)
-                self.router.end(output.request_id)
-        return outputs
+        return [one if one.finish_reason is None else self._ended(one) for one in outputs]
+
+    def _ended(self, output: EngineOutput) -> EngineOutput:
+        """A replica is done with a request: its last output, or the handover."""
+        request_id, handovers = output.request_id, self._handovers
+        rest = None
+        if handovers is not None:
+            rest = handovers.rest(request_id, output.finish_reason)
+        if handovers is None or rest is None:
+            self._forget(request_id)
+            return output
+        self.router.end(request_id)
+        tokens = [*rest.prompt, *output.token_ids]
+        number = handovers.continues_at(request_id, tokens, rest.params)
+        prefix = self._prefixes.pop(request_id, b"")
+        message = Serve(request_id, tokens, rest.params, prefix=prefix)
+        self._replicas[number].channel.send(message)
+        return replace(output, finish_reason=None)
 
     def _receive(self, number: int, timeout_s: float | None = 0.0) -> list[Any]:
         """Take what a replica has sent, and return answers.
@@ -204,6 +234,8 @@ class ReplicatedEngine(Adapter):
             match message:
                 case Outputs(outputs):
                     self._outputs += outputs
+                case Prefix(request_id, content):
+                    self._prefixes[request_id] = content
                 case Loading(done, total):
                     if number == 0 and self._progress is not None:
                         self._progress(done, total)
@@ -244,12 +276,13 @@ class ReplicatedEngine(Adapter):
 
     def _end_all(self, method: str) -> None:
         self._ask(method)
-        for request_id in self._open:
-            self.router.end(request_id)
-        self._open.clear()
+        for request_id in list(self._open):
+            self._forget(request_id)
         self._sessions.clear()
         self._outputs.clear()  # what was under way
         self.router.recount()
+        if self._handovers is not None:
+            self._handovers.recount()
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine; each row has the number of its `replica` besides."""
@@ -262,12 +295,13 @@ class ReplicatedEngine(Adapter):
     def liveness(self) -> Liveness:
         """See BenchEngine. The group `parallel` has what the router did."""
         cores = [place.get("cores") or place["device"] for place in self._places]
-        parallel: dict[str, float | str] = {
-            **self.router.report(),
+        merged = merged_liveness(self._ask("liveness"), self._handovers)
+        merged["parallel"] = {
+            **routing_counters(self.router, self._handovers),
             "threads": " | ".join(map(str, self._threads)),
             "placed_at": " | ".join(map(str, cores)),
         }
-        return {**merged_liveness(self._ask("liveness")), "parallel": parallel}
+        return merged
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """See LogitsEngine; all replicas are alike, and the first one computes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +20,13 @@ from minivllm.bench.targets.liveness import (
     since,
 )
 from minivllm.bench.targets.options import SimulatedOptions
+from minivllm.bench.targets.simulation.simulated_model import simulated_model
 from minivllm.bench.targets.simulation.simulated_request import (
     TOKEN,
     SimulatedRequest,
     SimulatedTokens,
 )
 from minivllm.bench.targets.simulation.simulated_speculation import simulated_speculation
-from minivllm.bench.targets.simulation.step_times import RooflineTimes, StepTimes, fit_records
 from minivllm.cache.eviction.policies import Eviction
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand
@@ -36,17 +37,14 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
+from minivllm.extras.insert_prefix import insert_prefix
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scheduling.preemption import make_preemption
 from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.extras.wasted_slots import wasted_slots
-from minivllm.models.config import ModelConfig
-from minivllm.models.costs import architecture_costs, trims
-from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.passes.pruning.shapes import pruned_config
 
 IDLE_S = 1e-3  # how far time advances in a step without work and without a deadline
 UNLIMITED = 1 << 60
@@ -69,20 +67,6 @@ def _in_windows(
         if part.prefill:
             near_pairs += causal_pairs(held, part.num_tokens, window)
     return in_windows(costs, context, near), in_windows(costs, pairs, near_pairs)
-
-
-def _step_times(
-    options: SimulatedOptions, config: Mapping[str, Any], costs: dict[str, Any]
-) -> StepTimes:
-    if options.steps is not None:
-        return fit_records(options.steps, config)
-    if options.bandwidth_gb_s is not None and options.tflops is not None:
-        limits = options.bandwidth_gb_s * 1e9, options.tflops * 1e12
-        return RooflineTimes(costs, *limits, options.overhead_ms)
-    raise BadInput(
-        "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to records "
-        "of this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
-    )
 
 
 def _require_no_scores(eviction: Eviction) -> None:
@@ -111,15 +95,13 @@ class SimulatedEngine(Adapter):
 
     def __init__(self, config: Mapping[str, Any], options: SimulatedOptions) -> None:
         view = Config.of(config)
-        source = resolve(config["model"], allow_random=True)[1]
-        model = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
         cache = build(config["cache"])
-        trimmed = trims(config["runtime"])
-        costs, weight_bytes = architecture_costs(model, config["quant"], cache.kv_dtype, trimmed)
-        self.step_times = _step_times(options, config, costs)
+        model, source, costs, weight_bytes, self.step_times = simulated_model(
+            config, options, cache.kv_dtype
+        )
         # Records do not say what was near: what is fitted to them goes by the whole context.
         self._windowed = costs if options.steps is None and costs["window"] is not None else None
-        self.clock = VirtualClock()
+        self.clock = self.submission_clock = VirtualClock()
         self._speculation = simulated_speculation(view, options, model, self.clock)
         kv_bytes = costs["kv_bytes_per_token"]
         if self._speculation is not None:
@@ -135,7 +117,7 @@ class SimulatedEngine(Adapter):
         if layout.eviction is not None:
             _require_no_scores(layout.eviction)
             layout.eviction.check(model.windows)
-        self.cache = CacheManager(layout)
+        self._layout = layout
         block_bytes = layout.block_size * costs["kv_bytes_per_token"]
         self._kv = {
             "kv_dtype": costs["dtype"] if cache.kv_dtype == "auto" else cache.kv_dtype,
@@ -159,26 +141,74 @@ class SimulatedEngine(Adapter):
             clock=self.clock,
         )
         self._step_rows, self._seed = options.step_rows, view.measure.seed
-        self._requests: dict[str, SimulatedRequest] = {}
+        self.cache: CacheManager
+        self._requests: dict[str, SimulatedRequest]
         self._rows: list[tuple[float, ...]]
         self._stride: int  # of the steps that get a row
         self._num_steps: int
         self._num_requests: int
         self._largest_batch: int
+        self._build()
+
+    def _build(self) -> None:
+        self.cache = CacheManager(self._layout)
+        self._requests = {}
         self._begin()
+
+    def another(self) -> SimulatedEngine:
+        """An engine of the same configuration, with a clock, a cache and requests of its own."""
+        engine = copy(self)
+        engine.clock = engine.submission_clock = VirtualClock()
+        if self._speculation is not None:
+            engine._speculation = self._speculation.at(engine.clock)
+        engine.info = replace(self.info, clock=engine.clock)
+        engine._build()
+        return engine
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that it has."""
+        return len(self._requests)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether requests find what others have computed."""
+        return self._layout.prefix_caching
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of keys and values over all layers."""
+        return float(self._kv["kv_bytes_per_token"])
 
     def submit(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
         """See BenchEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._requests)
+        self._add(SimulatedTokens(prompt_token_ids, request_id), request_id, params, max_tokens)
+
+    def take_over(self, tokens: SimulatedTokens, request_id: str, params: SamplingParams) -> None:
+        """Go on with a request whose first tokens another engine has computed and handed over: as
+        if a request had just left their full blocks in the prefix cache.
+
+        Args:
+            tokens: its prompt and the tokens of its answer so far.
+            params: `max_tokens` counts the tokens that are missing.
+        """
+        insert_prefix(self.cache, tokens, lambda first, blocks: None)
+        assert params.max_tokens is not None
+        self._add(tokens, request_id, params, params.max_tokens)
+
+    def _add(
+        self, tokens: SimulatedTokens, request_id: str, params: SamplingParams, max_tokens: int
+    ) -> None:
         request = SimulatedRequest(
             request_id,
-            SimulatedTokens(prompt_token_ids, request_id),
+            tokens,
             params,
-            len(prompt_token_ids) + max_tokens,
+            len(tokens) + max_tokens,
             params.seed if params.seed is not None else self._own_seed(),
-            self.clock.now(),
+            self.submission_clock.now(),
         )
         self.scheduler.add(request)
         self._requests[request_id] = request

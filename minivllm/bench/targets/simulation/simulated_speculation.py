@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -115,6 +116,12 @@ class SimulatedSpeculation:
         verifier = GivenAcceptance(self.rates)
         now = self.drafts.clock.now
         return Speculator(self.drafts, lengths, verifier, _clear_nothing, self.longest, now)
+
+    def at(self, clock: VirtualClock) -> SimulatedSpeculation:
+        """The same on another clock."""
+        drafts = copy(self.drafts)
+        drafts.clock = clock
+        return replace(self, drafts=drafts)
 
     def describe(self) -> str:
         """One line for the record."""

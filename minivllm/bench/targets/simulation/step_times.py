@@ -17,6 +17,7 @@ from minivllm.bench.records.identity import AS_BEFORE, asked, decisive_runtime
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.storage import STEPS
 from minivllm.bench.records.tables import read_table
+from minivllm.bench.targets.simulation.tensor_costs import Communication
 from minivllm.errors import BadInput
 
 Matrix = NDArray[np.float64]
@@ -38,9 +39,12 @@ SAME = (
     "pruning",
     "attention",
     "runtime",
+    "parallel",
 )  # groups that decide how long a step takes
 # whose steps are those of this scheduler
 MEASURED = "minivllm.bench.targets.minivllm.MinivllmEngine"
+# Knobs of `parallel` that decide where a request goes, not how long a step takes.
+WHICH_REPLICA = ("replicas", "router", "load_factor", "disaggregated", "prefill_replicas")
 SETTLED = ("weights", "max_model_len")  # of the model; they do not
 NOTHING = 1e-100  # a column of smaller values is 0: what it is divided by would overflow
 # Knobs of `speculative` that decide only how many tokens are drafted and which are kept.
@@ -126,12 +130,14 @@ class RooflineTimes:
         bandwidth: bytes a second.
         flops: operations a second.
         overhead_ms: of every step.
+        communication: between ranks, whose own costs `costs` are; None: there is one.
     """
 
     costs: dict[str, Any]
     bandwidth: float
     flops: float
     overhead_ms: float
+    communication: Communication | None = None
 
     def __call__(
         self, requests: int, tokens: int, prefill: int, context: float, pairs: float, drafts: int
@@ -146,13 +152,17 @@ class RooflineTimes:
         done = costs["flops_per_token"] * tokens + costs["head_flops_per_row"] * (requests + drafts)
         attended = pairs + context * (1 + drafts / requests)
         done += costs["attention_flops_per_token_pair"] * attended
-        return self.overhead_ms + 1e3 * max(moved / self.bandwidth, done / self.flops)
+        own = self.overhead_ms + 1e3 * max(moved / self.bandwidth, done / self.flops)
+        if self.communication is None:
+            return own
+        return own + self.communication.ms(tokens, requests + drafts)
 
     def describe(self) -> str:
         """See StepTimes."""
+        ranks = "" if self.communication is None else f"; {self.communication.describe()}"
         return (
             f"step times from the roofline: {self.bandwidth / 1e9:g} GB/s, {self.flops / 1e12:g} "
-            f"TFLOP/s, {self.overhead_ms:g} ms a step besides"
+            f"TFLOP/s, {self.overhead_ms:g} ms a step besides{ranks}"
         )
 
 
@@ -263,6 +273,7 @@ def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
         **parts,
         "model": {k: v for k, v in parts["model"].items() if k not in SETTLED},
         "runtime": decisive_runtime(parts["runtime"]),
+        "parallel": {k: v for k, v in parts["parallel"].items() if k not in WHICH_REPLICA},
         # What else the cache does changes no step.
         "kv_dtype": (config.get("cache") or {}).get("kv_dtype", "auto"),
     }

@@ -69,12 +69,16 @@ class CountingEngine:
 
 
 class PretendedReplica:
-    """A replica in a thread; `die` ends it as a kill would."""
+    """A replica in a thread; `die` ends it as a kill would.
 
-    def __init__(self, config: Mapping[str, Any], number: int) -> None:
+    Args:
+        engine: that it drives; None counts.
+    """
+
+    def __init__(self, config: Mapping[str, Any], number: int, engine: Any = None) -> None:
         ours, theirs = socket.socketpair()
         self.channel, self._socket = Channel(ours), theirs
-        self.config, self.engine = config, CountingEngine(number)
+        self.config, self.engine = config, engine or CountingEngine(number)
         self.stopped = False
         self._thread = threading.Thread(target=self._run, args=(Channel(theirs),), daemon=True)
         self._thread.start()

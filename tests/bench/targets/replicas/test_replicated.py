@@ -177,6 +177,37 @@ def test_processes_give_the_tokens_of_one_engine() -> None:
     assert not [child for child in children if child.is_running() and child.status() != "zombie"]
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(kv_dtype: str) -> None:
+    """Replicas in threads, each with an engine that computes; in float32 to the token."""
+    knobs = ["quant=fp32", "cache.prefix_caching=true", "cache.block_size=8"]
+    overrides = [*SMALL, *knobs, f"cache.kv_dtype={kv_dtype}"]
+    requests = tuple(
+        WorkloadRequest(f"r{i}", tuple(range(2, 4 + 9 * i)), 1 + 3 * i, ignore_eos=True)
+        for i in range(5)
+    )
+    params = SamplingParams(temperature=0.8)
+    alone = MinivllmEngine(compose(overrides))
+    known = drive(alone, Workload(requests), Offline(), params, Clock())
+    alone.close()
+    apart = [*overrides, "parallel.replicas=3", "parallel.disaggregated=true"]
+    engine = ReplicatedEngine(
+        compose(apart), start=lambda config: PretendedReplica(config, 0, MinivllmEngine(config))
+    )
+    traces = drive(engine, Workload(requests), Offline(), params, Clock())
+    counted, steps = engine.liveness(), engine.steps()
+    engine.close()
+    assert [trace.token_ids for trace in traces] == [trace.token_ids for trace in known]
+    assert [trace.finish_reason for trace in traces] == ["length"] * 5
+    prompts = [len(request.prompt_token_ids) for request in requests]
+    assert counted["parallel"]["tokens_handed_over"] == sum(prompts[1:]) + 4
+    given = str(counted["parallel"]["requests"]).split(" | ")
+    assert given[0] == "5" and sum(map(int, given[1:])) == 4  # one had an answer of one token
+    # What no full block of a prompt has is computed again.
+    again = [1 + length % 8 for length in prompts[1:]]
+    assert sum(row["num_prefill_tokens"] for row in steps) == sum(prompts) + sum(again)
+
+
 def test_the_record_of_a_killed_replica_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

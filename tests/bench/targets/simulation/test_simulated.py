@@ -500,8 +500,8 @@ def test_records_of_the_same_model_are_fitted(tmp_path: Path) -> None:
     assert "1600 steps of 4 records" in fitted.describe() and "0.2 rows" in fitted.describe()
     with pytest.raises(
         BadInput,
-        match=r"0 of 7 records there have the same model, quant, pruning, attention, runtime and "
-        r"cache.kv_dtype",
+        match=r"0 of 7 records there have the same model, quant, pruning, attention, runtime, "
+        r"parallel and cache.kv_dtype",
     ):
         fit_records(str(tmp_path / "runs"), compose(["quant=nf4"]))
     with pytest.raises(BadInput, match="0 of 7 records"):

@@ -1,0 +1,63 @@
+"""What a simulation knows of a model: its architecture, its costs, and how long its steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from minivllm.bench.targets.options import SimulatedOptions
+from minivllm.bench.targets.simulation.step_times import RooflineTimes, StepTimes, fit_records
+from minivllm.bench.targets.simulation.tensor_costs import communication, rank_costs
+from minivllm.config.typed import Config
+from minivllm.errors import BadInput
+from minivllm.models.config import ModelConfig
+from minivllm.models.costs import architecture_costs, trims
+from minivllm.models.load.source import Source, resolve
+from minivllm.passes.pruning.shapes import pruned_config
+
+
+class SimulatedModel(NamedTuple):
+    """One rank of a model; without `parallel.tensor` the whole of it."""
+
+    config: ModelConfig
+    source: Source
+    costs: dict[str, Any]  # see architecture_costs
+    weight_bytes: int
+    step_times: StepTimes
+
+
+def simulated_model(
+    config: Mapping[str, Any], options: SimulatedOptions, kv_dtype: str
+) -> SimulatedModel:
+    """The model that a configuration names.
+
+    Args:
+        config: the resolved configuration.
+        options: the knobs of the engine.
+        kv_dtype: see CacheOptions.
+
+    Raises:
+        BadInput: neither records nor a roofline are given, or they do not fit the configuration; or
+            the links between ranks are not given.
+    """
+    view = Config.of(config)
+    source = resolve(config["model"], allow_random=True)[1]
+    model = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
+    trimmed = trims(config["runtime"])
+    costs, weight_bytes = architecture_costs(model, config["quant"], kv_dtype, trimmed)
+    if (ranks := view.parallel.tensor) > 1:
+        costs = rank_costs(costs, ranks, model.num_kv_heads)
+        weight_bytes //= ranks
+    times: StepTimes
+    if options.steps is not None:
+        times = fit_records(options.steps, config)
+    elif options.bandwidth_gb_s is not None and options.tflops is not None:
+        limits = options.bandwidth_gb_s * 1e9, options.tflops * 1e12
+        between = communication(options, model, ranks, costs["dtype"])
+        times = RooflineTimes(costs, *limits, options.overhead_ms, between)
+    else:
+        raise BadInput(
+            "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to "
+            "records of this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
+        )
+    return SimulatedModel(model, source, costs, weight_bytes, times)

@@ -1,0 +1,104 @@
+"""Prompts on some replicas, answers on others: what each part of a request is. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from minivllm.cache.prefix import TokenSequence
+from minivllm.cluster.router import LeastTokens, RoutedRequest
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
+from minivllm.parallel.options import ParallelOptions
+
+
+class Rest(NamedTuple):
+    """What is left of a request once its prompt is computed.
+
+    Args:
+        params: of its answer without the first token.
+        prompt: its tokens.
+    """
+
+    params: SamplingParams
+    prompt: TokenSequence
+
+
+class Handovers:
+    """Splits requests in two: one computes the prompt and the first token, the other continues.
+
+    The first `num_prefill` replicas compute prompts; of the others the least loaded one continues.
+
+    Args:
+        num_prefill: replicas that compute prompts.
+        num_replicas: of both kinds.
+    """
+
+    def __init__(self, num_prefill: int, num_replicas: int) -> None:
+        self.num_prefill = num_prefill
+        self.decoders = LeastTokens(num_replicas - num_prefill)
+        self.num_tokens = 0  # handed over
+        self._rests: dict[str, Rest] = {}
+
+    def split(
+        self, request_id: str, prompt: TokenSequence, params: SamplingParams, wanted: int
+    ) -> SamplingParams:
+        """The sampling of the first part; the second is remembered.
+
+        Args:
+            wanted: tokens of the answer.
+
+        Raises:
+            BadInput: the penalties of the answer's tokens would count the first as the prompt's.
+        """
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(params, name):
+                raise BadInput(
+                    f"decoding.{name} goes by one engine: leave out parallel.disaggregated"
+                )
+        if wanted == 1:
+            return params
+        least = max(0, params.min_tokens - 1)
+        rest = replace(params, max_tokens=wanted - 1, min_tokens=least)
+        self._rests[request_id] = Rest(rest, prompt)
+        return replace(params, max_tokens=1, min_tokens=min(1, params.min_tokens))
+
+    def rest(self, request_id: str, finish_reason: str | None) -> Rest | None:
+        """What another replica has to do of a request whose replica is done with it; None: nothing,
+        it has ended."""
+        rest = self._rests.pop(request_id, None)
+        return rest if finish_reason == "length" else None
+
+    def continues_at(self, request_id: str, tokens: TokenSequence, params: SamplingParams) -> int:
+        """The replica that continues, which has the request from now on.
+
+        Args:
+            tokens: prompt and first token.
+            params: of the rest.
+        """
+        self.num_tokens += len(tokens)
+        routed = RoutedRequest(request_id, tokens, params.max_tokens or 0)
+        return self.num_prefill + self.decoders.route(routed)
+
+    def end(self, request_id: str) -> None:
+        """Forget a request; it may be unknown."""
+        self._rests.pop(request_id, None)
+        self.decoders.end(request_id)
+
+    def recount(self) -> None:
+        """Count from 0."""
+        self.num_tokens = 0
+        self.decoders.recount()
+
+    @property
+    def given(self) -> Sequence[int]:
+        """Requests that each replica of the second kind got."""
+        return self.decoders.given
+
+
+def make_handovers(options: ParallelOptions) -> Handovers | None:
+    """What `parallel.disaggregated` asks for; None: replicas serve whole requests."""
+    if not options.disaggregated:
+        return None
+    return Handovers(options.prefill_replicas, options.replicas)

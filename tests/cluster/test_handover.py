@@ -1,0 +1,47 @@
+"""The two parts of a request whose prompt and answer are computed by different replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from minivllm.cluster.handover import Handovers, make_handovers
+from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
+from minivllm.parallel.options import ParallelOptions
+
+
+def test_both_parts_make_the_whole() -> None:
+    handovers = Handovers(2, 5)
+    whole = SamplingParams(max_tokens=9, min_tokens=4, temperature=0.5, seed=7)
+    first = handovers.split("a", [1, 2, 3], whole, 9)
+    assert (first.max_tokens, first.min_tokens, first.seed) == (1, 1, 7)
+    rest = handovers.rest("a", "length")
+    assert rest is not None and rest.prompt == [1, 2, 3]
+    assert (rest.params.max_tokens, rest.params.min_tokens, rest.params.seed) == (8, 3, 7)
+    where = [handovers.continues_at(name, [1, 2, 3, 4], rest.params) for name in "abc"]
+    assert sorted(where) == [2, 3, 4] and handovers.num_tokens == 12
+    handovers.end("a")
+    assert handovers.continues_at("d", [1], rest.params) == where[0]
+    assert list(handovers.given) == [1 + (number == where[0] - 2) for number in range(3)]
+
+
+@pytest.mark.parametrize("reason", ["stop", "abort", "shed", None])
+def test_what_ends_early_is_not_continued(reason: str | None) -> None:
+    handovers = Handovers(1, 2)
+    handovers.split("a", [1], SamplingParams(max_tokens=5), 5)
+    assert handovers.rest("a", reason) is None and handovers.rest("a", "length") is None
+    one = SamplingParams(max_tokens=1)
+    assert handovers.split("b", [1], one, 1) is one and handovers.rest("b", "length") is None
+
+
+def test_penalties_of_the_answer_s_tokens_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"decoding\.presence_penalty.*parallel\.disaggregated"):
+        Handovers(1, 2).split("a", [1], SamplingParams(presence_penalty=0.5), 5)
+
+
+def test_it_is_made_where_it_is_asked_for() -> None:
+    assert make_handovers(ParallelOptions(replicas=4)) is None
+    made = make_handovers(ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=3))
+    assert made is not None and made.num_prefill == 3 and len(made.given) == 1
+    with pytest.raises(BadInput, match=r"parallel\.prefill_replicas=4.*parallel\.replicas=4"):
+        ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=4)
