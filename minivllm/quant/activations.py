@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from torch import Tensor, nn
 
 from minivllm.errors import BadInput
+from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, panels_for
 from minivllm.quant.base import Quantizer
+from minivllm.quant.kernels.int4 import paired
 from minivllm.quant.options import IntegerOptions
 
 LEAST_GROUP = 32  # inputs that share a scale: what the kernels take at a time
 _NEEDS = "quant.activations=int8 needs the C++ kernels of a CPU, with bfloat16 and AVX2 or later"
+_KNOB = "quant.activations=int8 with quant.kernel"
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,61 @@ class IntegerQuantizer(Quantizer, IntegerOptions):  # type: ignore[misc]  # see 
 
     def _check(self, device: torch.device, kernels: Kernels | None) -> None:
         """Raise BadInput where no kernel multiplies activations in 8 bits."""
-        if self.kernel != "auto":
+        if self.kernel == "torch":
             raise BadInput(
-                f"quant.activations=int8: quant.kernel={self.kernel} multiplies activations in 16 "
-                "bits only; use quant.kernel=auto"
+                "quant.activations=int8: quant.kernel=torch multiplies activations in 16 bits "
+                "only; use quant.kernel=auto"
             )
+        if self._takes_triton(device):
+            return
         if self.dtype is not torch.bfloat16:
             raise BadInput(f"{_NEEDS}; quant.dtype is {str(self.dtype).removeprefix('torch.')}")
         if device.type != "cpu" or kernels is None or not kernels.has_linear:
             where = f"on {device.type}" if device.type != "cpu" else "runtime.cpu_kernels"
             raise BadInput(f"{_NEEDS}, which are not in use ({where}); use quant.activations=none")
 
+    def _takes_triton(self, device: torch.device) -> bool:
+        """Whether Triton's kernel multiplies activations in 8 bits. Raises BadInput where it is
+        asked for and cannot run, or is what a GPU needs."""
+        chosen = "triton" if device.type == "cuda" else self.kernel
+        return takes_triton(_KNOB, chosen, "torch", device)
+
+    def narrow_linear(
+        self,
+        weight: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        bias: Tensor | None,
+        group: int = 0,
+    ) -> nn.Module:
+        """A layer on Triton's kernel for activations in 8 bits.
+
+        Args:
+            weight: int8 [outputs, inputs], or codes uint8.
+            scales, zeros: [outputs], or [groups, outputs]; see NarrowLinear.
+            bias: [outputs] or None.
+            group: see `panels`.
+        """
+        from minivllm.quant.kernels.narrow import NarrowLinear  # imports Triton
+
+        inputs = weight.shape[1]
+        shared = self._shared(inputs, group)
+        codes = paired(weight) if weight.dtype is torch.uint8 else weight.contiguous()
+        return NarrowLinear(codes, inputs, scales, zeros, bias, shared)
+
+    def _shared(self, inputs: int, group: int) -> int:
+        """Inputs of a token that share a scale. Raises BadInput where they do not divide."""
+        shared = group or self.activation_group_size or inputs
+        if inputs % shared or shared % LEAST_GROUP:
+            raise BadInput(
+                f"quant.activations=int8: a layer of {inputs} inputs is no multiple of {shared}, "
+                f"or that of {LEAST_GROUP}; use other groups, or quant.skip"
+            )
+        return shared
+
     def panels(self, device: torch.device, inputs: int, group: int = 0) -> Panels | None:
-        """How the C++ kernels multiply a weight; None where they do not.
+        """How the C++ kernels multiply a weight; None where they do not, which in 8 bits means that
+        Triton's does.
 
         Args:
             device: of the weight.
@@ -79,11 +125,7 @@ class IntegerQuantizer(Quantizer, IntegerOptions):  # type: ignore[misc]  # see 
             kernels = panels_for(self.kernels, device, self.dtype, inputs, group or 2, self.kernel)
             return None if kernels is None else Panels(kernels, self.forms[0], group)
         self._check(device, self.kernels)
+        if self._takes_triton(device):
+            return None
         assert self.kernels is not None
-        shared = group or self.activation_group_size or inputs
-        if inputs % shared or shared % LEAST_GROUP:
-            raise BadInput(
-                f"quant.activations=int8: a layer of {inputs} inputs is no multiple of {shared}, "
-                f"or that of {LEAST_GROUP}; use other groups, or quant.skip"
-            )
-        return Panels(self.kernels, self.forms[1], shared)
+        return Panels(self.kernels, self.forms[1], self._shared(inputs, group))

@@ -68,21 +68,25 @@ def int4_linear(
         )
     panels = None if order is not None else method.panels(first[0].device, shape[1], group_size)
     pieces = itertools.chain([first], pieces)
+    if panels is None and method.narrow:
+        codes, scales, zeros = _joined(pieces)
+        return method.narrow_linear(codes, scales, zeros, bias, group_size)
     if panels is None:
         return Int4Linear(pieces, shape, group_size, bias, order, method.kernel)
     packed = [
         (panels.kernels.pack(codes, panels.form), scales, zeros) for codes, scales, zeros in pieces
     ]
-    codes, scales, zeros = zip(*packed, strict=True)
-    return PanelLinear(
-        panels.kernels,
-        panels.form,
-        codes,
-        shape,
-        bias,
+    codes, scales, zeros = _joined(packed)
+    return PanelLinear(panels.kernels, panels.form, [codes], shape, bias, scales, zeros, group_size)
+
+
+def _joined(pieces: Iterable[Piece]) -> Piece:
+    """All outputs in one piece."""
+    codes, scales, zeros = zip(*pieces, strict=True)
+    return (
+        torch.cat(codes),
         torch.cat(scales, 1),
         None if zeros[0] is None else torch.cat(zeros, 1),
-        group_size,
     )
 
 

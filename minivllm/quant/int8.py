@@ -54,6 +54,8 @@ def int8_linear(
             scale[None],
             group=panels.group,
         )
+    if method.narrow:
+        return method.narrow_linear(weight, scale, None, bias)
     triton = takes_triton("quant.kernel", method.kernel, "torch", weight.device)
     return Int8Linear(weight, scale, bias, triton)
 
@@ -68,10 +70,12 @@ def int8_group_linear(
         BadInput: `quant.kernel` names Triton's, which has no groups.
     """
     method = method or Int8()
-    if method.kernel == "triton":
+    if method.kernel == "triton" and not method.narrow:
         raise BadInput("quant.kernel=triton: Triton's kernel has no int8 in groups; use auto")
     group = weight.shape[1] // scale.shape[1]
     panels = _panels(method, weight, group)
+    if panels is None and method.narrow:
+        return method.narrow_linear(weight, scale.t(), None, bias, group)
     if panels is None or (group > MOST_IN_GROUP and not method.narrow):
         return Int8GroupLinear(weight, scale, bias)
     packed = panels.kernels.pack(weight, panels.form)

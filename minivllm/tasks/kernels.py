@@ -83,6 +83,7 @@ def _measure(config: dict[str, Any], path: Path, console: Console) -> dict[str, 
     begin, all_s, own_s = time.monotonic(), busy_seconds(), _own_seconds()
     with console.status("probing the device") as status:
         limits, notes = _limits(setting)
+        wide, narrow = limits["bfloat16"], limits.get("int8")
         rows: list[dict[str, Any]] = []
         record = {
             "schema_version": KERNELS_VERSION,
@@ -91,7 +92,8 @@ def _measure(config: dict[str, Any], path: Path, console: Console) -> dict[str, 
             "config": portable(config),
             "provenance": provenance(config, identity.code_hash()),
             "limits": {
-                **{key: value for key, value in asdict(limits).items() if value is not None},
+                **{key: value for key, value in asdict(wide).items() if value is not None},
+                **({} if narrow is None else {"int8_ops_per_s": narrow.matrix_flops_per_s}),
                 "cache_bytes": setting.cache_bytes,
                 "notes": notes,
             },
@@ -190,9 +192,12 @@ def _nothing() -> None:
     """The `synchronise` of a CPU, whose calls are synchronous."""
 
 
-def _limits(setting: Setting) -> tuple[Any, list[str]]:
-    """Bandwidth and matrix rate as every benchmark probes them, with notes."""
+def _limits(setting: Setting) -> tuple[dict[str, Any], list[str]]:
+    """Bandwidth and matrix rate as every benchmark probes them, by the dtype of products, with
+    notes."""
     from minivllm.bench.hardware.limits import probe
-    from minivllm.bench.microbench.case import DTYPE
+    from minivllm.bench.microbench.linear import NARROW
 
-    return probe(str(setting.device), str(DTYPE).removeprefix("torch."))
+    dtypes = ["bfloat16", *(["int8"] if NARROW.keys() & set(setting.formats) else [])]
+    found = {dtype: probe(str(setting.device), dtype) for dtype in dtypes}
+    return {dtype: limits for dtype, (limits, _) in found.items()}, found["bfloat16"][1]

@@ -136,8 +136,8 @@ class KernelsOptions(Options):
     group = "task"
     rows: list[int] = field(default_factory=lambda: [1, 4, 16, 64])
     contexts: list[int] = field(default_factory=lambda: [512, 2048])
-    formats: list[Literal["bf16", "int8", "int4", "nf4"]] = field(
-        default_factory=lambda: ["bf16", "int8", "int4", "nf4"]
+    formats: list[Literal["bf16", "int8", "int4", "nf4", "w8a8", "w4a8"]] = field(
+        default_factory=lambda: ["bf16", "int8", "int4", "nf4", "w8a8", "w4a8"]
     )
     repeats: int = knob(15, at_least=1)
     sample_ms: float = knob(10.0, above=0)

@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 from minivllm.attention.kernels import paged, tiles, write
 from minivllm.engine.kernels import sampling
 from minivllm.passes.kernels import small
-from minivllm.quant.kernels import few_rows, products
+from minivllm.quant.kernels import few_rows, integers, narrow, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
 # its kernels stand for those of the others where they have the same instructions, in the memory of
@@ -136,6 +136,8 @@ def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
                 constants,
                 options,
             )
+    if not wide:  # integers are multiplied in the same way whatever the activations are
+        yield from narrow_products(floats)
     for rows in (2, 4):
         summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
         yield few_rows.add, floats, summed, {"num_warps": rows}
@@ -145,6 +147,21 @@ def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
         yield sampling._best_of_block, logits, {"DRAWS": draws, "BLOCK": sampling.BLOCK}, {}
         yield sampling._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
     yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
+
+
+def narrow_products(floats: dict[str, str]) -> Iterator[Made]:
+    """Activations in 8 bits."""
+    kinds = {"x_scales": "*fp32", "x_sums": "*fp32", "zeros": floats["out"]}
+    rounding = {"out": "*i8", "scales": "*fp32"}
+    yield integers.round_rows, {**floats, **rounding}, {"GROUP": 128, "BLOCK": 128}, {}
+    for rows in (1, 64, 512):
+        block_m, block_n, warps = narrow.tile_of(rows)
+        tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BIASED": True}
+        for codes, group, grouped in (("*i8", 1024, False), ("*u8", 128, True), ("*u8", 32, True)):
+            form = {"GROUP": group, "STEP": min(group, narrow.MOST_STEP)}
+            form |= {"PAIRS": grouped, "GROUPED": grouped, "ZEROS": grouped}
+            types = {**floats, **kinds, "x": "*i8", "codes": codes, "scales": floats["out"]}
+            yield integers.multiply, types, {**tile, **form}, {"num_warps": warps}
 
 
 def halves(capability: int) -> Iterator[Made]:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ATTENTION = {"_attend", "_combine", "_write"}
 OTHERS = {"whole", "four_bits", "add", "_best_of_block", "_best_of_row", "_norm", "_gated"}
+OTHERS |= {"round_rows", "multiply"}
 KERNELS = {"80": ATTENTION | OTHERS, "89": ATTENTION, "90": ATTENTION | OTHERS}
 # in float16
 HALVES = {"80": {"_attend", "_write", "whole", "four_bits"}, "89": set(), "90": {"_attend"}}

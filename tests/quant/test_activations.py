@@ -58,7 +58,8 @@ def rounded(x: Tensor, group: int) -> Tensor:
     """Activations as they are multiplied, float64."""
     groups = x.float().unflatten(1, (-1, group))
     largest = groups.abs().amax(-1, keepdim=True)
-    return ((groups * (127 / largest)).round() * (largest / 127)).double().flatten(1)
+    inverse = torch.full_like(largest, 127) / largest  # not a reciprocal, times 127
+    return ((groups * inverse).round() * (largest / 127)).double().flatten(1)
 
 
 def stored(layer: nn.Module, inputs: int) -> Tensor:

@@ -50,6 +50,7 @@ SPARSE = ModelConfig.from_dict(
     | {"moe_intermediate_size": 64}
 )
 LIMITS = Roofline(bandwidth_bytes_per_s=1e9, matrix_flops_per_s=1e10, matrix_dtype="bfloat16")
+BY_DTYPE = {"bfloat16": LIMITS, "int8": LIMITS}
 
 
 def setting(triton: bool, model: ModelConfig = DENSE, **changes: Any) -> Setting:
@@ -57,7 +58,7 @@ def setting(triton: bool, model: ModelConfig = DENSE, **changes: Any) -> Setting
         "cache_bytes": 4096,
         "rows": (1, 3),
         "contexts": (40,),
-        "formats": ("bf16", "int8", "int4", "nf4"),
+        "formats": ("bf16", "int8", "int4", "nf4", "w8a8", "w4a8"),
     }
     return Setting(model, DEVICE if triton else CPU, triton, **(knobs | changes))
 
@@ -216,7 +217,7 @@ def test_a_case_that_fails_is_a_row_and_the_others_go_on(
 
     monkeypatch.setattr(linear, "cases", failing)
     where = setting(False, rows=(1,), contexts=(16,))
-    rows = list(suite.rows(where, LIMITS, 1, 1e-5, lambda: None))
+    rows = list(suite.rows(where, BY_DTYPE, 1, 1e-5, lambda: None))
     assert rows[0] == {
         "part_of": "products",
         "kernel": "products",
@@ -251,7 +252,7 @@ def test_a_case_that_runs_out_of_memory_takes_no_other_along(
 
     monkeypatch.setattr(suite, "PARTS", {"products": SimpleNamespace(cases=cases)})
     rows = list(
-        suite.rows(setting(False, rows=(1,), contexts=(16,)), LIMITS, 1, 1e-5, lambda: None)
+        suite.rows(setting(False, rows=(1,), contexts=(16,)), BY_DTYPE, 1, 1e-5, lambda: None)
     )
     assert [row.get("rows") for row in rows] == [1, None, 3]
     assert rows[1]["kernel"] == "k (p, 2 rows)" and rows[1]["error"] == "CUDA out of memory"

@@ -42,6 +42,7 @@ class Case:
         operations: of its matrix products, a multiply and an add being two.
         copies: of the inputs, which calls go through in turn.
         tolerance: largest accepted difference of the outputs, relative in the Euclidean norm.
+        matrix_dtype: of the products.
         seen: what is compared, given the copy's number and what the call returned: that itself, or
             also what it wrote.
     """
@@ -55,6 +56,7 @@ class Case:
     operations: float
     copies: int
     tolerance: float = 2 * torch.finfo(DTYPE).eps
+    matrix_dtype: str = "bfloat16"
     seen: Callable[[int, Tensor], Tensor] = lambda i, out: out
 
 
@@ -69,7 +71,8 @@ class Setting:
         cache_bytes: of the last cache before the memory.
         rows: tokens of a product, sequences that decode.
         contexts: tokens that a sequence has.
-        formats: of weights: bf16, int8, int4, nf4.
+        formats: of weights: bf16, int8, int4, nf4; w8a8 and w4a8 are int8 and int4 with activations
+            in 8 bits.
     """
 
     model: ModelConfig

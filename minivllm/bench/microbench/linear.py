@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from minivllm.bench.microbench.case import ITEM, MOST_COPIES, Case, Setting, Side
 from minivllm.kernels.context import BuildContext
-from minivllm.kernels.modules import kernel_name
+from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
 from minivllm.quant.plain import plain_linear
 
+# int8 and int4 whose activations have 8 bits, beside themselves with activations in 16
+NARROW = {"w8a8": "int8", "w4a8": "int4"}
+GROUP = 128  # inputs that share a scale there, or as many as divide the layer's
+NARROW_TOLERANCE = 0.02  # rounding to 127 steps of a group's largest value
 LIBRARIES = {"int8": "torch", "int4": "torch", "nf4": "bitsandbytes"}  # values of quant.kernel
 METHODS: dict[str, Callable[..., Int8 | Int4 | NF4]] = {"int8": Int8, "int4": Int4, "nf4": NF4}
 
@@ -37,6 +43,8 @@ def cases(setting: Setting) -> Iterator[Case]:
     alone."""
     for name, shape in shapes(setting).items():
         for form in setting.formats:
+            if form in NARROW and (setting.kernels is None or not setting.kernels.has_linear):
+                continue  # no kernel of this device multiplies 8 bits
             if name != "lm_head" or form == "bf16":
                 yield from _products(setting, name, shape, form)
 
@@ -58,6 +66,8 @@ def _products(setting: Setting, name: str, shape: tuple[int, int], form: str) ->
             bytes=stored + ITEM * rows * sum(shape),
             operations=2.0 * rows * shape[0] * shape[1],
             copies=len(ours),
+            tolerance=NARROW_TOLERANCE if form in NARROW else Case.tolerance,
+            matrix_dtype=matrix_dtype(ours[0]) or Case.matrix_dtype,
         )
 
 
@@ -72,11 +82,19 @@ def _caller(layers: Sequence[nn.Module], x: Tensor) -> Callable[[int], Tensor]:
 
 def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.Module]:
     """The same weight again and again, as one side stores it."""
-    bits = {"bf16": 16, "int8": 8}.get(form, 4)
+    wide, narrow = NARROW.get(form, form), form in NARROW
+    bits = {"bf16": 16, "int8": 8}.get(wide, 4)
     copies = min(MOST_COPIES, setting.copies(weight.numel() * bits / 8))
-    context = BuildContext(setting.device, setting.kernels if own else None)
-    kernel = ("triton" if setting.triton else "auto") if own else LIBRARIES.get(form)
-    method = METHODS[form](kernel=kernel).within(context) if form in METHODS else None
+    context = BuildContext(setting.device, setting.kernels if own or narrow else None)
+    knobs: dict[str, Any] = {}
+    if narrow:
+        size = "activation_group_size" if wide == "int8" else "group_size"
+        group = math.gcd(weight.shape[1], GROUP)
+        knobs = {"activations": "int8" if own else "none", size: group}
+    else:
+        kernel = ("triton" if setting.triton else "auto") if own else LIBRARIES.get(form)
+        knobs = {"kernel": kernel}
+    method = METHODS[wide](**knobs).within(context) if wide in METHODS else None
 
     def make() -> nn.Module:
         if method is None:

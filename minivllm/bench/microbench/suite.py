@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minivllm.bench.hardware.readings import Roofline
@@ -23,7 +23,7 @@ CaseRow = dict[str, Any]
 
 def rows(
     setting: Setting,
-    limits: Roofline,
+    limits: Mapping[str, Roofline],
     repeats: int,
     sample_s: float,
     synchronise: Callable[[], object],
@@ -33,7 +33,7 @@ def rows(
 
     Args:
         setting: where and on what shapes.
-        limits: bandwidth and matrix rate.
+        limits: bandwidth and matrix rate, by the dtype of products.
         repeats: samples of each side.
         sample_s: least seconds of a sample.
         synchronise: waits for the device.
@@ -42,7 +42,7 @@ def rows(
         try:
             for case in part.cases(setting):
                 try:
-                    row = measure(case, limits, repeats, sample_s, synchronise)
+                    row = measure(case, limits[case.matrix_dtype], repeats, sample_s, synchronise)
                     row["from_memory"] = setting.is_from_memory(case)
                 except Exception as error:
                     # out of memory, a kernel that does not compile, no such package

@@ -136,9 +136,9 @@ constexpr int64_t kStoredRows = kRows;
 
 template <bool coded, int M>
 [[gnu::noinline]] void multiply_stored_into(const uint8_t* from, int64_t pairs, const Levels& levels, const Factor* x,
-                                            int64_t stride, const char* next, bool clear, float* sums) {
+                                            int64_t stride, const char* next, const Totals& totals) {
   constexpr int64_t kBytes = coded ? 64 : 128;  // of a pair
-  sum_pairs<M>(pairs, clear, sums, [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
+  sum_pairs<M>(pairs, totals, [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
     __m512bh b[4];
     ask(next, kBytes / 64);
     convert<coded>(from + p * kBytes, levels, b);
@@ -146,14 +146,14 @@ template <bool coded, int M>
   });
 }
 
-// sums[rows][64] = (clear ? 0 : sums) + x[2 * pairs] times as many inputs of a panel, for up to 6 rows: few enough that the
-// panel is needed nowhere else.
+// Totals of x[2 * pairs] times as many inputs of a panel, for up to 6 rows: few enough that the panel is needed nowhere
+// else.
 inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
-                            const char* next, int64_t, bool clear, float* sums) {
+                            const char* next, int64_t, const Totals& totals) {
   with_rows<kStoredRows>(rows, [&](auto count) {
     constexpr auto by_bytes = multiply_stored_into<false, count()>, by_codes = multiply_stored_into<true, count()>;
     const auto multiply = stored.format == Format::kInt8 ? by_bytes : by_codes;
-    multiply(stored.from, stored.pairs, levels, x, stride, next, clear, sums);
+    multiply(stored.from, stored.pairs, levels, x, stride, next, totals);
   });
 }
 
@@ -230,13 +230,16 @@ constexpr int64_t kStoredRows = 2;  // more would convert by quarters, and wait 
 // The sums of all outputs stay in 16 registers, of two rows those of half of them.
 template <Format format, int M>
 [[gnu::noinline]] void multiply_stored_into(const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
-                                            const char* next, bool clear, float* sums) {
+                                            const char* next, const Totals& totals) {
   constexpr int kQuarters = 4 / M, kEights = 2 * kQuarters;
+  const bool fresh = totals.first || totals.scale;
+  float* sums = totals.to;
+  alignas(64) float apart[M * kColumns];
   for (int begin = 0; begin < 4; begin += kQuarters, sums += 8 * kEights) {
     __m256 held[M][kEights];
     each<M * kEights>([&](auto i) MINIVLLM_INLINE {
       constexpr int m = i / kEights, n = i % kEights;
-      held[m][n] = clear ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + m * kColumns + 8 * n);
+      held[m][n] = fresh ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + m * kColumns + 8 * n);
     });
     const uint8_t* pair = stored.from;
     for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
@@ -250,20 +253,23 @@ template <Format format, int M>
         });
       });
     }
+    float* to = totals.scale ? apart : sums;
     each<M * kEights>([&](auto i) MINIVLLM_INLINE {
       constexpr int m = i / kEights, n = i % kEights;
-      _mm256_storeu_ps(sums + m * kColumns + 8 * n, held[m][n]);
+      _mm256_storeu_ps(to + m * kColumns + 8 * n, held[m][n]);
     });
+    for (int n = 0; totals.scale && n < 8 * kEights; n += kLanes)
+      totals.end<M>(16 * begin + n, [&](auto m) MINIVLLM_INLINE { return load(apart + m * kColumns + n); });
   }
 }
 
-// sums[rows][64] = (clear ? 0 : sums) + x[2 * pairs] times as many inputs of a panel, for up to 2 rows: few enough that the
-// panel is needed nowhere else.
+// Totals of x[2 * pairs] times as many inputs of a panel, for up to 2 rows: few enough that the panel is needed nowhere
+// else.
 inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
-                            const char* next, int64_t, bool clear, float* sums) {
+                            const char* next, int64_t, const Totals& totals) {
   with_format(stored.format, [&](auto format) {
     with_rows<kStoredRows>(rows, [&](auto count) {
-      multiply_stored_into<format(), count()>(stored, levels, x, stride, next, clear, sums);
+      multiply_stored_into<format(), count()>(stored, levels, x, stride, next, totals);
     });
   });
 }

@@ -13,9 +13,10 @@ class Int8Rows {
   // `offset` is what is to be taken from each byte of the weight.
   Int8Rows(int64_t inputs, int64_t group, int32_t offset) : inputs_(inputs), group_(group), offset_(offset) {}
 
+  // Room for `rows`; the matrix unit reads values of whole tiles of 16.
   void resize(int64_t rows) {
     const int64_t all = rows * groups();
-    values_.resize(rows * inputs_), scales_.resize(all), sums_.resize(all), starts_.resize(all);
+    values_.resize((rows + 15) / 16 * 16 * inputs_), scales_.resize(all), sums_.resize(all), starts_.resize(all);
   }
 
   int64_t groups() const { return inputs_ / group_; }

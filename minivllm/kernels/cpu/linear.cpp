@@ -71,34 +71,24 @@ struct Piece {
   int64_t pairs;                 // of inputs
   const char* next;              // what to ask memory for meanwhile
   int64_t lines;                 // of 64 bytes, for each step
-  const BFloat16 *scale, *zero;  // of this group of inputs: [64] or null
-  const float* input_sums;       // of this group, [rows][sums_stride]: what the zeros are multiplied by
-  int64_t sums_stride;
-  bool first;                    // of its panel
-  float* totals;                 // [rows][64]
+  Totals totals;
 };
 
 // Adds the products of up to 6 rows, or 32 of tiles, to their totals, which have room for whole tiles.
 void add(int64_t rows, const Piece& piece) {
+  const Totals& totals = piece.totals;
+  if (piece.stored)
+    return multiply_stored(rows, *piece.stored, *piece.levels, piece.x, piece.stride, piece.next, piece.lines, totals);
+  if (!piece.tiles)
+    return multiply_rows(rows, piece.x, piece.stride, piece.weights, piece.pairs, piece.next, piece.lines, totals);
   alignas(64) float apart[kTiledRows * kPanel];
-  float* sums = piece.scale ? apart : piece.totals;
-  const bool clear = piece.first || piece.scale;
-  if (piece.tiles)
-    multiply_tiles(rows > kTile, piece.tiles, piece.stride, piece.weights, piece.pairs / kPairs, piece.next, piece.lines,
-                   clear, sums);
-  else if (piece.stored)
-    multiply_stored(rows, *piece.stored, *piece.levels, piece.x, piece.stride, piece.next, piece.lines, clear, sums);
-  else
-    multiply_rows(rows, piece.x, piece.stride, piece.weights, piece.pairs, piece.next, piece.lines, clear, sums);
-  if (!piece.scale) return;
+  float* sums = totals.scale ? apart : totals.to;
+  multiply_tiles(rows > kTile, piece.tiles, piece.stride, piece.weights, piece.pairs / kPairs, piece.next, piece.lines,
+                 totals.first || totals.scale, sums);
+  if (!totals.scale) return;
   for (int64_t n = 0; n < kPanel; n += kLanes) {
-    const Vector scale = load(piece.scale + n), zero = piece.zero ? load(piece.zero + n) : Vector{};
-    for (int64_t m = 0; m < rows; ++m) {
-      Vector sum = load(sums + m * kPanel + n) * scale;
-      if (piece.zero) sum += piece.input_sums[m * piece.sums_stride] * zero;
-      float* total = piece.totals + m * kPanel + n;
-      store(total, piece.first ? sum : load(total) + sum);
-    }
+    const Vector scale = load(totals.scale + n), zero = totals.zero ? load(totals.zero + n) : Vector{};
+    for (int64_t m = 0; m < rows; ++m) totals.add(m, n, load(sums + m * kPanel + n), scale, zero);
   }
 }
 
@@ -170,12 +160,9 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
                   pairs,
                   next + asked * steps * 64,
                   asked < all ? lines : 0,
-                  grouped ? weight.scales + meta : nullptr,
-                  weight.zeros ? weight.zeros + meta : nullptr,
-                  weight.zeros ? block.input_sums + m * groups + group : nullptr,
-                  groups,
-                  k == 0,
-                  totals + m * kPanel});
+                  {totals + m * kPanel, k == 0, grouped ? weight.scales + meta : nullptr,
+                   weight.zeros ? weight.zeros + meta : nullptr,
+                   weight.zeros ? block.input_sums + m * groups + group : nullptr, groups}});
       m += count;
     }
   }

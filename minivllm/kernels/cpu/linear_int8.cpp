@@ -2,10 +2,12 @@
 #include "linear_int8.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "finish.h"
 #include "int8_rows.h"
+#include "int8_tiles.h"
 #include "int8_vectors.h"
 
 namespace minivllm {
@@ -32,10 +34,13 @@ constexpr int kHeld = kLanes == 16 ? 4 : 2;  // vectors of columns whose sums of
 #else
 constexpr int kHeld = kLanes == 16 ? 4 : 1;
 #endif
-constexpr int64_t kDirectRows = kLanes == 16 ? kRows : 1;  // that meet four bits on the way from memory
+// Rows that meet four bits as they are stored, and how many at a time: converting them takes other execution units than
+// products do, so it is cheaper than storing and loading bytes for some passes.
+constexpr int kDirectPass = kLanes == 16 ? kRows : 1;
+constexpr int64_t kDirectRows = kLanes == 16 ? 8 * kRows : 1;
 
-// How a piece of a panel lies, and what it is multiplied by: a scale for each output in the end, or one for each group of
-// its inputs, or a zero too.
+// How a piece of a panel lies, and what it is multiplied by: a scale for each output in the end, or one for each group
+// of its inputs, or a zero too.
 enum class Kind { kBytes, kCodes, kHalves };
 enum class Scaling { kOutputs, kGroups, kZeros };
 
@@ -51,10 +56,11 @@ struct Piece {
   float* totals;           // [rows][64]
 };
 
-// What a group's products add to a total: the sum of integers times the scales of activations and weight, and the sum of
-// activations times the zero.
+// What a group's products add to a total: the sum of integers times the scales of activations and weight, and the sum
+// of activations times the zero.
 template <Scaling kScaling>
-MINIVLLM_INLINE inline Vector total_of(Integers products, float x_scale, float x_sum, Vector scale, Vector zero, Vector total) {
+MINIVLLM_INLINE inline Vector total_of(Integers products, float x_scale, float x_sum, Vector scale, Vector zero,
+                                       Vector total) {
   const Vector sum = __builtin_convertvector(products, Vector) * x_scale;
   total = kScaling == Scaling::kOutputs ? total + sum : total + sum * scale;
   return kScaling == Scaling::kZeros ? total + x_sum * zero : total;
@@ -113,7 +119,8 @@ template <Kind kKind, Scaling kScaling, int M, int kCount>
       const Vector zero = kScaling == Scaling::kZeros ? load(piece.zeros + at) : Vector{};
       each<M>([&](auto m) MINIVLLM_INLINE {
         float* to = piece.totals + m * kPanel + column;
-        store(to, total_of<kScaling>(held[m][n], x_scales[m * groups + g], x_sums[m * groups + g], scale, zero, load(to)));
+        const int64_t i = m * groups + g;
+        store(to, total_of<kScaling>(held[m][n], x_scales[i], x_sums[i], scale, zero, load(to)));
       });
     });
   }
@@ -123,7 +130,7 @@ template <Kind kKind, Scaling kScaling, int M, int kCount>
 template <Kind kKind, Scaling kScaling>
 void add_rows(int64_t rows, const Piece& piece) {
   if constexpr (kKind == Kind::kHalves) {
-    with_rows<kDirectRows>(rows, [&](auto count) { add_columns<kKind, kScaling, count(), kVectors>(piece, 0); });
+    with_rows<kDirectPass>(rows, [&](auto count) { add_columns<kKind, kScaling, count(), kVectors>(piece, 0); });
   } else if (rows == 1) {
     add_columns<kKind, kScaling, 1, kVectors>(piece, 0);
   } else {
@@ -140,6 +147,38 @@ void add_rows(int64_t rows, const Piece& piece) {
   if constexpr (kKind == Kind::kBytes) add_rows<kKind, Scaling::kOutputs>(rows, piece);
 }
 
+// The same for up to 32 rows by the matrix unit, whose tiles hold `quads` of inputs.
+template <Scaling kScaling>
+void add_tiles(int64_t rows, int64_t quads, const Piece& piece) {
+  alignas(64) int32_t sums[2 * kTileRows * kPanel];
+  const Int8Rows& x = piece.x;
+  const bool two = rows > kTileRows;
+  const int64_t first = piece.input / 4 / piece.quads, steps = piece.quads / quads;
+  const int64_t lines = piece.lines * quads / kQuads;
+  for (int64_t g = 0; g < piece.groups; ++g) {
+    const int64_t group = first + g;
+    multiply_int8_tiles(two, x.values(piece.row, 4 * group * piece.quads), x.stride(),
+                        piece.weights + g * piece.quads * 4 * kPanel, steps, quads,
+                        piece.next + g * steps * lines * 64, lines, sums);
+    for (int64_t n = 0; n < kPanel; n += kLanes) {
+      const Vector scale = kScaling == Scaling::kOutputs ? Vector{} : load(piece.scales + g * kPanel + n);
+      const Vector zero = kScaling == Scaling::kZeros ? load(piece.zeros + g * kPanel + n) : Vector{};
+      for (int64_t m = 0; m < rows; ++m) {
+        const int64_t row = piece.row + m;
+        const Integers products = *reinterpret_cast<const Integers*>(sums + m * kPanel + n) + *x.starts(row, group);
+        float* to = piece.totals + m * kPanel + n;
+        store(to, total_of<kScaling>(products, *x.scales(row, group), *x.sums(row, group), scale, zero, load(to)));
+      }
+    }
+  }
+}
+
+void add_tiles(int64_t rows, int64_t quads, const Piece& piece) {
+  if (piece.zeros) return add_tiles<Scaling::kZeros>(rows, quads, piece);
+  if (piece.scales) return add_tiles<Scaling::kGroups>(rows, quads, piece);
+  add_tiles<Scaling::kOutputs>(rows, quads, piece);
+}
+
 // Codes [quads][32][4], two in a byte, become [quads][64][4].
 void expand(const uint8_t* from, int64_t quads, uint8_t* to) {
   for (int64_t q = 0; q < quads; ++q, from += 2 * kPanel, to += 4 * kPanel)
@@ -150,14 +189,15 @@ void expand(const uint8_t* from, int64_t quads, uint8_t* to) {
     });
 }
 
-// All rows times one panel.
-void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool grouped, int64_t panel, uint8_t* scratch,
-                   float* totals, const BFloat16* bias, BFloat16* out) {
+// All rows times one panel, by the matrix unit if its tiles hold `tile_quads` of inputs.
+void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool grouped, int64_t tile_quads, int64_t panel,
+                   uint8_t* scratch, float* totals, const BFloat16* bias, BFloat16* out) {
   const int64_t inputs = weight.inputs, group = weight.group, groups = inputs / group;
-  const bool coded = weight.format == Format::kAffine4Quads, direct = coded && rows <= kDirectRows;
+  const bool coded = weight.format == Format::kAffine4Quads, direct = coded && rows <= kDirectRows && !tile_quads;
+  const int64_t most = tile_quads ? 2 * kTileRows : kRows, passes = (rows + most - 1) / most;
   const int64_t bytes = coded ? kPanel / 2 : kPanel;  // of an input
   const uint8_t* data = weight.data + panel * inputs * bytes;
-  const int64_t passes = (rows + kRows - 1) / kRows, width = std::max<int64_t>(1, kPiece / group) * group;
+  const int64_t width = std::max<int64_t>(1, kPiece / group) * group;
   const int64_t all = 4 * kQuads * bytes / 64, lines = (all + passes - 1) / passes;  // of a step
   std::fill_n(totals, rows * kPanel, 0.0f);
   for (int64_t k = 0; k < inputs; k += width) {
@@ -167,7 +207,8 @@ void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool g
     const bool expanded = coded && !direct;
     if (expanded) expand(from, here / 4, scratch);
     for (int64_t m = 0, pass = 0; m < rows; ++pass) {
-      const int64_t count = (rows - m + passes - pass - 1) / (passes - pass), asked = pass * lines;
+      const int64_t count = tile_quads ? std::min(most, rows - m) : (rows - m + passes - pass - 1) / (passes - pass);
+      const int64_t asked = pass * lines;
       const Piece piece{x,
                         m,
                         k,
@@ -179,7 +220,9 @@ void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool g
                         next + asked * (here / 4 / kQuads) * 64,
                         asked < all ? lines : 0,
                         totals + m * kPanel};
-      if (!coded)
+      if (tile_quads)
+        add_tiles(count, tile_quads, piece);
+      else if (!coded)
         add_rows<Kind::kBytes>(count, piece);
       else if (direct)
         add_rows<Kind::kHalves>(count, piece);
@@ -188,8 +231,8 @@ void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool g
       m += count;
     }
   }
-  finish(totals, rows, std::min(kPanel, weight.outputs - panel * kPanel), grouped ? nullptr : weight.scales + panel * kPanel,
-         bias == nullptr ? nullptr : bias + panel * kPanel, out + panel * kPanel, weight.outputs);
+  finish(totals, rows, std::min(kPanel, weight.outputs - panel * kPanel),
+         grouped ? nullptr : weight.scales + panel * kPanel, bias == nullptr ? nullptr : bias + panel * kPanel, out + panel * kPanel, weight.outputs);
 }
 
 }  // namespace
@@ -198,21 +241,26 @@ void linear_int8(const BFloat16* x, int64_t stride, int64_t rows, const Weight& 
                  BFloat16* out) {
   const int64_t panels = (weight.outputs + kPanel - 1) / kPanel, inputs = weight.inputs;
   const bool coded = weight.format == Format::kAffine4Quads, grouped = coded || weight.scale_groups > 1;
-  const bool expands = coded && std::min(rows, kRowBlock) > kDirectRows;
+  const bool expands = coded && rows > 1;
+  const int64_t tile_quads = weight.group % (4 * kMostTileQuads) == 0 ? kMostTileQuads : kMostTileQuads / 2;
   Int8Rows values(inputs, weight.group, coded ? offset_of<true>() : offset_of<false>());
   values.resize(std::min(rows, kRowBlock));
   for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
     const int64_t count = std::min(kRowBlock, rows - begin);
+    const bool tiled = count > kRows && may_use_int8_tiles();
 #pragma omp parallel
     {
       thread_local std::vector<uint8_t> scratch;
       if (expands) scratch.resize(std::max(kPiece, weight.group) * kPanel);
       alignas(64) float totals[kRowBlock * kPanel];
+      std::optional<Int8Tiles> tiles;
+      if (tiled) tiles.emplace(tile_quads);
 #pragma omp for schedule(static)
       for (int64_t m = 0; m < count; ++m) values.set(m, x + (begin + m) * stride);
 #pragma omp for schedule(static)
       for (int64_t panel = 0; panel < panels; ++panel)
-        panel_product(values, count, weight, grouped, panel, scratch.data(), totals, bias, out + begin * weight.outputs);
+        panel_product(values, count, weight, grouped, tiled ? tile_quads : 0, panel, scratch.data(), totals, bias,
+                      out + begin * weight.outputs);
     }
   }
 }

@@ -37,15 +37,18 @@ inline bool may_use_matrix_unit() {
   return granted;
 }
 
-// This thread's matrix unit, set to eight tiles of 16 rows of 64 bytes for as long as this lives.
+// This thread's matrix unit, set to eight tiles of 16 rows of 64 bytes for as long as this lives; or with other rows of
+// tiles 4 and 5, and as many rows of tiles 6 and 7 as make a product with these.
 class MatrixUnit {
  public:
-  MatrixUnit() {
+  explicit MatrixUnit(uint16_t bytes = 64, uint8_t rows_of_second = 16) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } shape;
+    shape.row_bytes[4] = shape.row_bytes[5] = bytes;
+    shape.rows[6] = shape.rows[7] = rows_of_second;
     asm volatile("ldtilecfg %0" : : "m"(shape));  // GCC's intrinsic reads but 8 bytes of it, as far as GCC knows
   }
   ~MatrixUnit() { _tile_release(); }

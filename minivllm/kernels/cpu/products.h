@@ -4,6 +4,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "vector.h"
+
 namespace minivllm {
 
 constexpr int64_t kColumns = 64;  // of a panel
@@ -36,6 +38,35 @@ MINIVLLM_INLINE inline void with_rows(int64_t rows, const Code& code) {
     if (rows < kMost) return with_rows<kMost - 1>(rows, code);
   code(std::integral_constant<int, kMost>{});
 }
+
+// Where the sums of some rows with a panel go: to totals [rows][64], beside what is there unless they are the first. Those
+// of a group of inputs are multiplied by a scale for each column first; and there may be zeros, for the sum of the inputs.
+struct Totals {
+  float* to;
+  bool first;
+  const BFloat16 *scale, *zero;  // [64], or null
+  const float* input_sums;       // of each row, `sums_stride` apart
+  int64_t sums_stride;
+
+  MINIVLLM_INLINE Vector begin(int64_t m, int64_t column) const {
+    return first || scale ? Vector{} : load(to + m * kColumns + column);
+  }
+
+  // Ends the sums of a vector of columns: sum_of(m) for each of the rows 0 to kCount - 1.
+  template <int kCount, typename Sum>
+  MINIVLLM_INLINE void end(int64_t column, const Sum& sum_of) const {
+    if (!scale) return each<kCount>([&](auto m) MINIVLLM_INLINE { store(to + m * kColumns + column, sum_of(m)); });
+    const Vector factor = load(scale + column), shift = zero ? load(zero + column) : Vector{};
+    each<kCount>([&](auto m) MINIVLLM_INLINE { add(m, column, sum_of(m), factor, shift); });
+  }
+
+  MINIVLLM_INLINE void add(int64_t m, int64_t column, Vector sum, Vector factor, Vector shift) const {
+    sum *= factor;
+    if (zero) sum += input_sums[m * sums_stride] * shift;
+    float* total = to + m * kColumns + column;
+    store(total, first ? sum : load(total) + sum);
+  }
+};
 
 }  // namespace minivllm
 

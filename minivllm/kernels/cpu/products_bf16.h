@@ -32,23 +32,23 @@ MINIVLLM_INLINE inline void multiply_pair(const Factor* x, int64_t stride, int64
   });
 }
 
-// sums[M][64] = (clear ? 0 : sums) + what add_pair(p, held) adds for each p < pairs.
+// Totals of M rows: what add_pair(p, held) adds for each p < pairs.
 template <int M, typename Add>
-MINIVLLM_INLINE inline void sum_pairs(int64_t pairs, bool clear, float* sums, const Add& add_pair) {
+MINIVLLM_INLINE inline void sum_pairs(int64_t pairs, const Totals& totals, const Add& add_pair) {
   Sums<M> held;
-  each<M * 4>([&](auto i) MINIVLLM_INLINE {
-    held[i / 4][i % 4] = clear ? _mm512_setzero_ps() : _mm512_load_ps(sums + 16 * i);
-  });
+  each<M * 4>([&](auto i) MINIVLLM_INLINE { held[i / 4][i % 4] = (__m512)totals.begin(i / 4, i % 4 * kLanes); });
   for (int64_t p = 0; p < pairs; ++p) add_pair(p, held);
-  each<M * 4>([&](auto i) MINIVLLM_INLINE { _mm512_store_ps(sums + 16 * i, held[i / 4][i % 4]); });
+  each<4>([&](auto n) MINIVLLM_INLINE {
+    totals.end<M>(n * kLanes, [&](auto m) MINIVLLM_INLINE { return (Vector)held[m][n]; });
+  });
 }
 
-// sums[m][64] = (clear ? 0 : sums) + x[m][2 * pairs] times panel [pairs][64][2], for m < M; asks for kLines lines of memory
-// from `next` on for each pair.
+// Totals of x[m][2 * pairs] times panel [pairs][64][2], for m < M; asks for kLines lines of memory from `next` on for each
+// pair.
 template <int M, int kLines>
 MINIVLLM_INLINE inline void multiply_into(const Factor* x, int64_t stride, const Factor* panel, int64_t pairs,
-                                          const char* next, bool clear, float* sums) {
-  sum_pairs<M>(pairs, clear, sums, [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
+                                          const char* next, const Totals& totals) {
+  sum_pairs<M>(pairs, totals, [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
     __m512bh b[4];
     each<4>([&](auto n) MINIVLLM_INLINE { b[n] = (__m512bh)_mm512_loadu_si512(panel + 2 * kColumns * p + 32 * n); });
     ask(next, kLines);
@@ -56,16 +56,15 @@ MINIVLLM_INLINE inline void multiply_into(const Factor* x, int64_t stride, const
   });
 }
 
-// sums[rows][64] = (clear ? 0 : sums) + x times panel, for up to 6 rows; asks for `lines` lines of memory from `next` on
-// for each 16 pairs.
+// Totals of x times panel, for up to 6 rows; asks for `lines` lines of memory from `next` on for each 16 pairs.
 MINIVLLM_INLINE inline void multiply_rows(int64_t rows, const Factor* x, int64_t stride, const Factor* panel, int64_t pairs,
-                                          const char* next, int64_t lines, bool clear, float* sums) {
+                                          const char* next, int64_t lines, const Totals& totals) {
   with_rows<kRows>(rows, [&](auto count) MINIVLLM_INLINE {
     switch (lines / kPairs) {
-      case 0: return multiply_into<count(), 0>(x, stride, panel, pairs, next, clear, sums);
-      case 1: return multiply_into<count(), 1>(x, stride, panel, pairs, next, clear, sums);
-      case 2: return multiply_into<count(), 2>(x, stride, panel, pairs, next, clear, sums);
-      default: return multiply_into<count(), 4>(x, stride, panel, pairs, next, clear, sums);
+      case 0: return multiply_into<count(), 0>(x, stride, panel, pairs, next, totals);
+      case 1: return multiply_into<count(), 1>(x, stride, panel, pairs, next, totals);
+      case 2: return multiply_into<count(), 2>(x, stride, panel, pairs, next, totals);
+      default: return multiply_into<count(), 4>(x, stride, panel, pairs, next, totals);
     }
   });
 }

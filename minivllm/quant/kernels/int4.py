@@ -73,7 +73,7 @@ class Paired:
 
     def pack(self, codes: Tensor) -> Tensor:
         """Codes [rows, inputs]; inputs a multiple of 2."""
-        return _pairs(codes)
+        return paired(codes)
 
     def unpack(self, packed: Tensor, begin: int, end: int) -> Tensor:
         """Codes of the rows [begin, end), as [inputs, rows]."""
@@ -104,7 +104,7 @@ class TensorCore:
         """Codes [rows, inputs]; rows a multiple of 64, inputs of 32."""
         # more inputs make wider loads
         inner = next(n for n in (8, 4, 2) if codes.shape[1] % (16 * n) == 0)
-        out: Tensor = torch.ops.aten._convert_weight_to_int4pack(_pairs(codes), inner)
+        out: Tensor = torch.ops.aten._convert_weight_to_int4pack(paired(codes), inner)
         return out
 
     def unpack(self, packed: Tensor, begin: int, end: int) -> Tensor:
@@ -134,7 +134,7 @@ class TensorCore:
         return out
 
 
-def _pairs(codes: Tensor) -> Tensor:
+def paired(codes: Tensor) -> Tensor:
     """Codes [rows, inputs], two a byte, the first in the high half: [rows, inputs / 2]."""
     return (codes[:, ::2] << 4) | codes[:, 1::2]
 

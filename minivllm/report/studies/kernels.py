@@ -280,9 +280,12 @@ def markdown(record: dict[str, Any]) -> str:
 def _limits(record: dict[str, Any]) -> str:
     limits = record["limits"]
     bandwidth, rate = limits.get("bandwidth_bytes_per_s"), limits.get("matrix_flops_per_s")
+    narrow = limits.get("int8_ops_per_s")
+    beside = f" and {sig(narrow * GIGA)} GOP/s in int8" if narrow else ""
     return (
         f"{sig(bandwidth and bandwidth * GIGA)} GB/s, {sig(rate and rate * GIGA)} GFLOP/s in "
-        f"{limits.get('matrix_dtype')}. Last cache: {sig(limits['cache_bytes'] / (1 << 20))} MiB."
+        f"{limits.get('matrix_dtype')}{beside}. "
+        f"Last cache: {sig(limits['cache_bytes'] / (1 << 20))} MiB."
     )
 
 
