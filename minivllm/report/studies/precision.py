@@ -4,7 +4,7 @@ Pareto plot of them."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import name_columns, names_of
@@ -49,6 +49,22 @@ COLUMNS = (
 BESIDE = ("metrics.ttft_ms.p50", "metrics.itl_ms.p50", "metrics.tpot_ms.p50")
 # nats; where a cell that equals the reference is drawn, since a logarithmic axis has no zero
 LEAST_KL = 1e-8
+
+
+class _Gain(NamedTuple):
+    """What quality is drawn against."""
+
+    figure: str
+    key: str
+    scale: float
+    sign: int  # of what is better: 1 more, -1 less
+    label: str  # of its axis
+    what: str  # in sentences
+    better: str  # where the better cells are
+
+
+SPEED = _Gain("precision", THROUGHPUT, 1.0, 1, "output tokens/s", "speed", "right")
+MEMORY = _Gain("precision_memory", "memory.weights", 1e-9, -1, "GB of weights", "memory", "left")
 PANELS = (("KL, nats a token", KL, True), ("Perplexity", PERPLEXITY, False))
 
 
@@ -58,7 +74,7 @@ class PrecisionStudy(Study[list[Cell]]):
     name = "precision"
     title = "What does each cost in quality?"
     template = "precision"
-    figure_names = ("precision",)
+    figure_names = ("precision", "precision_memory")
     file_names = ("precision.md",)
 
     def find(self, inputs: ReportInputs) -> list[Cell] | None:
@@ -79,8 +95,8 @@ class PrecisionStudy(Study[list[Cell]]):
         return {"precision.md": markdown_text(result)}
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> list[Described | None]:
-        """See `pareto`."""
-        return [pareto(inputs.cells, inputs.looks)]
+        """See `pareto`: against speed, and against memory where cells differ in it."""
+        return [pareto(inputs.cells, inputs.looks, gain) for gain in (SPEED, MEMORY)]
 
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
@@ -191,19 +207,22 @@ def _quality_table(shown: list[Cell]) -> Table:
     return table
 
 
-def pareto(cells: list[Cell], looks: Looks) -> Chart | None:
-    """Quality against throughput, a point a cell; None unless two cells have both."""
+def pareto(cells: list[Cell], looks: Looks, gain: _Gain = SPEED) -> Chart | None:
+    """Quality against speed or memory, a point a cell; None unless two cells have both, and differ
+    in memory if that is drawn."""
     drawn = [
         cell
         for cell in judged(cells)
-        if cell.mean(THROUGHPUT) is not None and cell.mean(KL) is not None
+        if cell.mean(gain.key) is not None and cell.mean(KL) is not None
     ]
-    if len(drawn) < 2:
+    gains = [(cell.mean(gain.key) or 0.0) * gain.scale for cell in drawn]
+    if len(drawn) < 2 or (gain is MEMORY and len({*gains}) < 2):
         return None
     panels = []
     for title, key, logarithmic in PANELS:
-        points = [(cell.mean(THROUGHPUT) or 0.0, _loss(cell, key, logarithmic)) for cell in drawn]
-        edge = frontier(points)
+        losses = [_loss(cell, key, logarithmic) for cell in drawn]
+        points = list(zip(gains, losses, strict=True))
+        edge = frontier([(gain.sign * x, y) for x, y in points])
         place = dict(zip(map(id, drawn), points, strict=True))
         series = point_series(
             drawn,
@@ -215,8 +234,8 @@ def pareto(cells: list[Cell], looks: Looks) -> Chart | None:
         line = Series("", LIGHT, [points[i][0] for i in edge], [points[i][1] for i in edge], "line")
         panels.append(
             Panel(
-                f"{title}: down and to the right is better",
-                "output tokens/s",
+                f"{title}: down and to the {gain.better} is better",
+                gain.label,
                 title + (" (log scale)" if logarithmic else ""),
                 [line, *series],
                 log_y=logarithmic,
@@ -224,20 +243,22 @@ def pareto(cells: list[Cell], looks: Looks) -> Chart | None:
                 named=not any(one.label for one in series),
             )
         )
-    kl = [(cell.mean(THROUGHPUT) or 0.0, cell.mean(KL) or 0.0) for cell in drawn]
+    kl = [(gain.sign * x, cell.mean(KL) or 0.0) for x, cell in zip(gains, drawn, strict=True)]
     best = [drawn[i].label for i in frontier(kl)]
     alt = (
-        f"Scatter of mean KL divergence and of perplexity against output tokens per second, "
-        f"{count(len(drawn), 'cell')}. Beaten by none in KL and speed at once: {listing(best, 6)}."
+        f"Scatter of mean KL divergence and of perplexity against {gain.label}, "
+        f"{count(len(drawn), 'cell')}. Beaten by none in KL and {gain.what} at once: "
+        f"{listing(best, 6)}."
     )
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in "
-        "speed and quality at once, drawn full: the choice is among "
+        f"{gain.what} and quality at once, drawn full: the choice is among "
         f"these.{looks.note}{thinning(drawn)}"
     )
     if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
         caption += f" A KL below {LEAST_KL:g} is drawn there."
-    return Chart("precision", "What does speed cost in quality?", alt, caption, [("", panels)])
+    title = f"What does {'speed' if gain is SPEED else 'less memory'} cost in quality?"
+    return Chart(gain.figure, title, alt, caption, [("", panels)])
 
 
 def _loss(cell: Cell, key: str, logarithmic: bool) -> float:
@@ -247,10 +268,14 @@ def _loss(cell: Cell, key: str, logarithmic: bool) -> float:
 
 def _words(cell: Cell) -> str:
     """What the pointer shows of a cell."""
-    return (
-        f"{short(cell.label, 60)}: {sig(cell.mean(THROUGHPUT))} tok/s, KL {sig(cell.mean(KL))}, "
-        f"perplexity {sig(cell.mean(PERPLEXITY), 4)}"
-    )
+    weights, speed = cell.mean(MEMORY.key), cell.mean(THROUGHPUT)
+    figures = [
+        *([f"{sig(speed)} tok/s"] if speed is not None else ()),
+        *([f"{sig(weights * MEMORY.scale)} GB"] if weights is not None else ()),
+        f"KL {sig(cell.mean(KL))}",
+        f"perplexity {sig(cell.mean(PERPLEXITY), 4)}",
+    ]
+    return f"{short(cell.label, 60)}: {', '.join(figures)}"
 
 
 def headline(cells: list[Cell]) -> list[str]:

@@ -14,7 +14,7 @@ from minivllm.bench.records.record import Metrics, Quality, Record, Validity
 from minivllm.report.figures.scatter import frontier
 from minivllm.report.inputs import read
 from minivllm.report.studies.listed import findings, terminal_tables
-from minivllm.report.studies.precision import headline
+from minivllm.report.studies.precision import MEMORY, headline, pareto
 from tests.report.pagereader import build, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
 
@@ -141,8 +141,28 @@ def test_everything_side_by_side(tmp_path: Path) -> None:
     assert float(table(out)["nf4"]["quality.kl_mean"]) == 0.031
     assert {page.attributes("img", "alt")[0][:7], len(page.attributes("img", "src"))} == {
         "Scatter",
-        8,
+        9,
     }
+
+
+def test_memory_is_drawn_where_cells_differ_in_it(tmp_path: Path) -> None:
+    """fp16 is largest and best, nf4 smallest and worst; int8 is between, but for its size."""
+    records = sweep_with_quality()
+    sizes = {"fp16": 4e9, "int8": 2e9, "nf4": 2e9}
+    for record in records:
+        record.memory.weights = int(sizes[record.config["choices"]["quant"]])
+    inputs = read(write(tmp_path, records, parquet=False))
+    chart = pareto(inputs.cells, inputs.looks, MEMORY)
+    assert chart is not None and chart.name == "precision_memory"
+    assert "Beaten by none in KL and memory at once: fp16 and int8." in chart.alt
+    ((_, panels),) = chart.rows
+    line = panels[0].series[0]
+    assert list(line.x) == [4.0, 2.0] and list(line.y) == [KL["fp16"], KL["int8"]]
+    for record in records:
+        record.memory.weights = 1
+    inputs = read(write(tmp_path / "same", records, parquet=False))
+    assert pareto(inputs.cells, inputs.looks, MEMORY) is None
+    assert pareto(inputs.cells, inputs.looks) is not None
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -199,7 +219,7 @@ def test_different_references_are_not_compared(tmp_path: Path) -> None:
     assert "must not be compared with each other" in page.text
 
 
-def test_quality_alone_has_one_table_and_no_plot(tmp_path: Path) -> None:
+def test_quality_alone_has_one_table_and_no_plot_of_speed(tmp_path: Path) -> None:
     records = sweep_with_quality()
     for record in records:
         record.metrics = Metrics()
