@@ -215,7 +215,7 @@ for part in $PARTS; do
             workload.num_requests=16 workload.input_len=128 workload.output_len=65
         ;;
     correctness)
-        tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_cuda.py \
+        tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_ranks.py tests/gpu/test_cuda.py \
             tests/passes/test_trim.py tests/attention/test_flex.py tests/attention/test_torch_varlen.py \
             tests/tasks/test_kernels.py
         ;;
