@@ -38,7 +38,7 @@ def test_a_peer_that_splits_models_takes_the_knob(engine: str) -> None:
     require_supported(compose([f"engine={engine}", "parallel.tensor=2"]))
 
 
-@pytest.mark.parametrize("engine", ["simulated", "transformers", "llamacpp"])
+@pytest.mark.parametrize("engine", ["transformers", "llamacpp"])
 def test_an_engine_that_splits_no_model_rejects_it(engine: str) -> None:
     with pytest.raises(BadInput, match=rf"parallel\.tensor=2.* not supported by engine={engine}"):
         require_supported(compose([f"engine={engine}", "parallel.tensor=2"]))
