@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose, conf_dir, given_knobs, quoted
-from minivllm.config.decoding import check_streamable, params_of
+from minivllm.config.decoding import check_streamable, params_of, params_of_each
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.options import SamplingParams
@@ -24,13 +24,22 @@ from minivllm.models.load.generation import described, unset_defaults
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece, beam_completions
 from minivllm.platform.loading_bar import LoadingBar
-from minivllm.prompts import Message, Prompt, as_batch, conversations, images_of, text_or_ids
+from minivllm.prompts import (
+    Message,
+    Prompt,
+    as_batch,
+    conversations,
+    images_of,
+    template_variables,
+    text_or_ids,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # By request id: the output of a prompt, and the completion of it that the request makes.
 Completions = dict[str, tuple[RequestOutput, CompletionOutput]]
+EncodedPrompt = tuple[str | None, list[int], RequestInputs | None]  # text, token ids, images
 
 
 class LLM:
@@ -134,17 +143,29 @@ class LLM:
             BadInput: a prompt cannot be served, or its masks leave no token.
             Exception: a `token_mask` raised it. Requests of other calls go on.
         """
-        batch = [(text_or_ids(prompt), images_of(prompt)) for prompt in as_batch(prompts)]
-        chosen = self._params_of_each(len(batch), params)
+        return self._generate([self._encoded(prompt) for prompt in as_batch(prompts)], params)
+
+    def _encoded(self, prompt: Prompt) -> EncodedPrompt:
+        """A prompt's text, if it has one, its token ids and its images."""
+        text = text_or_ids(prompt)
+        ids, inputs = self.pictures.insert(self.encode(text), images_of(prompt))
+        return text if isinstance(text, str) else None, ids, inputs
+
+    def _generate(
+        self,
+        batch: Sequence[EncodedPrompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[RequestOutput]:
+        """See `generate`."""
+        chosen = params_of_each(len(batch), params, self.get_default_sampling_params)
         self._warn_of_equal_noise(chosen)
         started = time.perf_counter()
         results: list[RequestOutput] = []
         completions: Completions = {}
         firsts: list[Request] = []
         try:
-            for (prompt, images), one in zip(batch, chosen, strict=True):
-                ids, inputs = self.pictures.insert(self.encode(prompt), images)
-                results.append(RequestOutput(prompt if isinstance(prompt, str) else None, ids, []))
+            for (text, ids, inputs), one in zip(batch, chosen, strict=True):
+                results.append(RequestOutput(text, ids, []))
                 firsts.append(self._begin(results[-1], one, completions, inputs))
             self._complete(completions, started)
         finally:
@@ -155,18 +176,6 @@ class LLM:
             if isinstance(request.group, BeamSearch) and request.group.hypotheses:
                 result.outputs = beam_completions(request, request.group, self.tokenizer)
         return results
-
-    def _params_of_each(
-        self, count: int, params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
-        """The parameters of each of `count` prompts; see `generate`."""
-        if not isinstance(params, Sequence):
-            return [params or self.get_default_sampling_params()] * count
-        if len(params) != count:
-            raise BadInput(
-                f"{count} prompts and {len(params)} SamplingParams; give one, or one a prompt"
-            )
-        return list(params)
 
     def _begin(
         self,
@@ -234,16 +243,14 @@ class LLM:
             raise BadInput(
                 "this checkpoint has no tokenizer: it cannot chat; give token ids to generate"
             )
-        variables: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
-        variables |= {} if tools is None else {"tools": list(tools)}
-        variables |= chat_template_kwargs or {}
-        if "messages" in variables or not all(isinstance(name, str) for name in variables):
-            raise BadInput("chat_template_kwargs must have names of variables, and not messages")
-        texts = [self.tokenizer.chat_text(one, **variables) for one in conversations(messages)]
-        outputs = self.generate([self.tokenizer.encode(text, False) for text in texts], params)
-        for output, text in zip(outputs, texts, strict=True):
-            output.prompt = text
-        return outputs
+        variables = template_variables(add_generation_prompt, tools, chat_template_kwargs)
+        given = conversations(messages, lambda: self.pictures.parts(trusted=True))
+        batch: list[EncodedPrompt] = []
+        for one, parts in given:
+            text = self.tokenizer.chat_text(one, **variables)
+            ids = self.tokenizer.encode(text, False)
+            batch.append((text, *self.pictures.add(ids, parts)))
+        return self._generate(batch, params)
 
     def _warn_of_equal_noise(self, params: Sequence[SamplingParams]) -> None:
         """Warn once where several prompts draw with the same seed."""
@@ -269,7 +276,7 @@ class LLM:
         """
         params = params or self.get_default_sampling_params()
         check_streamable(params)
-        ids, inputs = self.pictures.insert(self.encode(prompt), images_of(prompt))
+        _, ids, inputs = self._encoded(prompt)
         pieces = self._stream(self._submit(ids, params, inputs))
         next(pieces)
         return pieces
@@ -298,7 +305,7 @@ class LLM:
 
     def logits(self, prompt: Prompt) -> Tensor:
         """The logits at every position of a prompt: float32 [tokens, vocab]."""
-        ids, inputs = self.pictures.insert(self.encode(prompt), images_of(prompt))
+        _, ids, inputs = self._encoded(prompt)
         return sequence_logits(self._opened(), ids, inputs)
 
     @property

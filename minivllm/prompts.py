@@ -3,12 +3,12 @@ dictionaries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.load.messages import parse_messages
+from minivllm.models.load.messages import ImageParts, parse_messages
 
 # Text or token ids, also as a tensor, an array, {"prompt": text} or {"prompt_token_ids": ids}; the
 # latter two perhaps with {"multi_modal_data": {"image": one or several}}.
@@ -90,8 +90,33 @@ def images_of(prompt: Any) -> list[Any]:
     return list(images) if isinstance(images, (list, tuple)) else [images]
 
 
-def conversations(messages: Any) -> list[list[dict[str, Any]]]:
-    """A list of conversations, from one conversation or several; see `parse_messages`.
+def template_variables(
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    further: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Variables of a chat template; `further` ones (`chat_template_kwargs`) win.
+
+    Raises:
+        BadInput: a name is none, or that of the messages.
+    """
+    variables: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+    variables |= {} if tools is None else {"tools": list(tools)}
+    variables |= further or {}
+    if "messages" in variables or not all(isinstance(name, str) for name in variables):
+        raise BadInput("chat_template_kwargs must have names of variables, and not messages")
+    return variables
+
+
+def conversations(
+    messages: Any, parts: Callable[[], ImageParts | None] = lambda: None
+) -> list[tuple[list[dict[str, Any]], ImageParts | None]]:
+    """A list of conversations, from one conversation or several, each with its images; see
+    `parse_messages`.
+
+    Args:
+        messages: of them.
+        parts: makes what takes the images of one; None: there may be none.
 
     Raises:
         BadInput: the value is neither, or a message is wrong.
@@ -111,7 +136,8 @@ def conversations(messages: Any) -> list[list[dict[str, Any]]]:
                 f"{one!r:.60} is no conversation: give a list of messages as {{'role': 'user', "
                 "'content': 'text'}, or a list of such lists"
             )
+    images = [parts() for _ in batch]
     return [
-        parse_messages(one, "" if single else f"conversation {i}")
-        for i, one in enumerate(batch, start=1)
+        (parse_messages(one, "" if single else f"conversation {i}", own), own)
+        for i, (one, own) in enumerate(zip(batch, images, strict=True), start=1)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,33 @@ def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     stream = io.BytesIO()
     image.save(stream, form, **options)
     return stream.getvalue()
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'][0] }}{% if message['content'][0]['type'] == "
+    "'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}"
+    "{{ '<image>' }}{% endif %}{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Save a tokenizer of single characters with SmolVLM's marks, and a template as SmolVLM has
+    it, which goes over the parts of contents."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    marks = [f"<row_{y}_col_{x}>" for y in (1, 2, 3) for x in (1, 2, 3)]
+    special = ["<fake_token_around_image>", "<global-img>", *marks]
+    vocab = {character: i for i, character in enumerate("?\n :.abcdefghijklmnopqrstuvwxyz", 3)}
+    vocab |= {"<pad>": 0, "<bos>": 1, "<eos>": 2, "<image>": IMAGE_TOKEN}
+    vocab |= {mark: 60 + i for i, mark in enumerate(special)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.add_special_tokens(["<eos>", "<image>", *special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def smolvlm_processor(**changes: Any) -> Any:

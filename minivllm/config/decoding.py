@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
@@ -12,6 +12,22 @@ from minivllm.errors import BadInput
 def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
     """The decoding parameters of a configuration's group `decoding`."""
     return SamplingParams(**{name: value for name, value in knobs.items() if name != "_target_"})
+
+
+def params_of_each(
+    count: int,
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: Callable[[], SamplingParams],
+) -> list[SamplingParams]:
+    """The parameters of each of `count` prompts, given one for all, one a prompt, or None for the
+    default. Raises BadInput for another number of them."""
+    if not isinstance(params, Sequence):
+        return [params or default()] * count
+    if len(params) != count:
+        raise BadInput(
+            f"{count} prompts and {len(params)} SamplingParams; give one, or one a prompt"
+        )
+    return list(params)
 
 
 def check_streamable(params: SamplingParams) -> None:

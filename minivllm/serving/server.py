@@ -18,8 +18,10 @@ import uvicorn
 from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
+from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.registry import image_processor, sees
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.serving.app import build_app
 from minivllm.serving.http.connections import HttpConnection, SocketConnection, watch
@@ -65,6 +67,10 @@ async def serve(config: dict[str, Any]) -> int:
         )
     source = resolve(config["model"], allow_random=False)[1]
     tokenizer = Tokenizer.load(source.folder)
+    pictures = None
+    if sees(source.config["architectures"][0]):
+        processor = image_processor(source.config, source.folder, view.vision.processor or {})
+        pictures = Pictures(processor, tokenizer, view.vision)
     name = options.served_model_name or config["choices"].get("model") or "model"
     recorder = Recorder(config, source) if options.record else None
     validate_cores({"cores": options.cores}, "task")
@@ -76,7 +82,7 @@ async def serve(config: dict[str, Any]) -> int:
         pin({"cores": options.cores}, "task")
         for warning in info.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        service = Service(options, client, info, tokenizer, name)
+        service = Service(options, client, info, tokenizer, name, pictures)
         if recorder is not None:
             recorder.attach(client, time.monotonic() - begin)
         server = _Server(_settings(service, open_gpu(device_of(config))))

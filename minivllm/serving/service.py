@@ -12,7 +12,9 @@ from typing import Any
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
@@ -33,6 +35,7 @@ class Service:
         info: what the engine says of itself.
         tokenizer: None serves token ids only.
         model: the name that clients ask for.
+        pictures: puts images into prompts; None: the model takes none.
     """
 
     def __init__(
@@ -42,7 +45,9 @@ class Service:
         info: Ready,
         tokenizer: Tokenizer | None,
         model: str,
+        pictures: Pictures | None = None,
     ) -> None:
+        self.pictures = pictures
         self.options, self.client, self.info = options, client, info
         self.tokenizer, self.model = tokenizer, model
         self.created = int(time.time())
@@ -151,8 +156,13 @@ class Service:
 
     # ---- requests
 
-    def start(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[TokenStream]:
-        """Send requests to the engine, all or none.
+    def start(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        inputs: RequestInputs | None = None,
+    ) -> list[TokenStream]:
+        """Send requests to the engine, all or none. `inputs` are the images of each.
 
         Raises:
             ApiError: a prompt is empty, holds unknown ids or is too long, or too much waits.
@@ -160,9 +170,15 @@ class Service:
         for ids in prompts:
             self._check(ids, params)
         self.admit(len(prompts) * params.n, sum(map(len, prompts)))
-        return [self._start(ids, params) for ids in prompts]
+        return [self._start(ids, params, inputs) for ids in prompts]
 
-    def go_on(self, stream: TokenStream, prompt: list[int], params: SamplingParams) -> TokenStream:
+    def go_on(
+        self,
+        stream: TokenStream,
+        prompt: list[int],
+        params: SamplingParams,
+        inputs: RequestInputs | None = None,
+    ) -> TokenStream:
         """End a request, and send one in its place, which was admitted with it and whose time is
         that of the first.
 
@@ -171,7 +187,7 @@ class Service:
         """
         self._check(prompt, params)
         stream.close()
-        return self._start(prompt, params, stream.arrived_s)
+        return self._start(prompt, params, inputs, stream.arrived_s)
 
     def _check(self, ids: list[int], params: SamplingParams) -> None:
         limit = self.info.max_model_len
@@ -188,12 +204,17 @@ class Service:
             raise ApiError(400, f"token ids must be in [0, {self.info.vocab_size})", param="prompt")
 
     def _start(
-        self, ids: list[int], params: SamplingParams, arrived_s: float | None = None
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        inputs: RequestInputs | None,
+        arrived_s: float | None = None,
     ) -> TokenStream:
         call = CALL.get()
         if call is not None and call.has_left:
             raise ApiError(CLIENT_LEFT, "the client has left")
-        stream = self.client.submit(ids, params, None if call is None else call.session)
+        session = None if call is None else call.session
+        stream = self.client.submit(ids, params, session, inputs)
         if call is not None:
             call.streams.append(stream)
             stream.cut_off = partial(self._cut_off, call)

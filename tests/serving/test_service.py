@@ -74,7 +74,7 @@ def test_each_prompt_waits_once_a_completion(
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(service, "_check", lambda ids, params: None)
-    monkeypatch.setattr(service, "_start", lambda ids, params: ids)
+    monkeypatch.setattr(service, "_start", lambda ids, params, inputs: ids)
     monkeypatch.setattr(service, "admit", lambda *numbers: asked.append(cast(Any, numbers)))
     service.start([[1, 2], [3]], cast(Any, SimpleNamespace(n=4)))
     assert asked == [(8, 3)]

@@ -99,7 +99,7 @@ class Pretrained:
         if not sees(self.config.architecture):
             require_no_vision(options)
             return None
-        processor = image_processor(self.source.config, self.source.folder, options.processor)
+        processor = image_processor(self.source.config, self.source.folder, options.processor or {})
         return EnginePictures.of(Pictures(processor, tokenizer, options))
 
     def _linear_parameters(self) -> list[nn.Parameter]:

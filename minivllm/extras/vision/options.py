@@ -14,7 +14,7 @@ class VisionOptions(Options):
     """Images, for models that take them.
 
     Args:
-        processor: settings over those of the checkpoint's preprocessor_config.json.
+        processor: settings over those of the checkpoint's preprocessor_config.json; None: none.
         encoder_cache_tokens: rows of embeddings that are kept for images which come again; 0 keeps
             none longer than a prompt needs them.
         processor_cache_mb: MiB of processed images that are kept for those which come again.
@@ -27,7 +27,7 @@ class VisionOptions(Options):
     """
 
     group = "vision"
-    processor: dict[str, Any] = knob(factory=dict, unasked=True)
+    processor: dict[str, Any] | None = knob(None, unasked=True)
     encoder_cache_tokens: int = knob(16384, at_least=0, unasked=True)
     processor_cache_mb: float = knob(256.0, at_least=0, at_most=1 << 20, unasked=True)
     max_encoder_tokens: int | None = knob(None, at_least=1, unasked=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from minivllm.errors import BadInput
 from minivllm.extras.vision.options import VisionOptions
+from minivllm.models.load.messages import ImageParts
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.models.vision.picture import PictureLimits, open_picture
 from minivllm.models.vision.processor import ImageProcessor, PromptImages
-from minivllm.platform.untrusted import MIB
+from minivllm.platform.untrusted import MIB, size
 
 NO_IMAGES = "this model takes no images: use one that does, such as model=smolvlm_256m"
 
@@ -41,6 +45,59 @@ class Pictures:
         self.prompts: PromptImages | None = None
         if processor is not None:
             self.prompts = PromptImages(processor, tokenizer, cache_bytes)
+
+    def parts(self, trusted: bool = False) -> ImageParts | None:
+        """What takes the images of messages; None where the model takes none."""
+        if self.prompts is None:
+            return None
+        return ImageParts(self.prompts.processor.placeholder, trusted)
+
+    def add(
+        self, token_ids: list[int], parts: ImageParts | None
+    ) -> tuple[list[int], RequestInputs | None]:
+        """The prompt of a conversation with its images; see `insert`."""
+        sources = [] if parts is None else parts.sources
+        return self.insert(
+            token_ids,
+            [
+                self._read(source, f"image {i}") if kind == "url" else source
+                for i, (kind, source) in enumerate(sources, start=1)
+            ],
+        )
+
+    def _read(self, url: str, what: str) -> bytes | Path:
+        """The bytes of a data: URI, or the path of a file that may be read.
+
+        Raises:
+            BadInput: it is neither.
+        """
+        if url.startswith("data:"):
+            head, _, data = url.partition(",")
+            if not head.endswith(";base64"):
+                raise BadInput(f"{what}: a data: URI is base64, as data:image/png;base64,...")
+            if len(data) // 4 * 3 > self.limits.most_bytes + 3:
+                raise BadInput(
+                    f"{what} has more than {size(self.limits.most_bytes)} (vision.max_image_mb)"
+                )
+            try:
+                return base64.b64decode(data, validate=True)
+            except ValueError as error:
+                raise BadInput(f"{what}: its data: URI is no base64 ({error})") from None
+        if not url.startswith("file://"):
+            raise BadInput(
+                f"{what}: only data: URIs and file:// paths below vision.folder are read; no URL "
+                "is fetched"
+            )
+        if self.options.folder is None:
+            raise BadInput(f"{what}: no file is read, as vision.folder names no folder")
+        try:
+            folder = Path(self.options.folder).expanduser().resolve()
+            path = Path(unquote(url.removeprefix("file://"))).resolve()
+        except (OSError, ValueError, RuntimeError):
+            raise BadInput(f"{what}: its path is none") from None
+        if not path.is_relative_to(folder):
+            raise BadInput(f"{what}: only files below vision.folder are read")
+        return path
 
     def insert(
         self, token_ids: list[int], pictures: Sequence[Any]

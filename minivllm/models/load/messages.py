@@ -5,18 +5,42 @@ Chat and benchmarks with files of prompts take the same messages."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import parse_json
 
 TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil")
+_OVER_CONTENT = re.compile(r"""\bin\s+\w+(\[\s*['"]content['"]\s*\]|\.content\b)""")
+_IS_STRING = re.compile(r"""(\[\s*['"]content['"]\s*\]|\.content|\bcontent)\s+is\s+string""")
 CALLS = ("tool_calls", "function_call")
 
 
-def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
-    """Messages with text as content; null, missing and empty contents are empty texts.
+@dataclass
+class ImageParts:
+    """The images of messages, while these are parsed.
+
+    Attributes:
+        placeholder: what a prompt has where an image is.
+        trusted: whether the messages are of this program's own user: an image may then be an object
+            or a path, and not only a URL.
+        sources: of the images, in order: ("url", its text), or ("image", what stands for it).
+    """
+
+    placeholder: str
+    trusted: bool = False
+    sources: list[tuple[str, Any]] = field(default_factory=list)
+
+
+def parse_messages(
+    value: Any, where: str = "", images: ImageParts | None = None
+) -> list[dict[str, Any]]:
+    """Messages with text as content; null, missing and empty contents are empty texts. A content
+    with images is a list of parts, {"type": "text", "text": ...} and {"type": "image", ...}.
 
     Other keys (`name`, `tool_call_id`, what a template knows besides) are kept; a tool call's
     arguments become the object that they are the JSON of, as templates expect.
@@ -24,6 +48,7 @@ def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
     Args:
         value: the messages of one conversation.
         where: it stands, as file and line; begins the messages of errors.
+        images: gets the images; None: there may be none.
 
     Raises:
         BadInput: these are no messages.
@@ -33,7 +58,30 @@ def parse_messages(value: Any, where: str = "") -> list[dict[str, Any]]:
         raise BadInput(
             f"{prefix}messages must be a non-empty list of objects with role and content"
         )
-    return [_message(message, f"{prefix}messages[{i}]") for i, message in enumerate(value)]
+    return [_message(message, f"{prefix}messages[{i}]", images) for i, message in enumerate(value)]
+
+
+def has_images(content: Any) -> bool:
+    """Whether the content of a message has an image."""
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") in IMAGE_PARTS for part in content
+    )
+
+
+def for_template(template: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with the contents that a chat template takes: lists of parts if it goes over these,
+    texts otherwise."""
+    over_parts = _OVER_CONTENT.search(template) is not None
+    takes_text = not over_parts or _IS_STRING.search(template) is not None
+    result = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str) and not takes_text:
+            content = [{"type": "text", "text": content}]
+        elif isinstance(content, list) and not over_parts:
+            content = "".join(part.get("text", part.get("placeholder", "")) for part in content)
+        result.append({**message, "content": content})
+    return result
 
 
 def says_something(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -64,7 +112,7 @@ def checked(text: str, what: str) -> str:
     return text
 
 
-def _message(message: Any, what: str) -> dict[str, Any]:
+def _message(message: Any, what: str, images: ImageParts | None = None) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise BadInput(f"{what} must be an object with role and content")
     role = message.get("role")
@@ -74,7 +122,11 @@ def _message(message: Any, what: str) -> dict[str, Any]:
         key: value for key, value in message.items() if value is not None and key not in CALLS
     }
     result["role"] = checked(role, f"{what}.role")
-    result["content"] = text_content(message.get("content"), f"{what}.content")
+    content: Any = message.get("content")
+    if images is not None and has_images(content):
+        result["content"] = _parts(content, f"{what}.content", images)
+    else:
+        result["content"] = text_content(content, f"{what}.content")
     calls = message.get("tool_calls")
     # as they were before tools
     if calls is None and isinstance(message.get("function_call"), dict):
@@ -117,6 +169,32 @@ def text_content(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise BadInput(f"{what} must be a string, a list of parts or null")
     return checked(value, what)
+
+
+def _parts(content: list[Any], what: str, images: ImageParts) -> list[dict[str, Any]]:
+    """The parts of a content with images, whose sources are added to those known."""
+    parts = []
+    for part in content:
+        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+            images.sources.append(_image(part, what, images.trusted))
+            parts.append({"type": "image", "placeholder": images.placeholder})
+        else:
+            parts.append({"type": "text", "text": text_content([part], what)})
+    return parts
+
+
+def _image(part: dict[str, Any], what: str, trusted: bool) -> tuple[str, Any]:
+    """The source of an image."""
+    kind = part["type"]
+    if kind in ("image", "image_pil"):
+        if not trusted or part.get(kind) is None:
+            raise BadInput(f"{what}: an image is given as an image_url with a data: URI here")
+        return "image", part[kind]
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, dict) else url
+    if not isinstance(url, str):
+        raise BadInput(f"{what}: image_url must be a text, or an object with the text url")
+    return "url", url
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

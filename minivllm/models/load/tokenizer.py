@@ -8,6 +8,7 @@ from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf import tokenizer as gguf
+from minivllm.models.load.messages import for_template
 from minivllm.models.load.tokenizer_files import (
     TokenizerFiles,
     as_bad_input,
@@ -88,7 +89,7 @@ class Tokenizer:
         """A conversation as the chat template writes it, special tokens included.
 
         Args:
-            messages: {"role": ..., "content": ...} in order.
+            messages: {"role": ..., "content": ...} in order; see `parse_messages`.
             add_generation_prompt: end where the assistant speaks.
             variables: passed to the template, e.g. enable_thinking.
 
@@ -103,7 +104,7 @@ class Tokenizer:
         from minivllm.models.load.chat_template import render  # only models with a template need it
 
         known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}
-        return render(self.chat_template, messages, known)
+        return render(self.chat_template, for_template(self.chat_template, messages), known)
 
     def special_id(self, name: str) -> int | None:
         """Token id of "bos_token", "eos_token", ...; None where the checkpoint names none."""

@@ -12,6 +12,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.answer_grammar import answer_grammar
 from minivllm.serving.answers.tool_messages import (
     takes_tools_in_system,
@@ -34,6 +35,7 @@ class ChatPrompt:
 
     token_ids: list[int]
     begins_thinking: bool  # the template has opened a thinking block
+    inputs: RequestInputs | None = None  # its images
 
 
 class ChatModel:
@@ -122,8 +124,10 @@ class ChatModel:
                     f"the chat template of this model has no variable {name!r:.100}",
                     param="chat_template_kwargs",
                 )
+        pictures = self.service.pictures
+        parts = None if pictures is None else pictures.parts()
         try:
-            parsed = parse_messages(messages)
+            parsed = parse_messages(messages, images=parts)
         except BadInput as error:
             raise ApiError.of(error, "messages") from None
         if not self.names("developer"):  # as models without that role know it
@@ -138,7 +142,13 @@ class ChatModel:
         elif tools:
             known["tools"] = list(tools)
         ids = await self.service.render_chat(parsed, **known)
-        return ChatPrompt(ids, begins_thinking(tokenizer, ids))
+        inputs = None
+        if pictures is not None and parts is not None and parts.sources:
+            try:
+                ids, inputs = await asyncio.to_thread(pictures.add, ids, parts)
+            except BadInput as error:
+                raise ApiError.of(error, "messages") from None
+        return ChatPrompt(ids, begins_thinking(tokenizer, ids), inputs)
 
     async def constrained(
         self,

@@ -60,7 +60,7 @@ class MessageCall:
     async def start(self) -> MessageCall:
         """Send it to the engine."""
         params = await self._params(self.prompt)
-        (self.stream,) = self.service.start([self.prompt.token_ids], params)
+        (self.stream,) = self.service.start([self.prompt.token_ids], params, self.prompt.inputs)
         return self
 
     async def _params(self, prompt: ChatPrompt) -> SamplingParams:
@@ -113,8 +113,9 @@ class MessageCall:
         """Go on with a request as if the model had ended its thoughts (Qwen3 technical report,
         section 4.3)."""
         self.token_ids += self.service.require_tokenizer().encode(END_OF_THOUGHTS, False)
-        prompt = ChatPrompt([*self.prompt.token_ids, *self.token_ids], begins_thinking=False)
-        return self.service.go_on(stream, prompt.token_ids, await self._params(prompt))
+        inputs = self.prompt.inputs
+        prompt = ChatPrompt([*self.prompt.token_ids, *self.token_ids], False, inputs)
+        return self.service.go_on(stream, prompt.token_ids, await self._params(prompt), inputs)
 
     def _message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
         return {

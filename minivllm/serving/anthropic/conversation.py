@@ -7,6 +7,7 @@ from typing import Any
 from minivllm.serving.anthropic.schemas import (
     Block,
     CountBody,
+    ImageBlock,
     Message,
     TextBlock,
     ThinkingBlock,
@@ -37,9 +38,25 @@ def conversation(body: CountBody) -> list[dict[str, Any]]:
     for number, message in enumerate(body.messages):
         writer.add_message(message, f"messages.{number}")
     return [
-        {key: BETWEEN.join(one) if key in _TEXTS else one for key, one in message.items()}
+        {key: _joined(one) if key in _TEXTS else one for key, one in message.items()}
         for message in writer.messages
     ]
+
+
+def _joined(pieces: list[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Texts in one; where there are images, parts in OpenAI's form."""
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    if len(texts) == len(pieces):
+        return BETWEEN.join(texts)
+    parts: list[dict[str, Any]] = []
+    for piece in pieces:
+        if not isinstance(piece, str):
+            parts.append(piece)
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += BETWEEN + piece
+        else:
+            parts.append({"type": "text", "text": piece})
+    return parts
 
 
 class _Writer:
@@ -48,7 +65,7 @@ class _Writer:
 
     _KINDS: dict[str, tuple[type[Block], ...]] = {
         "system": (TextBlock,),
-        "user": (TextBlock, ToolResultBlock),
+        "user": (TextBlock, ImageBlock, ToolResultBlock),
         "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     }
 
@@ -76,6 +93,8 @@ class _Writer:
             match block_of(given, place, *kinds):
                 case TextBlock(text=text):
                     self._add_text(role, text)
+                case ImageBlock() as image:
+                    self._append(self._turn(role), "content", image.part())
                 case ThinkingBlock(thinking=thinking):
                     self._append(self._turn(role), "reasoning_content", thinking)
                 case ToolUseBlock() as call:
@@ -89,7 +108,7 @@ class _Writer:
             self.messages.append({"role": role, "content": []})
         return self.messages[-1]
 
-    def _append(self, message: dict[str, Any], key: str, text: str) -> None:
+    def _append(self, message: dict[str, Any], key: str, text: str | dict[str, Any]) -> None:
         parts = message.setdefault(key, [])
         if parts == [""]:  # no line before the first text
             parts.clear()

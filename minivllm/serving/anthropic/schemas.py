@@ -63,6 +63,29 @@ class ToolResultBlock(Block):
     is_error: bool | None = None
 
 
+class ImageSource(Strict):
+    """Where an image is: here, or where `url` says."""
+
+    type: Literal["base64", "url"]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+
+class ImageBlock(Block):
+    """An image of the user."""
+
+    kind = "image"
+    source: ImageSource
+
+    def part(self) -> dict[str, Any]:
+        """The same in OpenAI's form."""
+        source = self.source
+        inside = f"data:{source.media_type};base64,{source.data}"
+        url = source.url if source.type == "url" else inside
+        return {"type": "image_url", "image_url": {"url": url}}
+
+
 class Message(Strict):
     """One turn, or a part of one."""
 
@@ -153,10 +176,9 @@ def block_of(given: Any, where: str, *kinds: type[Block]) -> Block:
         if one.kind == kind:
             return part_of(one, given, where)
     names = ", ".join(one.kind for one in kinds)
-    extra = ": images are neither read nor fetched" if kind == "image" else ""
     raise ApiError(
         400,
-        f"{where}: a block of type {kind!r:.100} is not supported here, only {names}{extra}",
+        f"{where}: a block of type {kind!r:.100} is not supported here, only {names}",
         param=where,
     )
 

@@ -91,7 +91,7 @@ class ChatCompletion:
             )
             for index in range(params.n)
         ]
-        self.streams = service.start([prompt.token_ids], params)
+        self.streams = service.start([prompt.token_ids], params, prompt.inputs)
 
     def usage(self) -> dict[str, Any]:
         """The tokens so far."""

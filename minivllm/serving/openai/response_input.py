@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.load.messages import text_content
+from minivllm.models.load.messages import has_images, text_content
 from minivllm.serving.errors import ApiError
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -61,7 +61,8 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
 def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
     if (role := item.get("role")) not in ROLES:
         raise _wrong(f"{where}.role must be one of {', '.join(ROLES)}")
-    content = _content(item, "content", where)
+    given = item.get("content")
+    content = given if has_images(given) else _content(item, "content", where)
     last = messages[-1] if messages else {}
     only_thinks = last.get("role") == "assistant" and not last.keys() & {"content", "tool_calls"}
     if role == "assistant" and only_thinks:

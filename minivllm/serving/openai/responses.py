@@ -123,7 +123,7 @@ class ResponseCall:
         self._texts = service.token_texts() if body.with_logprobs else None
         self._num_reasoning_tokens = 0
         self._count = 0  # of events
-        self.streams = service.start([prompt.token_ids], params)
+        self.streams = service.start([prompt.token_ids], params, prompt.inputs)
 
     def take(self, pieces: list[Piece]) -> list[StreamEvent]:
         """Take pieces of the answer; the events that tell of them."""

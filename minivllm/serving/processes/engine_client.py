@@ -13,6 +13,7 @@ from minivllm.cluster.placement import placements
 from minivllm.cluster.router import CacheShape, RoutedRequest, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.errors import ApiError, internal, too_late, unavailable
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import (
@@ -140,11 +141,16 @@ class EngineClient:
     # ---- requests
 
     def submit(
-        self, prompt_token_ids: list[int], params: SamplingParams, session: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        session: str | None = None,
+        inputs: RequestInputs | None = None,
     ) -> TokenStream:
         """Send a request to a replica.
 
         Args:
+            inputs: the images of the prompt.
             session: the conversation or client that it belongs to, for a router that goes by it.
 
         Raises:
@@ -161,7 +167,7 @@ class EngineClient:
         most = params.n * (params.max_tokens or 0)
         self._send(
             RoutedRequest(request_id, prompt_token_ids, most, session),
-            Submit(request_id, prompt_token_ids, params),
+            Submit(request_id, prompt_token_ids, params, inputs),
         )
         for listener in self.submitted:
             listener(stream)

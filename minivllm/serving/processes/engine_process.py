@@ -120,7 +120,8 @@ class EngineLoop:
     def _submit(self, message: Submit) -> None:
         request_id = message.request_id
         try:
-            first = self.engine.add_request(request_id, message.prompt_token_ids, message.params)
+            ids, inputs = message.prompt_token_ids, message.inputs
+            first = self.engine.add_request(request_id, ids, message.params, inputs=inputs)
         except BadInput as error:
             self._reject(message, error)
             return

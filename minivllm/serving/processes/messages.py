@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from minivllm.engine.options import SamplingParams
+from minivllm.models.vision.inputs import RequestInputs
 
 # ---- to the engine
 
@@ -15,6 +16,7 @@ class Submit(NamedTuple):
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    inputs: RequestInputs | None = None  # its images
 
 
 class Abort(NamedTuple):

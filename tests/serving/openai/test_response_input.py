@@ -58,10 +58,6 @@ def test_items_of_one_turn_of_the_assistant_are_one_message() -> None:
         ({"type": "item_reference", "id": "x"}, "input[1].type must be message"),
         ({"role": "tool", "content": "x"}, "input[1].role must be one of user"),
         ({"role": "user", "content": 3}, "input[1].content must be a string"),
-        (
-            {"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]},
-            "input[1].content has parts that are not text ('input_image')",
-        ),
         ({**CALL, "arguments": {}}, "input[1].arguments must be a text"),
         ({"type": "function_call_output", "output": "x"}, "input[1].call_id must be a text"),
         ({**THOUGHTS, "content": [3]}, "input[1].content must be parts of reasoning_text"),

@@ -1,0 +1,77 @@
+"""Conversations with pictures, as chat models write them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from minivllm.extras.vision.options import VisionOptions
+from minivllm.extras.vision.pictures import Pictures
+from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.smolvlm_processor import SmolVLMProcessor
+from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.anthropic.conversation import conversation
+from minivllm.serving.anthropic.schemas import CountBody
+from minivllm.serving.errors import ApiError
+from minivllm.serving.openai.response_input import read_input
+from minivllm.serving.options import ServeOptions
+from minivllm.serving.service import Service
+from tests.seeing import IMAGE_TOKEN, PROCESSOR, VISION, add_tokenizer, encoded, picture
+
+CONFIG = {"image_token_id": IMAGE_TOKEN, "scale_factor": 2, "vision_config": VISION}
+DATA = base64.b64encode(encoded(picture(20, 20))).decode()
+URL = f"data:image/png;base64,{DATA}"
+TEXT = {"type": "text", "text": "what is this"}
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    add_tokenizer(folder)
+    tokenizer = Tokenizer.load(folder)
+    client: Any = type("Client", (), {"listeners": []})()
+    pictures = Pictures(SmolVLMProcessor(CONFIG, PROCESSOR), tokenizer, VisionOptions())
+    service = Service(ServeOptions(), client, cast(Any, None), tokenizer, "m", pictures)
+    return ChatModel(service)
+
+
+def prompt_of(chat_model: ChatModel, messages: Any) -> ChatPrompt:
+    return asyncio.run(chat_model.prompt(messages))
+
+
+def test_every_api_gives_the_same_prompt_and_picture(chat_model: ChatModel) -> None:
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    chat = prompt_of(chat_model, [{"role": "user", "content": [part, TEXT]}])
+    items = [
+        {"type": "input_image", "image_url": URL},
+        {"type": "input_text", "text": TEXT["text"]},
+    ]
+    responses = prompt_of(chat_model, read_input([{"role": "user", "content": items}], None))
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    turn = {"role": "user", "content": [{"type": "image", "source": source}, TEXT]}
+    body = CountBody(model="m", messages=[turn])
+    messages = prompt_of(chat_model, conversation(body))
+    assert chat.token_ids == responses.token_ids == messages.token_ids
+    assert chat.token_ids.count(IMAGE_TOKEN) == 160
+    found = [one.inputs and one.inputs.images[0].digest for one in (chat, responses, messages)]
+    assert found[0] is not None and len({*found}) == 1
+    assert prompt_of(chat_model, [{"role": "user", "content": "what"}]).inputs is None
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://127.0.0.1/cat.png", "no URL is fetched"),
+        ("file:///etc/passwd", "vision.folder names no folder"),
+        ("data:image/png;base64,aGVsbG8=", "is broken or no picture"),
+    ],
+)
+def test_what_is_not_read_is_a_clear_400(chat_model: ChatModel, url: str, words: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with pytest.raises(ApiError, match=words) as error:
+        prompt_of(chat_model, [{"role": "user", "content": [part, TEXT]}])
+    assert error.value.status == 400
