@@ -82,6 +82,8 @@ WHERE_ASKED = (
     Column("devices.output_tokens_per_s", "Output per device", "tok/s"),
     COST,
 )
+# Shown where cells differ in a knob that changes nothing else.
+OF_KNOBS = {"model.packed_cache": Column("cold.load_s", "Load", "s", terminal=True)}
 WINDOW = Column("metrics.duration_s", "Window", "s")  # of the page
 # Further fields of table.csv: what a script wants and a person would drown in.
 CSV_ONLY = (
@@ -149,9 +151,10 @@ def used_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list
     """Columns that hold at least one figure; all-empty ones are explained beside the table
     instead."""
     rows = [row for cell in cells for row in cell.rows]
+    of_knobs = [column for knob, column in OF_KNOBS.items() if cells and knob in cells[0].varying]
     return [
         column
-        for column in (*columns, *WHERE_ASKED)
+        for column in (*columns, *WHERE_ASKED, *of_knobs)
         # The first condition alone decides of most columns, and costs little.
         if any(row.get(column.key) is not None for row in rows)
         and any(cell.mean(column.key) is not None for cell in cells)

@@ -98,6 +98,18 @@ def test_objectives_thoughts_and_devices_are_columns_where_there_are_any(tmp_pat
     assert float(row["devices.output_tokens_per_s"]) == 222
 
 
+def test_the_time_to_load_is_a_column_where_cells_keep_packed_weights_or_not(
+    tmp_path: Path,
+) -> None:
+    records = [make_record(cell_id=f"cell{index}", run_id=f"r{index}") for index in range(2)]
+    assert "Load" not in rendered(summary_table(read(write(tmp_path / "one", records)).cells))
+    for record, kept, seconds in zip(records, ("off", "auto"), (3.21, 0.234), strict=True):
+        record.config["model"] = {**record.config["model"], "packed_cache": kept}
+        record.cold.load_s = seconds
+    table = rendered(summary_table(read(write(tmp_path / "two", records)).cells), 200)
+    assert all(word in table for word in ("Load", "3.21", "0.234"))
+
+
 def test_throughput_that_the_arrivals_set_is_no_ratio(tmp_path: Path) -> None:
     """Twice the requests a second are twice the tokens a second: terminal, Markdown and page say
     nothing of it."""

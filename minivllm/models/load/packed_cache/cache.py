@@ -80,7 +80,7 @@ class PackedCache:
             filled = Filled(**content["filled"])
             tensors = file.load(content["last"], self.kernels.use_huge_pages_)
             put_parts(model, parts_from(tensors, content["parts"]), linears, self.kernels)
-        except (BadInput, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (BadInput, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             self.warnings.append(f"{KNOB}: the weights are packed again: {first_line(error)}")
             return None
         self.outcome = "hit"
@@ -116,9 +116,16 @@ class PackedCache:
 
 
 def packed_cache(
-    options: ModelOptions, source: Source, quant: QuantMethod, context: BuildContext, pruned: bool
+    options: ModelOptions, source: Source, quant: QuantMethod, context: BuildContext, changed: bool
 ) -> PackedCache:
     """The entry of a model, or one that keeps nothing and says why.
+
+    Args:
+        options: the knobs of `model`.
+        source: of the weights.
+        quant: the quantisation method.
+        context: where the model runs and with which kernels.
+        changed: whether the model is changed while it is loaded.
 
     Raises:
         BadInput: the folder that the knob names cannot be written to.
@@ -133,8 +140,8 @@ def packed_cache(
         return PackedCache()
     if kernels is None or not kernels.has_linear:
         return PackedCache(outcome=f"{OFF}: the C++ kernels for CPUs are not in use")
-    if pruned:
-        return PackedCache(outcome=f"{OFF}: pruned weights are not kept")
+    if changed:
+        return PackedCache(outcome=f"{OFF}: weights that are pruned or split are not kept")
     if not isinstance(quant, Method) or not type(quant).__module__.startswith("minivllm."):
         return PackedCache(outcome=f"{OFF}: the quantisation method is not minivllm's own")
     whole = identity(source, quant, kernels.variant)

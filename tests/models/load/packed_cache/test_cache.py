@@ -3,6 +3,7 @@ start, and no more."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions
+from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.quant.fp8 import FP8
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
@@ -175,6 +177,20 @@ def test_without_kernels_nothing_is_kept(tmp_path: Path) -> None:
         context=BuildContext(CPU),
     )
     assert loaded.packed_cache == "off: the C++ kernels for CPUs are not in use"
+
+
+def test_weights_that_are_changed_while_they_are_read_step_aside(
+    kernels: Kernels, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, **SIZES)
+    config = json.loads((tmp_path / "config.json").read_text())
+    loaded = load_model(
+        ModelOptions(str(tmp_path), packed_cache=str(tmp_path / "cache")),
+        quant=Plain(),
+        context=BuildContext(CPU, kernels),
+        transform=PruningPlan(config, [0, 1, 2]),
+    )
+    assert loaded.packed_cache == "off: weights that are pruned or split are not kept"
 
 
 def test_an_order_of_inputs_steps_aside(kernels: Kernels, tmp_path: Path) -> None:
