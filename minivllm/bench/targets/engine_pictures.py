@@ -23,7 +23,7 @@ class EnginePictures:
 
     def __init__(self, prompts: PromptImages) -> None:
         self.prompts = prompts
-        self.image_token_id = prompts.processor.image_token_id
+        self.image_mark = prompts.processor.image_mark
         self._drawn: dict[str, Image.Image] = {}
         self._noted: dict[str, tuple[str, ...]] = {}  # by request, until it is submitted
 

@@ -279,12 +279,13 @@ class TransformersEngine(Adapter):
             if params.seed is not None:
                 torch.manual_seed(params.seed)  # transformers draws a batch from one generator
         longest = max(request.max_tokens for request in batch.requests)
-        further = self._pixels(batch)
+        token_ids = torch.tensor(rows, device=device)
+        further = self._pixels(batch, token_ids)
         if self._static:
             further["past_key_values"] = self._static_cache(len(rows), batch.width + longest)
             options |= self._compiling()
         self._loaded.model.generate(
-            input_ids=torch.tensor(rows, device=device),
+            input_ids=token_ids,
             attention_mask=torch.tensor(mask, device=device),
             generation_config=self._transformers.GenerationConfig(
                 max_new_tokens=longest,
@@ -296,12 +297,13 @@ class TransformersEngine(Adapter):
             **further,
         )
 
-    def _pixels(self, batch: _Batch) -> dict[str, Any]:
-        """What the model takes of the images of a batch."""
+    def _pixels(self, batch: _Batch, token_ids: torch.Tensor) -> dict[str, Any]:
+        """What the model takes of the images of a batch with these tokens, int64 [R, T]."""
         images = [one.inputs.images if one.inputs else () for one in batch.requests]
         if self.pictures is None or not any(images):
             return {}
-        arrays = self.pictures.prompts.processor.reference_inputs(images)
+        processor = self.pictures.prompts.processor
+        arrays = processor.reference_inputs(images, token_ids.numpy(force=True))
         device, dtype = self._loaded.device, self._loaded.model.dtype
         values = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         return {name: v.to(dtype) if v.is_floating_point() else v for name, v in values.items()}

@@ -51,9 +51,9 @@ class Images(Synthetic, ImagesOptions):
         requests = []
         for i, (text, output_len, number) in enumerate(zip(texts, outputs, numbers, strict=True)):
             names = tuple(self._picture(known, rng) for _ in range(number))
-            mark = pictures.image_token_id
-            own = tuple(0 if token == mark else token for token in text)  # a drawn id may be it
-            ids = pictures.expand((*[mark] * number, *own), names)
+            mark = pictures.image_mark
+            own = tuple(0 if token in mark else token for token in text)  # a drawn id may be it
+            ids = pictures.expand((*mark * number, *own), names)
             what = f"workload={self.name}: request {i}"
             check_fits(what, len(ids), output_len, reader.max_model_len, IMAGE_ADVICE)
             requests.append(

@@ -25,10 +25,10 @@ _FILE = re.compile(r"sha256:([0-9a-f]{64})#(.+)", re.DOTALL)
 class PictureReader(Protocol):
     """A model as far as its images go."""
 
-    image_token_id: int  # stands for an image in a prompt
+    image_mark: tuple[int, ...]  # stands for an image in a prompt
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[str]) -> tuple[int, ...]:
-        """A prompt with all tokens of its images, in place of one for each.
+        """A prompt with all tokens of its images, which has a mark for each.
 
         Raises:
             BadInput: the model takes no images, or these do not fit the prompt.

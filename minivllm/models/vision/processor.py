@@ -118,10 +118,19 @@ class ImageProcessor(ABC):
         `image_token_id` as its embeddings have rows."""
         return [self.image_token_id] * image.num_tokens
 
+    @property
+    def image_mark(self) -> tuple[int, ...]:
+        """The tokens of `placeholder`, for prompts that are made of token ids."""
+        return (self.image_token_id,)
+
     def reference_inputs(
-        self, prompts: Sequence[Sequence[ProcessedImage]]
+        self, prompts: Sequence[Sequence[ProcessedImage]], token_ids: NDArray[np.int64]
     ) -> dict[str, NDArray[Any]]:
         """The arrays that transformers' model takes beside the token ids of several prompts.
+
+        Args:
+            prompts: the images of each.
+            token_ids: of each, padded: int64 [prompts, tokens].
 
         Raises:
             BadInput: that is not known of the family.

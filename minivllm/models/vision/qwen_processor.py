@@ -31,10 +31,12 @@ class QwenProcessor(ImageProcessor):
         super().__init__(config, settings)
         values = Values(config, "config.json")
         self.image_token_id = values.integer("image_token_id", 151_655, low=0)
+        self.begin = values.integer("vision_start_token_id", 151_652, low=0)
+        self.end = values.integer("vision_end_token_id", 151_653, low=0)
         vision = values.section("vision_config")
         self.patch = self._same("patch_size", vision, "patch_size", self.patch_size)
         self.merge = self._same("merge_size", vision, "spatial_merge_size", 2)
-        self._same("temporal_patch_size", vision, "temporal_patch_size", 2)
+        self.frames = self._same("temporal_patch_size", vision, "temporal_patch_size", 2)
         size = self.values.section("size")
         self.least = self._limit("min_pixels", size, "shortest_edge")
         self.most = self._limit("max_pixels", size, "longest_edge")
@@ -54,6 +56,26 @@ class QwenProcessor(ImageProcessor):
         return self.values.integer(
             key, size.integer(key_in_size, default, high=_MOST_PIXELS), high=_MOST_PIXELS
         )
+
+    @property
+    def image_mark(self) -> tuple[int, ...]:
+        """See ImageProcessor."""
+        return (self.begin, self.image_token_id, self.end)
+
+    def reference_inputs(
+        self, prompts: Sequence[Sequence[ProcessedImage]], token_ids: NDArray[np.int64]
+    ) -> dict[str, NDArray[Any]]:
+        """See ImageProcessor: float32 [patches, values] of all images, int64 [images, 3] of their
+        grids in time, height and width, and which tokens are theirs."""
+        images = [image for one in prompts for image in one]
+        patches = np.concatenate([image.pixels for image in images])
+        values = np.stack([self.levels[c][patches[:, c]] for c in range(3)], 1)
+        frames = np.repeat(values[:, :, None], self.frames, 2)
+        return {
+            "pixel_values": frames.reshape(len(frames), -1),
+            "image_grid_thw": np.array([(1, *image.grid) for image in images], np.int64),
+            "mm_token_type_ids": (token_ids == self.image_token_id).astype(np.int64),
+        }
 
     @property
     def most_tokens(self) -> int:

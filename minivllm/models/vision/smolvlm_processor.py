@@ -137,7 +137,7 @@ class SmolVLMProcessor(ImageProcessor):
         return width, height
 
     def reference_inputs(
-        self, prompts: Sequence[Sequence[ProcessedImage]]
+        self, prompts: Sequence[Sequence[ProcessedImage]], token_ids: NDArray[np.int64]
     ) -> dict[str, NDArray[Any]]:
         """See ImageProcessor: float32 [prompts, tiles, 3, side, side], zeros where a prompt has
         fewer tiles than another."""

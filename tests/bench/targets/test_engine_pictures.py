@@ -17,6 +17,7 @@ from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.config.compose import build, compose
 from minivllm.errors import BadInput
 from tests.bench.targets.driving import run
+from tests.qwen_vl import FAMILIES, make_checkpoint
 from tests.seeing import IMAGE_TOKEN, encoded, make_smolvlm, picture
 
 WORKLOAD = ["workload=images", "workload.num_requests=4", "workload.output_len=6"]
@@ -42,10 +43,8 @@ def engine(folder: Path) -> Iterator[MinivllmEngine]:
     engine.close()
 
 
-def test_transformers_gives_the_same_tokens_for_the_same_images(
-    engine: MinivllmEngine, folder: Path
-) -> None:
-    config = configuration(folder, "engine=transformers", "workload.images=2")
+def check_transformers(engine: MinivllmEngine, config: dict[str, Any]) -> None:
+    """Both engines make the same workload, and the same tokens of it."""
     workload = WorkloadMaker().make(engine, config["workload"], 0)
     peer = build(config["engine"], {"config": config})
     assert isinstance(peer, TransformersEngine)
@@ -57,6 +56,30 @@ def test_transformers_gives_the_same_tokens_for_the_same_images(
     finally:
         peer.close()
     assert tokens[0] == tokens[1] and len(tokens[0]) == 4
+
+
+def test_transformers_gives_the_same_tokens_for_the_same_images(
+    engine: MinivllmEngine, folder: Path
+) -> None:
+    images = "workload.images={distribution: uniform, min: 1, max: 2}"
+    check_transformers(engine, configuration(folder, "engine=transformers", images))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_gives_the_same_tokens_for_families_with_positions(
+    family: str, tmp_path: Path
+) -> None:
+    """Prompts of several lengths, which transformers pads."""
+    make_checkpoint(tmp_path, family)
+    changes = [
+        "workload.images={distribution: uniform, min: 1, max: 3}",
+        "workload.width={distribution: uniform, min: 20, max: 90}",
+    ]
+    engine = MinivllmEngine(configuration(tmp_path, "cache.num_blocks=64", *changes))
+    try:
+        check_transformers(engine, configuration(tmp_path, "engine=transformers", *changes))
+    finally:
+        engine.close()
 
 
 def test_what_towers_did_is_counted_from_the_last_reset(

@@ -15,7 +15,7 @@ from minivllm.errors import BadInput
 class FourTokens:
     """A model that has four tokens for each image."""
 
-    image_token_id = 9
+    image_mark = (9,)
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[str]) -> tuple[int, ...]:
         assert list(token_ids).count(9) == len(pictures)
