@@ -88,7 +88,8 @@ class Router:
             raise RuntimeError("no replica is alive")
         replica = self.choose(request, sorted(self.alive))
         self.given[replica] += 1
-        self.assignment ^= zlib.crc32(f"{request.request_id} {replica}".encode())
+        place = hash((zlib.crc32(request.request_id.encode()), replica))
+        self.assignment = (self.assignment + place) % (1 << 32)
         self.queued[replica] += request.num_tokens
         self._at[request.request_id] = replica, request.num_tokens
         return replica

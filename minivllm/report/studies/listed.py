@@ -14,6 +14,7 @@ from minivllm.report.studies.capacity import CapacityStudy
 from minivllm.report.studies.drafts import DraftsStudy
 from minivllm.report.studies.peers import PeersStudy
 from minivllm.report.studies.precision import PrecisionStudy
+from minivllm.report.studies.scale_out import ScaleOutStudy
 from minivllm.report.studies.scaling import ScalingStudy
 from minivllm.report.studies.simulation import SimulationStudy
 from minivllm.report.studies.speculation import SpeculationStudy
@@ -29,6 +30,7 @@ STUDIES: tuple[Study[Any], ...] = (
     CapacityStudy(),
     ScalingStudy(),
     PeersStudy(),
+    ScaleOutStudy(),
     PrecisionStudy(),
     SpeculationStudy(),
     DraftsStudy(),

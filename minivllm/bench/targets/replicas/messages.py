@@ -13,7 +13,7 @@ from minivllm.models.load.tokenizer import Tokenizer
 
 
 class Serve(NamedTuple):
-    """Serve a request; where `confirm` an `Reply` says whether it is taken.
+    """Serve a request; where `confirm` a `Reply` says whether it is taken.
 
     `prefix` is what another replica has computed of its prompt. With `hands_over` a `Prefix` goes
     before its last output.
@@ -28,7 +28,7 @@ class Serve(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Call a method of the engine, whose result an `Reply` has."""
+    """Call a method of the engine, whose result a `Reply` has."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -64,6 +64,30 @@ class Prefix(NamedTuple):
 
     request_id: str
     content: bytes
+
+
+class NextTokens(NamedTuple):
+    """What a step gave that continued every request by a token, in a fraction of the bytes and of
+    the time that `Outputs` takes."""
+
+    request_ids: list[str]
+    token_ids: list[int]
+
+
+def step_message(outputs: list[EngineOutput]) -> Outputs | NextTokens:
+    """The message of a step; tokens alone where a request's first output, or last one, says all
+    else."""
+    if all(map(_is_continued, outputs)):
+        return NextTokens(
+            [one.request_id for one in outputs], [one.token_ids[0] for one in outputs]
+        )
+    return Outputs(outputs)
+
+
+def _is_continued(output: EngineOutput) -> bool:
+    """Whether an output of engine=minivllm is one further token. The prompt's cached tokens were
+    told before, with the time of the first step."""
+    return output.finish_reason is None and output.started_s is None and len(output.token_ids) == 1
 
 
 class Reply(NamedTuple):

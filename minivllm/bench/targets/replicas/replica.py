@@ -23,6 +23,7 @@ from minivllm.bench.targets.replicas.messages import (
     Prefix,
     Reply,
     Serve,
+    step_message,
 )
 from minivllm.cluster.router import CacheShape
 from minivllm.config.compose import build
@@ -98,7 +99,7 @@ class ReplicaLoop:
                     content = self._engine.take_prefix(prompt)
                     self._channel.send(Prefix(one.request_id, content))
         if outputs:
-            self._channel.send(Outputs(outputs))
+            self._channel.send(step_message(outputs))
 
 
 def broken(error: Exception) -> Broken:

@@ -31,6 +31,7 @@ from minivllm.bench.targets.replicas.messages import (
     Broken,
     Built,
     Loading,
+    NextTokens,
     Outputs,
     Prefix,
     Reply,
@@ -234,6 +235,11 @@ class ReplicatedEngine(Adapter):
             match message:
                 case Outputs(outputs):
                     self._outputs += outputs
+                case NextTokens(names, tokens):
+                    self._outputs += [
+                        EngineOutput(name, (token,))
+                        for name, token in zip(names, tokens, strict=True)
+                    ]
                 case Prefix(request_id, content):
                     self._prefixes[request_id] = content
                 case Loading(done, total):

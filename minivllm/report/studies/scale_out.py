@@ -1,0 +1,230 @@
+"""What several replicas and devices give: speed per device, and what routing keeps of the prefix
+cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.format import MISSING, count, interval, listing, ratio, sig
+from minivllm.analysis.rows import number
+from minivllm.analysis.statistics import Estimate, two_sample
+from minivllm.report.figures.render import Plot
+from minivllm.report.html import Conclusion
+from minivllm.report.inputs import ReportInputs
+from minivllm.report.spreadsheet import markdown_table
+from minivllm.report.spreadsheet import markdown_text as escaped
+from minivllm.report.studies.base import Study
+from minivllm.report.verdict import remarks
+
+SPEED = "metrics.output_tokens_per_s"
+REUSED, LOOKED_UP = (f"liveness.cache.prefix_tokens_{what}" for what in ("reused", "looked_up"))
+# What one engine that is compared with several may have otherwise: as many blocks as all of them.
+APART = ("choices.parallel", "config.parallel.", "config.cache.num_blocks")
+HEADINGS = (
+    "replicas",
+    "tensor",
+    "router",
+    "output (tok/s)",
+    "× one",
+    "interval",
+    "efficiency (%)",
+    "hit rate (%)",
+    "kept (%)",
+    "requests by replica",
+    "placed at",
+)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One cell beside the engine on one device that serves the same load."""
+
+    cell: Cell
+    speedup: Estimate | None  # None: it is that engine, or there is none
+    hit_rate: float | None
+    kept: float | None  # of that engine's hit rate
+
+    @property
+    def replicas(self) -> int:
+        """Engines behind the queue."""
+        return _degree(self.cell, "replicas")
+
+    @property
+    def tensor(self) -> int:
+        """Devices of each engine."""
+        return _degree(self.cell, "tensor")
+
+    @property
+    def devices(self) -> int:
+        """Devices of all engines."""
+        return self.replicas * self.tensor
+
+    @property
+    def router(self) -> str:
+        """The policy; nothing to choose for one replica."""
+        return str(self.cell.first("config.parallel.router")) if self.replicas > 1 else MISSING
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed of a device as a share of that of the one alone; None where replicas share
+        cores."""
+        places = str(self.cell.first("liveness.parallel.placed_at")).split(" | ")
+        if self.speedup is None or len({*places}) < self.replicas:
+            return None
+        return self.speedup.ratio / self.devices
+
+
+@dataclass(frozen=True)
+class ScaledLoad:
+    """Cells that serve one load, the fewest devices first."""
+
+    name: str  # what tells it from other loads; "" where there is one
+    cells: tuple[Scaled, ...]
+
+
+class ScaleOutStudy(Study[list[ScaledLoad]]):
+    """What each further device gives; it finds cells with several beside one with one."""
+
+    name = "scale_out"
+    title = "What does each further device give?"
+    file_names = ("scale_out.md",)
+
+    def find(self, inputs: ReportInputs) -> list[ScaledLoad] | None:
+        """See `scaled_loads`."""
+        return scaled_loads(inputs.cells) or None
+
+    def statements(self, result: list[ScaledLoad], inputs: ReportInputs) -> list[str]:
+        """See `statements`."""
+        return statements(result)
+
+    def conclusion(self, result: list[ScaledLoad], inputs: ReportInputs) -> Conclusion:
+        """The first statement, and what has to be known of the records."""
+        headline, *others = statements(result)
+        return Conclusion(headline, [*others, *remarks(inputs.cells)])
+
+    def files(self, result: list[ScaledLoad], inputs: ReportInputs) -> dict[str, str]:
+        """scale_out.md: statements and tables."""
+        parts = ["\n".join(f"* {escaped(line)}" for line in statements(result)) + "\n"]
+        parts += [
+            f"{escaped(load.name)}\n\n{markdown_table([], list(HEADINGS), rows(load))}"
+            for load in result
+        ]
+        return {"scale_out.md": "\n".join(parts)}
+
+    def section(
+        self, result: list[ScaledLoad], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+    ) -> dict[str, Any]:
+        """Statements and a table a load."""
+        tables = [
+            {"title": load.name or "Cells", "headings": HEADINGS, "rows": rows(load)}
+            for load in result
+        ]
+        return {"statements": statements(result), "tables": tables, "plots": plots}
+
+
+def _degree(cell: Cell, knob: str) -> int:
+    return int(number(cell.first(f"config.parallel.{knob}")) or 1)
+
+
+def _hit_rate(cell: Cell) -> float | None:
+    """Share of the prompt tokens that the prefix caches of all replicas had."""
+    looked_up = cell.mean(LOOKED_UP)
+    return (cell.mean(REUSED) or 0.0) / looked_up if looked_up else None
+
+
+def scaled_loads(cells: Sequence[Cell]) -> list[ScaledLoad]:
+    """The loads that are served by one device and by several."""
+    groups: dict[tuple[Any, str], list[Cell]] = {}
+    for cell in cells:
+        if cell.ok and not cell.simulated:
+            apart = {title for key, title in cell.columns.items() if key.startswith(APART)}
+            known = {t: v for t, v in cell.varying.items() if t not in apart and v != MISSING}
+            name = " ".join(f"{title}={value}" for title, value in known.items())
+            groups.setdefault((cell.first("workload_hash"), name), []).append(cell)
+    several = {
+        name: group
+        for (_, name), group in groups.items()
+        if len({_degree(cell, "replicas") * _degree(cell, "tensor") for cell in group}) > 1
+    }
+    return [_scaled_load(name if len(several) > 1 else "", one) for name, one in several.items()]
+
+
+def _scaled_load(name: str, cells: Sequence[Cell]) -> ScaledLoad:
+    alone = next((cell for cell in cells if Scaled(cell, None, None, None).devices == 1), None)
+    best = None if alone is None else _hit_rate(alone)
+    found = []
+    for cell in cells:
+        hit_rate = _hit_rate(cell)
+        kept = hit_rate / best if hit_rate is not None and best and cell is not alone else None
+        found.append(Scaled(cell, _speedup(alone, cell), hit_rate, kept))
+    return ScaledLoad(name, tuple(sorted(found, key=lambda one: (one.devices, one.replicas))))
+
+
+def _speedup(alone: Cell | None, cell: Cell) -> Estimate | None:
+    """The ratio of output tokens a second."""
+    if alone is None or cell is alone:
+        return None
+    speeds = [
+        [math.log(speed) for row in one.timed if (speed := number(row.get(SPEED)))]
+        for one in (alone, cell)
+    ]
+    return two_sample(*speeds) if all(speeds) else None
+
+
+def statements(result: Sequence[ScaledLoad]) -> list[str]:
+    """What devices gave for each load, and what the routers kept."""
+    lines = []
+    for load in result:
+        begin = f"{load.name}: " if load.name else ""
+        fastest = max(
+            (one for one in load.cells if one.efficiency is not None),
+            key=lambda one: one.speedup.ratio if one.speedup else 0.0,
+            default=None,
+        )
+        if fastest is not None and fastest.speedup is not None:
+            sure = interval(fastest.speedup.low, fastest.speedup.high)
+            sure = f" ({sure})" if sure != MISSING else ""
+            lines.append(
+                f"{begin}{count(fastest.replicas, 'replica')} on "
+                f"{count(fastest.devices, 'device')} gave {ratio(fastest.speedup.ratio)}{sure} the "
+                "output tokens a second of one, "
+                f"{sig(100 * (fastest.efficiency or 0.0))} % for each device."
+            )
+        kept = [one for one in load.cells if one.kept is not None and one.hit_rate]
+        if kept:
+            best = next((one.hit_rate for one in load.cells if one.devices == 1), None)
+            words = [f"{one.router} {sig(100 * (one.kept or 0.0))} %" for one in kept]
+            lines.append(
+                f"{begin}of one engine's hit rate of {sig(100 * (best or 0.0))} %, "
+                f"{kept[-1].replicas} replicas kept: {listing(words)}."
+            )
+    return lines
+
+
+def rows(load: ScaledLoad) -> list[list[str]]:
+    """The cells under HEADINGS."""
+
+    def percent(share: float | None) -> str:
+        return sig(None if share is None else 100 * share)
+
+    return [
+        [
+            str(one.replicas),
+            str(one.tensor),
+            one.router,
+            sig(one.cell.mean(SPEED)),
+            ratio(None if one.speedup is None else one.speedup.ratio),
+            MISSING if one.speedup is None else interval(one.speedup.low, one.speedup.high),
+            percent(one.efficiency),
+            percent(one.hit_rate),
+            percent(one.kept),
+            str(one.cell.first("liveness.parallel.requests") or MISSING),
+            str(one.cell.first("liveness.parallel.placed_at") or MISSING),
+        ]
+        for one in load.cells
+    ]

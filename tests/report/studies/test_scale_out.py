@@ -1,0 +1,87 @@
+"""The section on several replicas: there only beside an engine alone, and true about both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from minivllm.bench.records.record import Record
+from minivllm.report.inputs import ReportInputs, read
+from minivllm.report.studies.scale_out import ScaleOutStudy, rows, scaled_loads, statements
+from tests.report.pagereader import build
+from tests.report.synthetic import make_record, make_sweep, write
+
+STUDY = ScaleOutStudy()
+
+
+def served(
+    replicas: int,
+    block: int,
+    speed: float,
+    hits: float | None = None,
+    router: str = "least_tokens",
+    places: str = "0 | 1",
+) -> Record:
+    record = make_record("nf4", "continuous", block, 0)
+    record.config["parallel"] = {"replicas": replicas, "router": router}
+    record.config["cache"]["num_blocks"] = 400 // replicas
+    record.arm = f"parallel.replicas={replicas},parallel.router={router}"
+    record.cell_id, record.position = f"c{replicas}{router}", replicas
+    record.run_id = f"{block}{replicas}{router}"[:12].ljust(12, "0")
+    assert record.metrics is not None
+    record.metrics.output_tokens_per_s = speed
+    record.liveness = {}
+    if hits is not None:
+        cache = {"prefix_tokens_reused": 1000 * hits, "prefix_tokens_looked_up": 1000.0}
+        record.liveness["cache"] = cache
+    if replicas > 1:
+        record.liveness["parallel"] = {"requests": "3 | 5", "placed_at": places}
+    return record
+
+
+def inputs_of(folder: Path, records: list[Record]) -> ReportInputs:
+    write(folder / "runs", records)
+    return read(folder / "runs")
+
+
+def test_nothing_of_it_without_several_replicas(tmp_path: Path) -> None:
+    page, _ = build(tmp_path, make_sweep(1))
+    assert 'id="scale_out"' not in page.source
+
+
+def test_speed_is_compared_with_one_replica_of_the_same_load(tmp_path: Path) -> None:
+    records = [served(1, block, 100.0 + block) for block in range(4)]
+    records += [served(2, block, 180.0 + block) for block in range(4)]
+    inputs = inputs_of(tmp_path, records)
+    (load,) = scaled_loads(inputs.cells)
+    one, two = load.cells
+    assert one.speedup is None and one.router == "–" and two.router == "least_tokens"
+    assert two.speedup is not None and two.speedup.ratio == pytest.approx(181.5 / 101.5, 0.01)
+    assert two.efficiency == pytest.approx(two.speedup.ratio / 2)
+    (line,) = statements([load])
+    assert re.match(r"2 replicas on 2 devices gave 1\.79× \(1\.\d+ to 1\.\d+\) the output", line)
+    assert "89.4 % for each device" in line
+    assert rows(load)[1][-2:] == ["3 | 5", "0 | 1"]
+    assert "1.79×" in STUDY.files([load], inputs)["scale_out.md"]
+
+
+def test_replicas_that_share_cores_have_no_efficiency(tmp_path: Path) -> None:
+    records = [served(1, 0, 100.0), served(2, 0, 120.0, places="cpu | cpu")]
+    (load,) = scaled_loads(inputs_of(tmp_path, records).cells)
+    assert load.cells[1].efficiency is None and statements([load]) == []
+
+
+def test_hit_rates_are_those_of_one_engine_with_all_blocks(tmp_path: Path) -> None:
+    records = [served(1, 0, 100.0, 0.8), served(2, 0, 90.0, 0.3, "round_robin", "cpu | cpu")]
+    records.append(served(2, 1, 95.0, 0.76, "prefix_aware", "cpu | cpu"))
+    page, _ = build(tmp_path / "page", records)
+    assert 'id="scale_out"' in page.source
+    inputs = inputs_of(tmp_path, records)
+    found = STUDY.find(inputs)
+    assert found is not None
+    assert statements(found) == [
+        "of one engine's hit rate of 80.0 %, 2 replicas kept: round_robin 37.5 % and "
+        "prefix_aware 95.0 %."
+    ]
