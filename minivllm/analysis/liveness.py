@@ -43,7 +43,7 @@ DECISIVE = {
     "decoding.n": ("batching.forks",),
     "decoding.priority": ("batching.requests_overtaken",),
     "parallel.disaggregated": ("parallel.tokens_handed_over",),
-    "parallel.load_factor": ("parallel.overloads_avoided",),
+    "parallel.load_weight": ("parallel.overloads_avoided",),
     "parallel.replicas": ("parallel.replicas",),
     "parallel.router": ("parallel.assignment",),
     "parallel.tensor": ("parallel.ranks", "parallel.collectives"),

@@ -90,9 +90,14 @@ class Router:
         self.given[replica] += 1
         place = hash((zlib.crc32(request.request_id.encode()), replica))
         self.assignment = (self.assignment + place) % (1 << 32)
-        self.queued[replica] += request.num_tokens
-        self._at[request.request_id] = replica, request.num_tokens
+        tokens = self.work(request)
+        self.queued[replica] += tokens
+        self._at[request.request_id] = replica, tokens
         return replica
+
+    def work(self, request: RoutedRequest) -> int:
+        """Tokens of a request, just placed, that count as queued until it ends."""
+        return request.num_tokens
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
         """The policy: one of the replicas that are alive, in ascending order and at least one."""
@@ -198,11 +203,12 @@ class StickySession(Router):
 
 
 class PrefixAware(Router):
-    """The replica that holds the longest prefix of the prompt, then the least loaded one.
+    """The replica that has the least to do with the request: what it waits for, weighed, and the
+    tokens of the prompt that it does not hold. So a long cached prefix wins over a short queue, and
+    a prefix that all prompts share does not send all of them to one replica (the sum of cache
+    overlap and load by which NVIDIA Dynamo's router chooses).
 
-    A replica with more than `load_factor` times the mean of queued tokens, the request's own tokens
-    allowed on top, is passed over, as in consistent hashing with bounded loads (Mirrokni et al.
-    2016): otherwise one prefix that all prompts share would send all of them to one replica.
+    Tokens that a replica holds are no work: they do not count as `queued`.
 
     What a replica holds is not asked but remembered: the hashes of the blocks of the prompts that
     it was sent, as many as it has blocks. The least recently used block is forgotten first, and of
@@ -211,31 +217,36 @@ class PrefixAware(Router):
     Args:
         num_replicas: see Router.
         cache: of each replica.
-        load_factor: at least 1; see above.
+        load_weight: how many cached tokens one queued token outweighs.
     """
 
     name = "prefix_aware"
 
-    def __init__(self, num_replicas: int, cache: CacheShape, load_factor: float) -> None:
+    def __init__(self, num_replicas: int, cache: CacheShape, load_weight: float) -> None:
         super().__init__(num_replicas)
         self.counters.update(prefix_matches=0, prefix_tokens_matched=0, overloads_avoided=0)
-        self._cache, self._factor = cache, load_factor
+        self._cache, self._weight = cache, load_weight
         self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_replicas)]
+        self._matched = 0  # tokens of the latest request
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
         """See Router."""
-        hashes = block_hashes(request.prompt_token_ids, self._cache.block_size)
-        lengths = {replica: self._num_held(replica, hashes) for replica in alive}
-        mean = sum(self.queued[replica] for replica in alive) / len(alive)
-        most = self._factor * mean + request.num_tokens
-        light = [replica for replica in alive if self.queued[replica] <= most]
-        longest = max(lengths[replica] for replica in light)
-        chosen = self.least_loaded([one for one in light if lengths[one] == longest])
-        self.counters["prefix_matches"] += longest > 0
-        self.counters["prefix_tokens_matched"] += longest * self._cache.block_size
-        self.counters["overloads_avoided"] += longest < max(lengths.values())
+        size = self._cache.block_size
+        hashes = block_hashes(request.prompt_token_ids, size)
+        held = {replica: size * self._num_held(replica, hashes) for replica in alive}
+        costs = {replica: self._weight * self.queued[replica] - held[replica] for replica in alive}
+        least = min(costs.values())
+        chosen = self.least_loaded([replica for replica in alive if costs[replica] == least])
+        self._matched = held[chosen]
+        self.counters["prefix_matches"] += self._matched > 0
+        self.counters["prefix_tokens_matched"] += self._matched
+        self.counters["overloads_avoided"] += self._matched < max(held.values())
         self._hold(chosen, hashes)
         return chosen
+
+    def work(self, request: RoutedRequest) -> int:
+        """See Router."""
+        return request.num_tokens - self._matched
 
     def _num_held(self, replica: int, hashes: Sequence[int]) -> int:
         """How many of a prompt's first blocks a replica holds."""
@@ -300,4 +311,4 @@ def make_router(options: ParallelOptions, cache: CacheShape | None) -> Router:
             return policy(replicas)
     if cache is None:
         raise BadInput(NO_PREFIXES)
-    return PrefixAware(replicas, cache, options.load_factor)
+    return PrefixAware(replicas, cache, options.load_weight)

@@ -31,7 +31,7 @@ class ParallelOptions(Options):
             own; on a GPU each has one.
         replicas: engines that share one queue.
         router: the policy that gives each request to a replica; or a class of the user's own.
-        load_factor: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
+        load_weight: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
         disaggregated: whether prompts and answers are computed by different replicas.
         prefill_replicas: how many of them compute prompts, where `disaggregated`.
     """
@@ -40,7 +40,7 @@ class ParallelOptions(Options):
     tensor: int = knob(1, at_least=1, at_most=1024, unasked=True)
     replicas: int = knob(1, at_least=1, at_most=1024, unasked=True)
     router: Routers | dict[str, Any] = knob("least_tokens", unasked=True)
-    load_factor: float = knob(1.25, at_least=1, unasked=True)
+    load_weight: float = knob(0.25, at_least=0, unasked=True)
     disaggregated: bool = knob(False, unasked=True)
     prefill_replicas: int = knob(1, at_least=1, unasked=True)
 

@@ -17,7 +17,7 @@ from minivllm.errors import BadInput
         (["parallel.replicas=0"], r"parallel\.replicas=0 must be at least 1"),
         (["parallel.router=nearest"], r"parallel\.router='nearest' must be"),
         (["parallel.router={name: mine}"], "must be {_target_: my_package.MyRouter"),
-        (["parallel.load_factor=0.5"], "must be at least 1"),
+        (["parallel.load_weight=-1"], "must be at least 0"),
         (
             ["parallel.replicas=2", "parallel.router=prefix_aware"],
             r"parallel\.router=prefix_aware goes by cached prefixes",
@@ -45,6 +45,6 @@ def test_with_one_replica_the_router_is_no_part_of_a_cell() -> None:
     def cell(*overrides: str) -> str:
         return cell_id(compose(["cache.prefix_caching=true", *overrides]), "f")
 
-    assert cell("parallel.router=prefix_aware", "parallel.load_factor=2") == cell()
+    assert cell("parallel.router=prefix_aware", "parallel.load_weight=2") == cell()
     two = cell("parallel.replicas=2")
     assert len({cell(), two, cell("parallel.replicas=2", "parallel.router=prefix_aware")}) == 3
