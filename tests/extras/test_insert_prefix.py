@@ -16,7 +16,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=14), max_size=12)
 @given(PROMPTS)
 def test_every_block_is_written_once_and_found(prompts: list[list[int]]) -> None:
     config = compose(["cache.prefix_caching=true", "cache.block_size=2", "cache.num_blocks=9"])
-    layout = build(config["cache"]).layout(CacheDemand(8, 1 << 20, 64, 4))
+    layout = build(config["cache"]).layout(CacheDemand(1 << 24, 1 << 40, 64, 4))
     cache, held = CacheManager(layout), dict[int, tuple[int, ...]]()
     for prompt in prompts:
 
