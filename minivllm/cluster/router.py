@@ -90,14 +90,9 @@ class Router:
         self.given[replica] += 1
         place = hash((zlib.crc32(request.request_id.encode()), replica))
         self.assignment = (self.assignment + place) % (1 << 32)
-        tokens = self.work(request)
-        self.queued[replica] += tokens
-        self._at[request.request_id] = replica, tokens
+        self.queued[replica] += request.num_tokens
+        self._at[request.request_id] = replica, request.num_tokens
         return replica
-
-    def work(self, request: RoutedRequest) -> int:
-        """Tokens of a request, just placed, that count as queued until it ends."""
-        return request.num_tokens
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
         """The policy: one of the replicas that are alive, in ascending order and at least one."""
@@ -203,12 +198,9 @@ class StickySession(Router):
 
 
 class PrefixAware(Router):
-    """The replica that has the least to do with the request: what it waits for, weighed, and the
-    tokens of the prompt that it does not hold. So a long cached prefix wins over a short queue, and
-    a prefix that all prompts share does not send all of them to one replica (the sum of cache
-    overlap and load by which NVIDIA Dynamo's router chooses).
-
-    Tokens that a replica holds are no work: they do not count as `queued`.
+    """The replica whose queue is short and holds much of the prompt: cached tokens against queued
+    ones, as NVIDIA Dynamo's router adds up overlap and load. So a long cached prefix outweighs a
+    short queue, and a prefix that all prompts share does not send all of them to one replica.
 
     What a replica holds is not asked but remembered: the hashes of the blocks of the prompts that
     it was sent, as many as it has blocks. The least recently used block is forgotten first, and of
@@ -217,7 +209,7 @@ class PrefixAware(Router):
     Args:
         num_replicas: see Router.
         cache: of each replica.
-        load_weight: how many cached tokens one queued token outweighs.
+        load_weight: how many cached tokens a token of an unfinished request outweighs.
     """
 
     name = "prefix_aware"
@@ -227,7 +219,6 @@ class PrefixAware(Router):
         self.counters.update(prefix_matches=0, prefix_tokens_matched=0, overloads_avoided=0)
         self._cache, self._weight = cache, load_weight
         self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_replicas)]
-        self._matched = 0  # tokens of the latest request
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
         """See Router."""
@@ -237,16 +228,11 @@ class PrefixAware(Router):
         costs = {replica: self._weight * self.queued[replica] - held[replica] for replica in alive}
         least = min(costs.values())
         chosen = self.least_loaded([replica for replica in alive if costs[replica] == least])
-        self._matched = held[chosen]
-        self.counters["prefix_matches"] += self._matched > 0
-        self.counters["prefix_tokens_matched"] += self._matched
-        self.counters["overloads_avoided"] += self._matched < max(held.values())
+        self.counters["prefix_matches"] += held[chosen] > 0
+        self.counters["prefix_tokens_matched"] += held[chosen]
+        self.counters["overloads_avoided"] += held[chosen] < max(held.values())
         self._hold(chosen, hashes)
         return chosen
-
-    def work(self, request: RoutedRequest) -> int:
-        """See Router."""
-        return request.num_tokens - self._matched
 
     def _num_held(self, replica: int, hashes: Sequence[int]) -> int:
         """How many of a prompt's first blocks a replica holds."""

@@ -40,7 +40,7 @@ class ParallelOptions(Options):
     tensor: int = knob(1, at_least=1, at_most=1024, unasked=True)
     replicas: int = knob(1, at_least=1, at_most=1024, unasked=True)
     router: Routers | dict[str, Any] = knob("least_tokens", unasked=True)
-    load_weight: float = knob(0.25, at_least=0, unasked=True)
+    load_weight: float = knob(0.1, at_least=0, unasked=True)
     disaggregated: bool = knob(False, unasked=True)
     prefill_replicas: int = knob(1, at_least=1, unasked=True)
 

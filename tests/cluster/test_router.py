@@ -72,11 +72,9 @@ def test_each_request_goes_to_one_live_replica(
                 del at[name]
             homes = {name: replica for name, replica in homes.items() if replica != value}
         elif what == "request":
-            matched = router.counters["prefix_tokens_matched"]
             replica = router.route(request(f"r{number}", value, 3, session))
             assert replica in router.alive
-            matched = router.counters["prefix_tokens_matched"] - matched
-            at[f"r{number}"] = replica, len(value) + 3 - matched
+            at[f"r{number}"] = replica, len(value) + 3
             if policy == "session" and session is not None:
                 assert homes.setdefault(session, replica) == replica
         queued = [
@@ -147,7 +145,7 @@ def test_the_session_that_was_silent_longest_is_forgotten() -> None:
     assert router.counters["session_matches"] == before + 1
 
 
-def prefix_router(replicas: int, blocks: int = 16, weight: float = 0.25) -> PrefixAware:
+def prefix_router(replicas: int, blocks: int = 16, weight: float = 0.1) -> PrefixAware:
     return PrefixAware(replicas, CacheShape(4, blocks), weight)
 
 
@@ -172,17 +170,6 @@ def test_a_long_queue_outweighs_a_short_prefix() -> None:
     assert router.counters["overloads_avoided"] == 1  # then both have the prefix
     heedless = prefix_router(2, weight=0.0)
     assert [heedless.route(request(f"r{i}", [*prompt, i])) for i in range(8)] == [0] * 8
-
-
-def test_cached_tokens_are_no_work() -> None:
-    router = prefix_router(1, weight=1.0)
-    router.route(request("a", [1] * 9))
-    whole = router.queued[0]
-    router.route(request("b", [1] * 9))
-    assert router.queued[0] == 2 * whole - 8
-    router.end("a")
-    router.end("b")
-    assert router.queued == [0]
 
 
 def test_what_is_remembered_is_bounded_and_evicted_least_recently_used_first() -> None:
