@@ -41,6 +41,7 @@ class _Service:
     """Renders conversations as text."""
 
     tokenizer = _Tokenizer()
+    pictures = None
 
     def require_tokenizer(self) -> _Tokenizer:
         return self.tokenizer

@@ -40,7 +40,9 @@ class _Engine:
     def require_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
-    def start(self, prompts: list[list[int]], params: SamplingParams) -> list[TokenStream]:
+    def start(
+        self, prompts: list[list[int]], params: SamplingParams, inputs: Any = None
+    ) -> list[TokenStream]:
         self.asked.append((prompts[0], params))
         stream = TokenStream("r", 1, len(prompts[0]), 99, self.aborted.append)
         texts = self.scripts.pop(0)
@@ -51,7 +53,13 @@ class _Engine:
             stream.push(piece, 0.0)
         return [stream]
 
-    def go_on(self, stream: TokenStream, prompt: list[int], params: SamplingParams) -> TokenStream:
+    def go_on(
+        self,
+        stream: TokenStream,
+        prompt: list[int],
+        params: SamplingParams,
+        inputs: Any = None,
+    ) -> TokenStream:
         stream.close()
         return self.start([prompt], params)[0]
 
