@@ -27,7 +27,7 @@ def rank_costs(costs: Mapping[str, Any], ranks: int, num_kv_heads: int) -> dict[
         costs: of the whole model (`architecture_costs`).
     """
     shares = {name: costs[name] / ranks for name in DIVIDED}
-    kv = costs["kv_bytes_per_token"] / min(ranks, num_kv_heads)
+    kv = -(-costs["kv_bytes_per_token"] // min(ranks, num_kv_heads))  # whole bytes
     return {**costs, **shares, "kv_bytes_per_token": kv}
 
 

@@ -111,6 +111,15 @@ def test_an_answer_goes_on_where_its_keys_and_values_were_sent() -> None:
     assert [step["replica"] for step in under_test.steps()] == [0, 1, 1]
 
 
+def test_ranks_have_more_room_for_keys_and_values() -> None:
+    knobs = ("engine.memory_gb=0.5", "engine.link_gb_s=10", "cache.memory_fraction=0.5")
+    one, two = (cluster(*TWO, *knobs, f"parallel.tensor={ranks}") for ranks in (1, 2))
+    blocks = [each.engines[0].cache.pool.num_usable for each in (one, two)]
+    assert isinstance(blocks[1], int) and blocks[1] > 2 * blocks[0]
+    assert "2 ranks over links" in two.info.warnings[0]
+    assert drive(two, workload((9, 4)), Offline(), SamplingParams(), two.clock)[0].completed
+
+
 def test_answers_of_one_token_are_not_handed_over() -> None:
     under_test, (a,) = run(workload((5, 1)), *APART)
     assert a.token_times == pytest.approx([0.105])
