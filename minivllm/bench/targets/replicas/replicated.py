@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from minivllm.bench.hardware.gpu import device_of, replica_gpus
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.peer_process import Child
 from minivllm.bench.targets.replicas.merging import (
@@ -37,6 +36,7 @@ from minivllm.bench.targets.replicas.messages import (
     Reply,
     Serve,
 )
+from minivllm.bench.targets.replicas.routed import RoutedEngine
 from minivllm.cluster.handover import make_handovers
 from minivllm.cluster.placement import placements
 from minivllm.cluster.router import RoutedRequest, make_router
@@ -97,7 +97,7 @@ def is_replicated(config: Mapping[str, Any]) -> bool:
     return view.parallel.replicas > 1 and view.target("engine") == OWN_ENGINE
 
 
-class ReplicatedEngine(Adapter):
+class ReplicatedEngine(RoutedEngine):
     """Replicas of engine=minivllm behind one queue, as one engine.
 
     A measurement in which a replica has died is not that of its configuration, so the first death
@@ -165,10 +165,6 @@ class ReplicatedEngine(Adapter):
 
     # ---- requests
 
-    def note_session(self, request_id: str, session: str) -> None:
-        """See SessionEngine."""
-        self._sessions[request_id] = session
-
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """See BenchEngine. A replica that is at rest says at once whether it takes the request;
         one that is rejected later ends with the reason `refused`."""
@@ -193,10 +189,8 @@ class ReplicatedEngine(Adapter):
 
     def _forget(self, request_id: str) -> None:
         self._open.discard(request_id)
-        self.router.end(request_id)
         self._prefixes.pop(request_id, None)
-        if self._handovers is not None:
-            self._handovers.end(request_id)
+        super()._forget(request_id)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens; see BenchEngine."""
@@ -208,16 +202,11 @@ class ReplicatedEngine(Adapter):
 
     def _ended(self, output: EngineOutput) -> EngineOutput:
         """A replica is done with a request: its last output, or the handover."""
-        request_id, handovers = output.request_id, self._handovers
-        rest = None
-        if handovers is not None:
-            rest = handovers.rest(request_id, output.finish_reason)
-        if handovers is None or rest is None:
-            self._forget(request_id)
+        request_id, rest = output.request_id, self._rest(output)
+        if rest is None or self._handovers is None:
             return output
-        self.router.end(request_id)
         tokens = [*rest.prompt, *output.token_ids]
-        number = handovers.continues_at(request_id, tokens, rest.params)
+        number = self._handovers.continues_at(request_id, tokens, rest.params)
         prefix = self._prefixes.pop(request_id, b"")
         message = Serve(request_id, tokens, rest.params, prefix=prefix)
         self._replicas[number].channel.send(message)
@@ -270,25 +259,12 @@ class ReplicatedEngine(Adapter):
             replica.channel.send(Ask(method, arguments))
         return [self._answer(number) for number in range(len(self._replicas))]
 
-    def reset(self) -> None:
-        """See BenchEngine."""
-        self._end_all("reset")
-        if not self._keep_prefixes:
-            self.router.forget_prefixes()
-
-    def recount(self) -> None:
-        """See PrimedEngine."""
-        self._end_all("recount")
-
     def _end_all(self, method: str) -> None:
         self._ask(method)
         for request_id in list(self._open):
             self._forget(request_id)
-        self._sessions.clear()
         self._outputs.clear()  # what was under way
-        self.router.recount()
-        if self._handovers is not None:
-            self._handovers.recount()
+        self._count_anew()
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine; each row has the number of its `replica` besides."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.options import SimulatedOptions
 from minivllm.bench.targets.replicas.merging import (
@@ -22,6 +21,7 @@ from minivllm.bench.targets.replicas.merging import (
     merged_steps,
     routing_counters,
 )
+from minivllm.bench.targets.replicas.routed import RoutedEngine
 from minivllm.bench.targets.simulation.simulated import IDLE_S, SimulatedEngine
 from minivllm.bench.targets.simulation.simulated_request import SimulatedTokens
 from minivllm.cluster.handover import make_handovers
@@ -38,7 +38,7 @@ def is_simulated_cluster(config: Mapping[str, Any]) -> bool:
     return view.parallel.replicas > 1 and isinstance(view.engine, SimulatedOptions)
 
 
-class SimulatedCluster(Adapter):
+class SimulatedCluster(RoutedEngine):
     """Replicas of a simulated engine, each of which plans its own steps.
 
     A discrete-event simulation: a step's plan is made when the step begins and its tokens come out
@@ -90,10 +90,6 @@ class SimulatedCluster(Adapter):
 
     # ---- requests
 
-    def note_session(self, request_id: str, session: str) -> None:
-        """See SessionEngine."""
-        self._sessions[request_id] = session
-
     def submit(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
@@ -113,9 +109,7 @@ class SimulatedCluster(Adapter):
 
     def _forget(self, request_id: str) -> None:
         self._at.pop(request_id, None)
-        self.router.end(request_id)
-        if self._handovers is not None:
-            self._handovers.end(request_id)
+        super()._forget(request_id)
 
     def _has_work(self, request_id: str, number: int) -> None:
         self._at[request_id] = number
@@ -162,17 +156,13 @@ class SimulatedCluster(Adapter):
 
     def _ended(self, output: EngineOutput) -> EngineOutput:
         """A replica is done with a request: its last output, or the handover."""
-        request_id, handovers = output.request_id, self._handovers
-        rest = None
-        if handovers is not None:
-            rest = handovers.rest(request_id, output.finish_reason)
-        if handovers is None or rest is None:
-            self._forget(request_id)
+        request_id, rest = output.request_id, self._rest(output)
+        if rest is None or self._handovers is None:
             return output
-        self.router.end(request_id)
         tokens: Any = rest.prompt  # SimulatedTokens
         tokens.extend(output.token_ids)
-        number = self._at[request_id] = handovers.continues_at(request_id, tokens, rest.params)
+        number = self._handovers.continues_at(request_id, tokens, rest.params)
+        self._at[request_id] = number
         milliseconds = self._link_ms + len(tokens) * self._link_ms_per_token
         arrival = self.clock.time + milliseconds / 1e3
         self._after(arrival, partial(self._take_over, request_id, number, tokens, rest.params))
@@ -188,25 +178,12 @@ class SimulatedCluster(Adapter):
 
     # ---- calls
 
-    def reset(self) -> None:
-        """See BenchEngine."""
-        self._end_all("reset")
-        if not self._keep_prefixes:
-            self.router.forget_prefixes()
-
-    def recount(self) -> None:
-        """See PrimedEngine."""
-        self._end_all("recount")
-
     def _end_all(self, method: str) -> None:
         for request_id in list(self._at):
             self.abort(request_id)
         for engine in self.engines:
             getattr(engine, method)()
-        self._sessions.clear()
-        self.router.recount()
-        if self._handovers is not None:
-            self._handovers.recount()
+        self._count_anew()
         self.clock.time = 0.0
         self._begin()
 
