@@ -113,15 +113,15 @@ class Session:
         return self._engine
 
     def _load(self) -> None:
-        runtime, ranks = self._config["runtime"], Config.of(self._config).parallel.tensor
+        runtime, parallel = self._config["runtime"], Config.of(self._config).parallel
         if Config.of(self._config).target("engine") != SIMULATED:
             pin(runtime)
-            self._notes += crowded(runtime, ranks)
+            self._notes += crowded(runtime, parallel.replicas * parallel.tensor)
         self._engine = build_target(self._config, self._tell_loading)
         if processes := self._engine.info.processes:
             self._emit("loading", processes=processes)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
-            sys.modules["torch"].set_num_threads(thread_count(runtime, ranks))
+            sys.modules["torch"].set_num_threads(thread_count(runtime, parallel.tensor))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
 
         self._hardware = EngineHardware(self._engine, self._config, self._emit)

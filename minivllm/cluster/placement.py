@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,30 +11,40 @@ from minivllm.platform.threads import shares, usual_threads, wanted_cores
 
 
 def placements(
-    runtime: Mapping[str, Any], replicas: int, gpus: Sequence[int]
+    runtime: Mapping[str, Any], replicas: int, gpus: Sequence[int], ranks: int = 1
 ) -> list[dict[str, Any]]:
     """The group `runtime` of each replica.
 
     On a CPU each replica is pinned to its share of `runtime.cores`, with a thread for each physical
-    core of the share, so that replicas do not wait for one another's turns; `runtime.threads` is
-    the number of each. Where there are fewer cores than replicas they share them, one thread each.
+    core of the share, which its ranks divide, so that replicas do not wait for one another's turns;
+    `runtime.threads` is the number of each. Where there are fewer cores than replicas they share
+    them, one thread each.
 
     Args:
         runtime: of the whole.
         replicas: how many.
         gpus: numbers of the GPUs that `runtime.device` names; none: the replicas compute on CPUs.
+        ranks: of each replica, each of which needs a GPU of its own.
 
     Raises:
-        BadInput: there are fewer GPUs than replicas.
+        BadInput: there are too few GPUs; or torchrun has started this process as a rank.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise BadInput(
+            f"parallel.replicas={replicas}: torchrun starts the ranks of one engine; start "
+            "replicas without it, or set parallel.replicas=1"
+        )
     if gpus:
-        if len(gpus) < replicas:
+        if len(gpus) < (needed := replicas * ranks):
+            each = "a GPU each" if ranks == 1 else f"{ranks} GPUs each"
+            possible = len(gpus) // ranks
             raise BadInput(
-                f"runtime.device={runtime['device']}: {replicas} replicas need a GPU each; name as "
-                f"many, such as runtime.device=cuda:0-{replicas - 1}, or set "
-                f"parallel.replicas={len(gpus)}"
+                f"runtime.device={runtime['device']}: {replicas} replicas need {each}; name as "
+                f"many, such as runtime.device=cuda:0-{needed - 1}"
+                + (f", or set parallel.replicas={possible}" if possible else "")
             )
-        return [{**runtime, "device": f"cuda:{gpu}"} for gpu in gpus[:replicas]]
+        parts = [gpus[first : first + ranks] for first in range(0, needed, ranks)]
+        return [{**runtime, "device": f"cuda:{','.join(map(str, part))}"} for part in parts]
     cores = wanted_cores(dict(runtime))
     if len(cores) < replicas:
         threads = runtime.get("threads") or usual_threads() or 1

@@ -176,10 +176,10 @@ def _first_sibling(core: int) -> int:
         return core
 
 
-def crowded(runtime: dict[str, Any], ranks: int = 1) -> list[str]:
-    """Notes on a measurement with more threads, those of all ranks, than cores, or than a
-    container's limit."""
-    threads, cores = ranks * thread_count(runtime, ranks), len(wanted_cores(runtime))
+def crowded(runtime: dict[str, Any], processes: int = 1) -> list[str]:
+    """Notes on a measurement with more threads, those of all its processes (ranks of replicas),
+    than cores, or than a container's limit."""
+    threads, cores = processes * thread_count(runtime, processes), len(wanted_cores(runtime))
     quota = core_quota()
     notes = []
     if threads > cores:

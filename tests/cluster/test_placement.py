@@ -34,3 +34,19 @@ def test_a_gpu_each() -> None:
     assert [place["device"] for place in placements(runtime, 2, [2, 3, 4])] == ["cuda:2", "cuda:3"]
     with pytest.raises(BadInput, match=r"parallel\.replicas=3"):
         placements(runtime, 4, [2, 3, 4])
+
+
+def test_every_rank_of_a_replica_has_a_gpu() -> None:
+    runtime = {"device": "cuda:0-4"}
+    found = placements(runtime, 2, [0, 1, 2, 3, 4], ranks=2)
+    assert [place["device"] for place in found] == ["cuda:0,1", "cuda:2,3"]
+    with pytest.raises(BadInput, match=r"2 GPUs each; .*cuda:0-5, or set parallel\.replicas=2"):
+        placements(runtime, 3, [0, 1, 2, 3, 4], ranks=2)
+    with pytest.raises(BadInput, match=r"cuda:0-11$"):
+        placements(runtime, 2, [0, 1, 2, 3, 4], ranks=6)
+
+
+def test_torchrun_starts_no_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(BadInput, match=r"parallel\.replicas=2: torchrun starts"):
+        placements({"device": "cpu"}, 2, [])

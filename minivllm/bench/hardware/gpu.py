@@ -298,10 +298,12 @@ def replica_gpus(config: dict[str, Any]) -> list[int]:
     if not device.startswith("cuda"):
         return []
     if ":" not in device:
-        replicas = (config.get("parallel") or {}).get("replicas", 1)
+        parallel = config.get("parallel") or {}
+        replicas, ranks = (parallel.get(degree, 1) for degree in ("replicas", "tensor"))
+        whose = "each replica" if ranks == 1 else "each rank of each replica"
         raise BadInput(
-            f"parallel.replicas={replicas}: name a GPU for each replica, such as "
-            f"runtime.device=cuda:0-{replicas - 1}"
+            f"parallel.replicas={replicas}: name a GPU for {whose}, such as "
+            f"runtime.device=cuda:0-{replicas * ranks - 1}"
         )
     return device_indices(device)
 

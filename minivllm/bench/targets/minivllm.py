@@ -82,7 +82,7 @@ class MinivllmEngine(Adapter):
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float | None] = {}  # until it is told
-        self._ranks = RankUse(self.engine)
+        self._ranks = RankUse(self.engine, view["runtime"])
         self._collective_ms: list[float | None] = []  # of each step
         self.engine.events.subscribe(self._note_step, StepTimed)
         self.engine.events.subscribe(self._note_start, StateChanged)
@@ -112,7 +112,7 @@ class MinivllmEngine(Adapter):
                 loaded.weight_bytes_16bit // 2 - idle,
                 loaded.weight_bytes - loaded.lookup_bytes,
                 str(dtype).removeprefix("torch."),
-                self._ranks.devices(str(engine.runner.device)),
+                self._ranks.devices,
                 loaded.model.expert_bytes,
                 engine.kv.bytes_per_token,
                 config.windows,
@@ -281,6 +281,7 @@ class MinivllmEngine(Adapter):
         model: dict[str, float | str] = {}
         parallel: dict[str, float | str] = {
             "ranks": float(self._ranks.size),
+            "placed_at": self._ranks.placed_at,
             **counts["parallel"],
         }
         if loaded.config.num_experts:

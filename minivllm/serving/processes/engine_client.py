@@ -83,7 +83,8 @@ class EngineClient:
         """The configuration of each replica."""
         if len(self._links) == 1:
             return [self._config]
-        places = placements(self._config["runtime"], len(self._links), replica_gpus(self._config))
+        gpus, ranks = replica_gpus(self._config), self._parallel.tensor
+        places = placements(self._config["runtime"], len(self._links), gpus, ranks)
         alone = {**self._config["parallel"], "replicas": 1}
         return [{**self._config, "runtime": place, "parallel": alone} for place in places]
 

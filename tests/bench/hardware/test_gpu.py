@@ -219,3 +219,5 @@ def test_gpus_are_named_one_by_one() -> None:
     assert replica_gpus(compose(["runtime.device=cuda:0-1", "parallel.replicas=2"])) == [0, 1]
     with pytest.raises(BadInput, match=r"runtime\.device=cuda:0-1"):
         replica_gpus(compose(["runtime.device=cuda", "parallel.replicas=2"]))
+    with pytest.raises(BadInput, match=r"each rank of each replica, .*=cuda:0-5"):
+        replica_gpus(compose(["runtime.device=cuda", "parallel.replicas=2", "parallel.tensor=3"]))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
@@ -13,8 +16,11 @@ from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
+from minivllm.parallel.ranks import Traffic
+from minivllm.platform.threads import allowed_cores
 from tests.forked import fork_known
 
+usable = allowed_cores()
 KNOBS = ("runtime.threads=1", "runtime.device=cpu", "cache.num_blocks=16")
 ASKED = Workload((WorkloadRequest("r", (5, 6, 7), 8, ignore_eos=True),))
 
@@ -40,9 +46,27 @@ def test_two_ranks_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None
         mean = breakdown(steps)
         assert mean.collective_ms is not None and mean.forward_ms is not None
         assert 0 < mean.collective_ms <= mean.forward_ms
-        assert RankUse(two.engine).devices("cuda:1") == "cuda:1,2"
+        assert counted["placed_at"] == ",".join(map(str, sorted(usable)))
     finally:
         two.close()
     assert "parallel" not in one.liveness()
     assert breakdown(one.steps()).collective_ms is None
-    assert RankUse(one.engine).devices("cuda:1") == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("named", "size", "here", "devices"),
+    [
+        ("cuda:1", 1, 1, "cuda:1"),
+        ("cuda", 2, 2, "cuda:0,1"),
+        ("auto", 3, 3, "cuda:0,1,2"),
+        ("cuda:1,3", 2, 2, "cuda:1,3"),
+        ("cuda", 4, 2, "cuda:0,1"),  # the other two are another machine's
+    ],
+)
+def test_the_gpus_of_ranks_are_named(named: str, size: int, here: int, devices: str) -> None:
+    ranks = SimpleNamespace(size=size, on_this_machine=here, traffic=Traffic(seconds=1.0))
+    use = RankUse.__new__(RankUse)
+    use._ranks, use._runtime = ranks, {"device": named}
+    use._device = torch.device("cuda:1" if size == 1 else "cuda:0")
+    assert use.devices == use.placed_at == devices
+    assert use.take_ms() is None  # the host does not wait for collectives there

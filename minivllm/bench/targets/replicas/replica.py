@@ -124,7 +124,7 @@ def serve(channel: Channel) -> int:
                 engine.info,
                 engine.tokenizer,
                 _prefix_cache(engine),
-                thread_count(config["runtime"]),
+                thread_count(config["runtime"], config["parallel"]["tensor"]),
             )
         )
         ReplicaLoop(engine, channel).run()

@@ -71,7 +71,7 @@ class LocalReplica:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
-        threads = str(thread_count(config["runtime"]))
+        threads = str(thread_count(config["runtime"], config["parallel"]["tensor"]))
         with theirs:
             words = [sys.executable, "-m", "minivllm.bench.targets.replicas.replica"]
             self._child = Child(
@@ -122,7 +122,8 @@ class ReplicatedEngine(RoutedEngine):
     ) -> None:
         view = Config.of(config)
         begin = time.monotonic()
-        self._places = placements(view["runtime"], view.parallel.replicas, replica_gpus(view.tree))
+        gpus, self._num_ranks = replica_gpus(view.tree), view.parallel.tensor
+        self._places = placements(view["runtime"], view.parallel.replicas, gpus, self._num_ranks)
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._progress = progress
         self._outputs: list[EngineOutput] = []  # that poll() has to return yet
@@ -145,20 +146,21 @@ class ReplicatedEngine(RoutedEngine):
         self.tokenizer = built[0].tokenizer
         self._threads = [one.threads for one in built]
         device = device_of(view.tree, built[0].info.model.get("device"))
-        gpus = [place["device"].partition(":")[2] for place in self._places]
+        numbers = [place["device"].partition(":")[2] for place in self._places]
         self.info = merged_info(
             [one.info for one in built],
             time.monotonic() - begin,
-            f"cuda:{','.join(gpus)}" if device.startswith("cuda") else device,
+            f"cuda:{','.join(numbers)}" if device.startswith("cuda") else device,
         )
         self.info.warnings.append(self._note())
 
     def _note(self) -> str:
         """How the replicas share the machine, for the record."""
-        cores = [place.get("cores") for place in self._places]
+        cores, ranks = [place.get("cores") for place in self._places], self._num_ranks
         where = "" if None in cores else f", pinned to cores {' | '.join(map(str, cores))}"
+        each = f"{ranks} ranks each, of " if ranks > 1 else ""
         return (
-            f"parallel.replicas={len(self._places)}: {self._threads[0]} thread"
+            f"parallel.replicas={len(self._places)}: {each}{self._threads[0]} thread"
             f"{'s' * (self._threads[0] > 1)} each{where}; there is no roofline, as the steps of "
             "replicas overlap"
         )
@@ -279,6 +281,7 @@ class ReplicatedEngine(RoutedEngine):
         cores = [place.get("cores") or place["device"] for place in self._places]
         merged = merged_liveness(self._ask("liveness"), self._handovers)
         merged["parallel"] = {
+            **merged.get("parallel", {}),  # of ranks
             **routing_counters(self.router, self._handovers),
             "threads": " | ".join(map(str, self._threads)),
             "placed_at": " | ".join(map(str, cores)),

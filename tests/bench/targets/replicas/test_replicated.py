@@ -15,6 +15,7 @@ import pytest
 from minivllm.bench import supervisor
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
+from minivllm.bench.metrics.rows import breakdown
 from minivllm.bench.records import identity, storage
 from minivllm.bench.targets.base import SessionEngine
 from minivllm.bench.targets.minivllm import MinivllmEngine
@@ -25,6 +26,7 @@ from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
 from tests.bench.targets.replicas.pretended import LIMIT, PretendedReplica
+from tests.forked import fork_known
 
 SMALL = (
     *("runtime.device=cpu", "runtime.threads=1", "cache.num_blocks=64"),
@@ -177,6 +179,34 @@ def test_processes_give_the_tokens_of_one_engine() -> None:
     finally:
         engine.close()
     assert not [child for child in children if child.is_running() and child.status() != "zombie"]
+
+
+def test_replicas_of_two_ranks_are_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas in threads, the second rank of each a process."""
+    knobs = [*SMALL, "quant=fp32", "cache.prefix_caching=true", "cache.block_size=8"]
+    alone = MinivllmEngine(compose(knobs))
+    params = SamplingParams(temperature=0.8)
+    known = drive(alone, workload(5), Offline(), params, Clock())
+    one = alone.info.memory
+    alone.close()
+    fork_known(monkeypatch)
+    engine = ReplicatedEngine(
+        compose([*knobs, "parallel.replicas=2", "parallel.tensor=2"]),
+        start=lambda config: PretendedReplica(config, 0, MinivllmEngine(config)),
+    )
+    traces = drive(engine, workload(5), Offline(), params, Clock())
+    counted, steps, info = engine.liveness(), engine.steps(), engine.info
+    engine.close()
+    assert [trace.token_ids for trace in traces] == [trace.token_ids for trace in known]
+    for name in ("weights", "kv_pool"):  # each replica has the whole, in two parts
+        assert info.memory[name] == pytest.approx(2 * (one[name] or 0), rel=0.01), name
+    parallel = counted["parallel"]
+    assert (parallel["replicas"], parallel["ranks"]) == (2.0, 4.0)
+    assert parallel["collectives"] and parallel["collective_bytes"]
+    assert {row["replica"] for row in steps} == {0, 1}
+    mean = breakdown(steps)
+    assert mean.collective_ms and mean.forward_ms and mean.collective_ms < mean.forward_ms
+    assert "2 ranks each, of 1 thread each" in info.warnings[-1]
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
