@@ -191,6 +191,15 @@ def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
     assert whole and 'width="295.2pt"' in narrow  # a drawing of its own
 
 
+def test_on_a_phone_the_first_column_has_all_that_varies(browser: Browser, built: Built) -> None:
+    cells = "[...document.querySelector('#cells tbody tr').cells].filter((c) => c.offsetWidth)"
+    shown = f"{cells}.slice(0, 3).map((cell) => cell.innerText)"
+    wide, errors = visit(browser, built.index, shown, width=1400)
+    assert wide == ["fp16", "sequential", "ok"] and errors == []
+    narrow, errors = visit(browser, built.index, shown)
+    assert narrow[:2] == ["fp16\nsequential", "ok"] and errors == []
+
+
 def test_the_table_of_results_has_room_in_its_column(browser: Browser, built: Built) -> None:
     index = built.index
     place = "document.querySelector('#results .scroll')"
