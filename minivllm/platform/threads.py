@@ -178,14 +178,19 @@ def _first_sibling(core: int) -> int:
 
 def crowded(runtime: dict[str, Any], processes: int = 1) -> list[str]:
     """Notes on a measurement with more threads, those of all its processes (ranks of replicas),
-    than cores, or than a container's limit."""
-    threads, cores = processes * thread_count(runtime, processes), len(wanted_cores(runtime))
-    quota = core_quota()
+    than logical cores, than physical ones, or than a container's limit."""
+    threads, wanted = processes * thread_count(runtime, processes), wanted_cores(runtime)
+    cores, physical, quota = len(wanted), physical_cores(wanted), core_quota()
     notes = []
     if threads > cores:
         notes.append(
             f"{threads} threads share {cores} core{'s' * (cores > 1)}: they wait for one another's "
             "turns"
+        )
+    elif threads > physical:
+        notes.append(
+            f"{threads} threads run on {physical} physical core{'s' * (physical > 1)}: two threads "
+            "of one core share its arithmetic"
         )
     if quota is not None and threads > max(1, quota):
         notes.append(

@@ -94,8 +94,11 @@ def test_a_limit_of_a_container_limits_threads(
     expected = 8 if quota is None else max(1, int(quota))
     assert thread_count({}) == expected and crowded({}) == []
     assert thread_count({"threads": 12}) == 12
-    notes = crowded({"threads": 12})
-    assert [f"a limit of {quota:.3g} cores" in note for note in notes] == (
+    shared, *limits = crowded({"threads": 12})
+    assert shared == (
+        "12 threads run on 8 physical cores: two threads of one core share its arithmetic"
+    )
+    assert [f"a limit of {quota:.3g} cores" in note for note in limits] == (
         [] if quota is None else [True]
     )
 
@@ -148,6 +151,8 @@ def test_more_threads_than_cores_are_noted_in_the_record(
 ) -> None:
     monkeypatch.delenv("MINIVLLM_THREADS", raising=False)
     monkeypatch.setattr(threads, "allowed_cores", lambda: {0, 1, 4, 5})
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path / "nowhere")
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 4)
     note = "{} threads share {}: they wait for one another's turns"
     assert crowded({}) == crowded({"threads": 4}) == crowded({"threads": 1, "cores": "0"}) == []
     assert crowded({"threads": 5}) == [note.format(5, "4 cores")]

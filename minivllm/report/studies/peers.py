@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ OURS, PACKED = "minivllm", ("int8",)  # values of quant.activations with a colum
 ORDER = ("fp32", FLOATS, "8 bits", "4 bits")
 TO_BEST = "to the best"
 ENGINE, QUANT, CONCURRENT = "choices.engine", "choices.quant", "config.arrival.concurrency"
+PROMPT = "config.workload.input_len"
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,13 @@ ALONE = (
     Question("load (s)", of("cold.load_s"), lower=True),
     Question("peak memory, 1 at once (GB)", of("memory.host_rss_peak", 1e-9), lower=True),
 )
+SPEED = of("metrics.output_tokens_per_s")
 COST = "cost.per_million_output_tokens"
 
 
 class PeersStudy(Study[PeersTable]):
     """Engines side by side; it finds records of minivllm and at least one other engine in a closed
-    loop, at several precisions or with several numbers of requests at once."""
+    loop, at several precisions, with several numbers of requests at once or lengths of prompts."""
 
     name = "peers"
     title = "How fast is each engine?"
@@ -189,7 +191,7 @@ def compare(cells: Sequence[Cell]) -> PeersTable | None:
     names = dict.fromkeys(map(engine_of, closed))
     engines = tuple(sorted(names, key=lambda name: (not _ours(name), name != OURS and _ours(name))))
     others = [name for name in engines if not _ours(name)]
-    asked = {(bits_of(cell), cell.first(CONCURRENT)) for cell in closed}
+    asked = {(bits_of(cell), *_load(cell)) for cell in closed}
     if not others or len(others) == len(engines) or len(asked) < 2:
         return None
     lines = []
@@ -197,26 +199,34 @@ def compare(cells: Sequence[Cell]) -> PeersTable | None:
         among = [cell for cell in closed if bits_of(cell) == bits]
         if not any(cell.ok for cell in among):
             continue
-        for batch in sorted({int(cell.first(CONCURRENT)) for cell in among}):
-            of_batch = [cell for cell in among if int(cell.first(CONCURRENT)) == batch]
-            for question in _questions(batch, of_batch):
-                lines.append(_line(bits, question, engines, of_batch))
+        asked_of = sorted(set(map(_load, among)))
+        for load in asked_of:
+            batch, prompt = load
+            several = sum(batch == other for other, _ in asked_of) > 1
+            alike = [cell for cell in among if _load(cell) == load]
+            for question in _questions(batch, alike, prompt if several else None):
+                lines.append(_line(bits, question, engines, alike))
     return PeersTable(engines, tuple(lines), _settings(closed), tuple(_notes(closed)))
+
+
+def _load(cell: Cell) -> tuple[int, int]:
+    """Requests at once, and the length of every prompt; 0 where lengths are drawn."""
+    return int(cell.first(CONCURRENT)), int(number(cell.first(PROMPT)) or 0)
 
 
 def _ours(engine: str) -> bool:
     return engine.partition(",")[0] == OURS
 
 
-def _questions(batch: int, cells: Sequence[Cell]) -> Iterable[Question]:
-    if batch == 1:
-        yield from ALONE
-    else:
-        yield Question(f"{batch} at once (tok/s)", of("metrics.output_tokens_per_s"))
+def _questions(batch: int, cells: Sequence[Cell], prompt: int | None) -> Iterable[Question]:
+    """What is asked of a load; `prompt` is the length of prompts where a batch has several."""
+    words = "" if prompt is None else f", prompt of {prompt:,}"
+    asked = list(ALONE) if batch == 1 else [Question(f"{batch} at once (tok/s)", SPEED)]
     if any(cell.mean(COST) is not None for cell in cells):
         currency = show(next(filter(None, (cell.first("cost.currency") for cell in cells)), ""))
         text = f"{batch} at once, cost ({currency} per million tokens)"
-        yield Question(text, of(COST), lower=True)
+        asked.append(Question(text, of(COST), lower=True))
+    return [replace(question, text=question.text + words) for question in asked]
 
 
 def _line(bits: str, question: Question, engines: Sequence[str], cells: Sequence[Cell]) -> Line:

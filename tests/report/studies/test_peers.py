@@ -20,11 +20,13 @@ def measured(
 ) -> Record:
     """A record of one engine whose tokens come at one speed."""
     absent, activations = given.pop("absent", False), given.pop("activations", "none")
+    prompt = given.pop("prompt", 512)
     record = make_record("nf4", "continuous", block, 0)
     record.config["choices"] |= {"engine": engine, "quant": quant}
     record.config["arrival"] = {"concurrency": batch}
     record.config["quant"]["activations"] = activations
-    record.arm = record.cell_id = f"{engine}-{quant}-{batch}-{activations}"
+    record.config["workload"] = {"input_len": prompt}
+    record.arm = record.cell_id = f"{engine}-{quant}-{batch}-{activations}-{prompt}"
     record.run_id = f"{record.arm}-{block}"
     record.liveness = {"quant": given.pop("quant_counters", {})}
     record.metrics.output_tokens_per_s = speed
@@ -95,6 +97,17 @@ def test_of_several_variants_of_an_engine_the_best_counts(tmp_path: Path) -> Non
     ]
     lines = lines_of(tmp_path, records)
     assert lines["4 bits", "1 at once, decode"] == ["70.0", "50.0", "1.40×"]
+
+
+def test_each_length_of_the_prompts_has_rows_of_its_own(tmp_path: Path) -> None:
+    speeds = {("minivllm", 8192): 40.0, ("minivllm", 32000): 20.0, ("openvino", 8192): 30.0}
+    records = [measured(name, "bf16", 1, v, prompt=n) for (name, n), v in speeds.items()]
+    inputs = inputs_of(tmp_path, records)
+    found = STUDY.find(inputs)
+    assert found is not None
+    lines = {line.question: [*(e.text for e in line.answers), line.ahead] for line in found.lines}
+    assert lines["1 at once, decode (tok/s), prompt of 8,192"] == ["40.0", "30.0", "1.33×"]
+    assert lines["1 at once, decode (tok/s), prompt of 32,000"] == ["20.0", "–", "–"]
 
 
 def test_an_engine_that_is_not_installed_is_a_column_that_says_so(tmp_path: Path) -> None:
