@@ -35,6 +35,7 @@ from minivllm.extras.speculative.attach import speculate
 from minivllm.extras.speculative.fit import is_of_models, require_drafts_fit
 from minivllm.extras.speculative.proposer import NoProposer, Proposer
 from minivllm.extras.vision.encoder import Encoder, make_encoder
+from minivllm.extras.vision.fit import require_vision_fits
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
@@ -298,14 +299,18 @@ def _require_shares(config: Config) -> None:
         require_shares(whole, config.parallel.tensor, config.quant, source.is_gguf)
 
 
-def _require_drafts_fit(config: Config) -> None:
-    """Raise BadInput for drafts that do not fit the model; of a model class of the user's own only
-    loading shows it."""
-    if is_of_models(config.speculative) and config.target("model") in OPTIONS:
-        whole = resolve(config["model"], allow_random=True)[1].config
-        target = ModelConfig.from_dict(pruned_config(config.pruning, whole))
-        longest = target.context(config.model.max_model_len)
-        require_drafts_fit(config.speculative, target, longest)
+def _require_fit(config: Config) -> None:
+    """Raise BadInput for drafts, or knobs of images, that do not fit the model; of a model class of
+    the user's own only loading shows it."""
+    drafts, images = is_of_models(config.speculative), config.vision.is_set
+    if config.target("model") in OPTIONS and (drafts or images):
+        source = resolve(config["model"], allow_random=True)[1]
+        if images:
+            require_vision_fits(config.vision, source)
+        if drafts:
+            target = ModelConfig.from_dict(pruned_config(config.pruning, source.config))
+            length = target.context(config.model.max_model_len)
+            require_drafts_fit(config.speculative, target, length)
 
 
 def build_part(
@@ -345,7 +350,7 @@ def build_part(
     before = [one for one in BEFORE_ENGINE if one.is_wanted(passes)]
     after = [one for one in AFTER_ENGINE if one.is_wanted(passes)]
     offered = {"context": context, "device": device, "progress": progress}
-    _require_drafts_fit(config)
+    _require_fit(config)
     parts = _Parts(config, attention, [*before, *own], passes, offered)
     loaded = parts.model(config["model"], quant, config["pruning"])
     if missing is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.bench import profile
 from minivllm.bench.display import Display
@@ -15,12 +15,17 @@ from minivllm.bench.supervisor import EventListener
 from minivllm.bench.targets import installed
 from minivllm.bench.targets.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
+from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
+from minivllm.extras.vision.options import VisionOptions
 from minivllm.platform.threads import validate_cores
 from minivllm.tracking.base import SafeTracker
+
+if TYPE_CHECKING:
+    from minivllm.models.load.source import Source
 
 
 def tracked(display: Display, config: dict[str, Any]) -> EventListener:
@@ -88,9 +93,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     Raises:
         NotInstalled: the engine is not installed.
         BadInput: a user's own class cannot be imported or does not take its knobs; the engine does
-            not support a knob; the model is missing, is not supported, or has no experts to group;
-            a request does not fit its context, or has several completions; quality is to be
-            measured with random weights or an unreadable text; or the tracker is not installed.
+            not support a knob; the model is missing, is not supported, has no experts to group, or
+            takes no images where a knob or the workload has some; a request does not fit its
+            context, or has several completions; quality is to be measured with random weights or an
+            unreadable text; or the tracker is not installed.
     """
     plug_ins.check(config)
     installed.require(config["engine"], config["choices"].get("engine"))
@@ -116,6 +122,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     if isinstance(view.pruning, CalibrationOptions):
         text_file(view.pruning)
     node, source = resolve(model, allow_random=not with_quality)
+    _check_images(view.vision, workload, source)
     architecture = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
     require_experts(view.runtime.moe, architecture.num_experts)
     longest = architecture.context(view.model.max_model_len)
@@ -135,6 +142,18 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     # The warnings are about weights, and a simulation loads none.
     warnings = [] if simulated else list(source.warnings)
     return {**config, "model": node}, source.fingerprint, warnings
+
+
+def _check_images(options: VisionOptions, workload: Any, source: Source) -> None:
+    """Raise BadInput for knobs of images, or a workload of them, that the model does not take."""
+    asked = isinstance(workload, ImagesOptions)
+    if not asked and not options.is_set:
+        return
+    from minivllm.bench.workloads.images import NO_IMAGES
+    from minivllm.extras.vision.fit import require_vision_fits
+
+    if not require_vision_fits(options, source) and asked:
+        raise BadInput(NO_IMAGES.format(name=workload.name))
 
 
 def _check_load(config: dict[str, Any], simulated: bool) -> Any:

@@ -207,7 +207,7 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
     config = {
         **make_config(workload={"input_len": 100}),
         "model": model,
-        **{group: compose([])[group] for group in ("speculative", "pruning")},
+        **{group: compose([])[group] for group in ("speculative", "pruning", "vision")},
     }
     checked, fingerprint, warnings = preflight.check(config)
     assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]

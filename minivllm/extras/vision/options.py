@@ -36,6 +36,11 @@ class VisionOptions(Options):
     max_megapixels: float = knob(50.0, above=0, at_most=10_000, unasked=True)
     folder: str | None = knob(None, unasked=True)
 
+    @property
+    def is_set(self) -> bool:
+        """Whether any knob is away from its default."""
+        return self != VisionOptions()
+
 
 def require_no_vision(options: VisionOptions) -> None:
     """Raise BadInput for a knob that is set for a model that takes no images."""

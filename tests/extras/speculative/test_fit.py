@@ -58,10 +58,10 @@ def test_drafts_that_need_no_more_than_the_target_ask_nothing_of_its_files(
 
     monkeypatch.setattr(assembly, "resolve", find)
     config = compose([f"speculative={drafts}", "runtime.device=cpu"])
-    assembly._require_drafts_fit(assembly.Config.of(config))
+    assembly._require_fit(assembly.Config.of(config))
     early = compose(["speculative=early_exit", "runtime.device=cpu"])
     with pytest.raises(AssertionError, match="looked for"):
-        assembly._require_drafts_fit(assembly.Config.of(early))
+        assembly._require_fit(assembly.Config.of(early))
 
 
 def test_what_fits_is_served() -> None:

@@ -1,0 +1,40 @@
+"""Knobs and workloads of images for a model that takes none are one line before anything is
+loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from minivllm import assembly
+from minivllm.assembly import build_engine
+from minivllm.config.compose import compose
+from minivllm.errors import BadInput
+from minivllm.experiments.preflight import check
+
+SMOLVLM = ["model=smolvlm_256m", "model.weights=random"]
+WRONG = [
+    (["vision.max_images=3"], "vision.max_images=3 is for models that take images"),
+    ([*SMOLVLM, "vision.processor={sise: 3}"], "vision.processor: no such setting sise"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), WRONG, ids=["a text model", "a misspelt setting"])
+def test_it_is_said_before_weights_are_loaded(
+    overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose([*overrides, "runtime.device=cpu"])
+    with pytest.raises(BadInput, match=words):
+        check(config)
+
+    def load(*args: object, **kwargs: object) -> None:
+        raise AssertionError("weights are loaded")
+
+    monkeypatch.setattr(assembly._Parts, "model", load)
+    with pytest.raises(BadInput, match=words):
+        build_engine(config)
+
+
+def test_a_workload_of_images_is_for_models_that_take_them() -> None:
+    with pytest.raises(BadInput, match=r"workload\.images: .* takes no images"):
+        check(compose(["workload=images"]))
+    check(compose([*SMOLVLM, "workload=images", "model.max_model_len=2048"]))
