@@ -4,6 +4,7 @@ and `platform`, never torch."""
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 from collections.abc import Callable
@@ -86,7 +87,14 @@ def typed(cls: type, name: str, value: Any, key: str) -> Any:
         instead = next(item.metadata.get("infinite") for item in fields(cls) if item.name == name)
         infinite = str(value).lower().lstrip("+.") in ("inf", "infinity")
         hint = f"; {instead}" if infinite and instead else ""
-        raise BadInput(f"{key}={value!r} must be {error}{hint}") from None
+        raise BadInput(f"{key}={written(value)} must be {error}{hint}") from None
+
+
+def written(value: Any) -> str:
+    """A value as the command line takes it, with quotes around text."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def convert(value: Any, hint: Any) -> Any:
@@ -127,7 +135,7 @@ def _describe(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(str(choice) for choice in args)
     if origin in (list, tuple):
-        return f"a list, each {_describe(args[0])}"
+        return f"a list (each {_describe(args[0])})"
     names = {
         int: "a whole number",
         float: "a number",
@@ -165,7 +173,7 @@ class Options:
 
     def bad(self, name: str, complaint: str) -> BadInput:
         """An error about the knob `name`."""
-        return BadInput(f"{self._key(name)}={getattr(self, name)!r} {complaint}")
+        return BadInput(f"{self._key(name)}={written(getattr(self, name))} {complaint}")
 
     def _key(self, name: str) -> str:
         return f"{self.group}.{name}" if self.group else name

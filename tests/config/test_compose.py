@@ -160,14 +160,14 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("cache.memory_fraction=nan", "cache.memory_fraction=nan must be a number"),
         ("cache.block_size=many", "cache.block_size='many' must be a whole number"),
         ("cache.block_size=1.5", "cache.block_size=1.5 must be a whole number"),
-        ("cache.num_blocks=true", "cache.num_blocks=True must be a whole number or null"),
+        ("cache.num_blocks=true", "cache.num_blocks=true must be a whole number or null"),
         ("batching.chunked_prefill=1", "batching.chunked_prefill=1 must be true or false"),
         ("batching.preemption=swapp", "batching.preemption='swapp' must be recompute"),
         (
             "decoding.temperature=-1",
             "decoding.temperature=-1.0 must be 0 (greedy), or 0.001 or more",
         ),
-        ("decoding.stop=[[a]]", "must be a list, each text"),
+        ("decoding.stop=[[a]]", "must be a list (each text)"),
         ("measure.slo=3", "measure.slo=3 must be a group of settings"),
         (
             "measure.warmup_requests=some",

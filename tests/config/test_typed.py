@@ -33,7 +33,7 @@ def test_knobs_of_a_users_own_class_are_attributes() -> None:
 
 
 def test_a_setting_of_another_type_names_its_key() -> None:
-    with pytest.raises(BadInput, match=r"^runs_dir=None must be text$"):
+    with pytest.raises(BadInput, match=r"^runs_dir=null must be text$"):
         _ = Config({"runs_dir": None}).runs_dir
     with pytest.raises(BadInput, match=r"^measure.slo.ttft_ms=-1.0 must be above 0$"):
         _ = Config({"measure": {"slo": {"ttft_ms": -1}}}).measure

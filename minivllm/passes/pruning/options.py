@@ -56,6 +56,9 @@ class LayerPruningOptions(CalibrationOptions):
             not self.layers or len({*self.layers}) < len(self.layers) or min(self.layers) < 0
         ):
             raise self.bad("layers", "must be different layers from 0, or null")
+        for name in ("num_layers", "importance") if self.layers is not None else ():
+            if getattr(self, name) != getattr(LayerPruningOptions, name):
+                raise self.bad(name, "chooses layers, and pruning.layers names them: leave one out")
 
     @property
     def count(self) -> int:
@@ -94,6 +97,10 @@ class MagnitudeOptions(Options):
     sparsity: float = knob(0.5, above=0, at_most=0.95)
     pattern: Literal["unstructured", "2:4"] = "unstructured"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_pattern(self)
+
 
 @option("minivllm.passes.pruning.methods.Wanda")
 @dataclass(frozen=True)
@@ -107,3 +114,13 @@ class WandaOptions(CalibrationOptions):
 
     sparsity: float = knob(0.5, above=0, at_most=0.95)
     pattern: Literal["unstructured", "2:4"] = "unstructured"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_pattern(self)
+
+
+def _require_pattern(options: MagnitudeOptions | WandaOptions) -> None:
+    """Raise BadInput for a share of the weights where the pattern sets another."""
+    if options.pattern != "unstructured" and options.sparsity != 0.5:
+        raise options.bad("sparsity", f"is not that of pruning.pattern={options.pattern}: use 0.5")

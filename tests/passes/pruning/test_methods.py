@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,12 @@ import torch
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from minivllm.passes.pruning.methods import LayerPruning, NoPruning, WidthPruning
-from minivllm.passes.pruning.options import CalibrationOptions, LayerPruningOptions
+from minivllm.passes.pruning.options import (
+    CalibrationOptions,
+    LayerPruningOptions,
+    MagnitudeOptions,
+    WandaOptions,
+)
 from minivllm.passes.pruning.statistics import Statistics
 from tests.passes.pruning.test_shapes import LLAMA
 
@@ -53,8 +58,25 @@ def test_named_layers_need_no_text() -> None:
     plan = LayerPruning(layers=(3, 1)).plan(LLAMA, never)
     assert plan is not None and plan.layers == [0, 2] and plan.counts == {"layers": 2}
     assert NoPruning().plan(LLAMA, never) is None
-    with pytest.raises(BadInput, match="different layers"):
+    with pytest.raises(BadInput, match=r"pruning.layers=\[1, 1\] must be different layers"):
         LayerPruningOptions(layers=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("option", "knobs", "words"),
+    [
+        (LayerPruningOptions, {"layers": (0, 1), "num_layers": 3}, "num_layers=3 chooses layers"),
+        (LayerPruningOptions, {"layers": (0,), "importance": "angular_distance"}, "importance="),
+        (MagnitudeOptions, {"pattern": "2:4", "sparsity": 0.3}, "sparsity=0.3 is not that of"),
+        (WandaOptions, {"pattern": "2:4", "sparsity": 0.3}, "sparsity=0.3 is not that of"),
+    ],
+    ids=["number", "importance", "magnitude", "wanda"],
+)
+def test_a_knob_that_another_one_overrides_is_refused(
+    option: Callable[..., object], knobs: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadInput, match=f"pruning.{words}"):
+        option(**knobs)
 
 
 def test_the_largest_channels_and_heads_stay() -> None:
