@@ -20,11 +20,11 @@ from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
-from minivllm.extras.vision.options import VisionOptions
 from minivllm.platform.threads import validate_cores
 from minivllm.tracking.base import SafeTracker
 
 if TYPE_CHECKING:
+    from minivllm.models.config import ModelConfig
     from minivllm.models.load.source import Source
 
 
@@ -93,10 +93,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     Raises:
         NotInstalled: the engine is not installed.
         BadInput: a user's own class cannot be imported or does not take its knobs; the engine does
-            not support a knob; the model is missing, is not supported, has no experts to group, or
-            takes no images where a knob or the workload has some; a request does not fit its
-            context, or has several completions; quality is to be measured with random weights or an
-            unreadable text; or the tracker is not installed.
+            not support a knob; the model is missing, is not supported, has no experts to group,
+            cannot be shared by the ranks, or takes no images where a knob or the workload has some;
+            a request does not fit its context, or has several completions; quality is to be
+            measured with random weights or an unreadable text; or the tracker is not installed.
     """
     plug_ins.check(config)
     installed.require(config["engine"], config["choices"].get("engine"))
@@ -113,18 +113,14 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     if view.target("model") not in OPTIONS:
         return config, identity.digest(model), []
     from minivllm.extras.speculative.fit import require_drafts_fit
-    from minivllm.models.config import ModelConfig, require_experts
     from minivllm.models.load.source import resolve
     from minivllm.passes.pruning.options import CalibrationOptions
-    from minivllm.passes.pruning.shapes import pruned_config
     from minivllm.passes.pruning.texts import text_file
 
     if isinstance(view.pruning, CalibrationOptions):
         text_file(view.pruning)
     node, source = resolve(model, allow_random=not with_quality)
-    _check_images(view.vision, workload, source)
-    architecture = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
-    require_experts(view.runtime.moe, architecture.num_experts)
+    architecture = _check_model(config, workload, source)
     longest = architecture.context(view.model.max_model_len)
     require_drafts_fit(view.speculative, architecture, longest, not with_quality)
     if (
@@ -144,16 +140,28 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     return {**config, "model": node}, source.fingerprint, warnings
 
 
-def _check_images(options: VisionOptions, workload: Any, source: Source) -> None:
-    """Raise BadInput for knobs of images, or a workload of them, that the model does not take."""
-    asked = isinstance(workload, ImagesOptions)
-    if not asked and not options.is_set:
-        return
-    from minivllm.bench.workloads.images import NO_IMAGES
-    from minivllm.extras.vision.fit import require_vision_fits
+def _check_model(config: dict[str, Any], workload: Any, source: Source) -> ModelConfig:
+    """Compare knobs with what the files of the model say, and return its sizes as they are pruned.
+    Raises BadInput."""
+    from minivllm.models.config import ModelConfig, require_experts
+    from minivllm.passes.pruning.shapes import pruned_config
 
-    if not require_vision_fits(options, source) and asked:
-        raise BadInput(NO_IMAGES.format(name=workload.name))
+    view, support = Config.of(config), support_of(config["engine"])
+    whole = pruned_config(view.pruning, source.config)
+    sizes = ModelConfig.from_dict(whole)
+    require_experts(view.runtime.moe, sizes.num_experts)
+    if view.parallel.tensor > 1 and support is not None and support.own_torch:
+        from minivllm.passes.shard_sizes import require_shares
+
+        require_shares(whole, view.parallel.tensor, view.quant, source.is_gguf)
+    asked = isinstance(workload, ImagesOptions)
+    if asked or view.vision.is_set:
+        from minivllm.bench.workloads.images import NO_IMAGES
+        from minivllm.extras.vision.fit import require_vision_fits
+
+        if not require_vision_fits(view.vision, source) and asked:
+            raise BadInput(NO_IMAGES.format(name=workload.name))
+    return sizes
 
 
 def _check_load(config: dict[str, Any], simulated: bool) -> Any:

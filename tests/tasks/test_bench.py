@@ -207,7 +207,7 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
     config = {
         **make_config(workload={"input_len": 100}),
         "model": model,
-        **{group: compose([])[group] for group in ("speculative", "pruning", "vision")},
+        **{group: compose([])[group] for group in ("speculative", "pruning", "vision", "parallel")},
     }
     checked, fingerprint, warnings = preflight.check(config)
     assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]
@@ -217,6 +217,12 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
         preflight.check({**config, "workload": {**config["workload"], "input_len": 120}})
     with pytest.raises(BadInput, match="context holds 64"):
         preflight.check({**config, "model": {**model, "max_model_len": 64}})
+
+
+def test_ranks_that_cannot_share_the_model_are_named_before_a_process_starts() -> None:
+    with pytest.raises(BadInput, match=r"parallel.tensor=3: ranks cannot share 4 attention heads"):
+        preflight.check(compose(["parallel.tensor=3"]))
+    preflight.check(compose(["parallel.tensor=2"]))
 
 
 def test_a_report_that_cannot_be_written_hides_nothing(
