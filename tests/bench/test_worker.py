@@ -77,7 +77,16 @@ def test_a_worker_without_its_parent_ends() -> None:
 def test_breakdown_is_the_mean_of_what_is_known() -> None:
     result = breakdown([{"forward_ms": 1.0, "gap_ms": None}, {"forward_ms": 3.0, "gap_ms": 5.0}])
     assert (result.steps, result.forward_ms, result.gap_ms, result.sample_ms) == (2, 2.0, 5.0, None)
-    assert breakdown([]).forward_ms is None
+    assert breakdown([]).forward_ms is None and breakdown([]).collective_share is None
+
+
+def test_the_share_of_communication_is_one_of_the_whole_step() -> None:
+    steps = [
+        {"schedule_ms": 1.0, "forward_ms": 8.0, "gap_ms": 1.0, "collective_ms": 2.0},
+        {"schedule_ms": 1.0, "forward_ms": 18.0, "gap_ms": None, "collective_ms": 5.5},
+    ]
+    # 3.75 ms of a mean step of 1 + 13 + 1 ms
+    assert breakdown(steps).collective_share == pytest.approx(0.25)
 
 
 def test_waste_is_the_mean_share() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -108,3 +111,28 @@ def test_torchrun_starts_as_many_processes_as_there_are_ranks(
         monkeypatch.setitem(os.environ, name, value)
     with pytest.raises(BadInput, match=r"parallel\.tensor=2: torchrun has started 3 processes"):
         LLM("tiny", overrides=OVERRIDES)
+
+
+def test_ranks_of_torchrun_are_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is the command line as torchrun starts it on every machine: it finds rank 0 over
+    TCP."""
+    knobs = ["quant=fp32", "runtime.threads=1", "cache.num_blocks=16"]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    with LLM("tiny", overrides=knobs) as one:
+        known = one.generate([[5, 6, 7]], params)[0].outputs[0].token_ids
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {
+        **{"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0"},
+    }.items():
+        monkeypatch.setenv(name, value)
+    second = {**os.environ, "RANK": "1", "LOCAL_RANK": "1"}
+    with subprocess.Popen([sys.executable, "-m", "minivllm"], env=second) as other:
+        try:
+            with LLM("tiny", overrides=[*knobs, "parallel.tensor=2"]) as two:
+                assert two.generate([[5, 6, 7]], params)[0].outputs[0].token_ids == known
+            assert other.wait(10) == 0
+        finally:
+            other.kill()

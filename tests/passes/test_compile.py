@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from minivllm import LLM, SamplingParams
+from minivllm.assembly import build_part
 from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
+from minivllm.extras.scoring import sequence_logits
 from minivllm.models.layers import Attention
+from minivllm.parallel.ranks import GroupRanks
 from minivllm.passes import compile
 from minivllm.passes.compile import CompiledPart, Compiler, OpaqueLinear
+from minivllm.passes.shard import SummedOverRanks
 from tests.reference import make_checkpoint
 
 PROMPTS = [list(range(2, 2 + count)) for count in (7, 1, 40, 23)]
@@ -184,3 +190,28 @@ def test_tokens_are_those_of_plain_steps() -> None:
     for ids in PROMPTS:
         torch.testing.assert_close(whole.logits(ids), plain.logits(ids), atol=1e-4, rtol=1e-4)
     assert parts(whole)[0].compiler.counters["graphs"] == 2
+
+
+@pytest.mark.usefixtures("traced")
+def test_ranks_compile_their_parts_and_sum_outside_of_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile, "LENGTHS", (8, 1))
+    make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    knobs = ["model=hf", f"model.path={tmp_path / 'model'}", "quant=fp32", "attention=sdpa"]
+    knobs += ["runtime.device=cpu", "runtime.threads=1", "cache.num_blocks=16"]
+    knobs += ["model.max_model_len=64", "parallel.tensor=2", "runtime.compile=true"]
+
+    def part(rank: int) -> torch.Tensor:
+        store = FileStore(str(tmp_path / "store"), 2)
+        engine, _ = build_part(compose(knobs), lambda device: GroupRanks(store, rank, 2, 2, device))
+        model = engine.loaded.model
+        (layer,) = (one for one in model.modules() if isinstance(one, CompiledPart))
+        opaque = [one.inner for one in layer.modules() if isinstance(one, OpaqueLinear)]
+        assert sum(isinstance(one, SummedOverRanks) for one in opaque) == 2
+        return sequence_logits(engine, PROMPTS[3])
+
+    with ThreadPoolExecutor(2) as threads:
+        first, _ = threads.map(part, range(2))
+    alone = load(tmp_path / "model").logits(PROMPTS[3])
+    torch.testing.assert_close(first, alone, atol=1e-5, rtol=0)

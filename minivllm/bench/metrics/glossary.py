@@ -173,12 +173,12 @@ FIGURES = (
         "400 gaps of 20 ms in all: 0.05 ms.",
     ),
     Figure(
-        "breakdown.collective_ms",
-        "ms",
+        "breakdown.collective_share",
+        "share",
         "lower",
-        "Of forward_ms, what collectives take; null with one rank, and on GPUs.",
-        "sum of rank 0's times in collectives, waits for slower ranks included / steps.",
-        "400 steps that spend 4 s in collectives: 10 ms.",
+        "Share of communication in a step; null with one rank, and on GPUs.",
+        "rank 0's time in collectives, waits for slower ranks included / time of the steps.",
+        "10 ms in collectives of steps of 40 ms: 0.25.",
     ),
     Figure(
         "cold.load_s",

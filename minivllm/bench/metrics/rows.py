@@ -21,6 +21,9 @@ def breakdown(steps: Rows) -> Breakdown:
     for name in BREAKDOWN:
         values = [step[name] for step in steps if step.get(name) is not None]
         setattr(result, name, sum(values) / len(values) if values else None)
+    whole = sum(getattr(result, name) or 0.0 for name in (*PHASES, "gap_ms"))
+    if whole and result.collective_ms is not None:
+        result.collective_share = result.collective_ms / whole
     return result
 
 

@@ -137,6 +137,7 @@ class Breakdown:
     emit_ms: float | None = None
     gap_ms: float | None = None
     collective_ms: float | None = None  # of forward_ms, what collectives took
+    collective_share: float | None = None  # of the whole step, the gap after it included
 
 
 @dataclass

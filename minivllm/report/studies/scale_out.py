@@ -4,6 +4,7 @@ cache."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ HEADINGS = (
     "× one",
     "interval",
     "efficiency (%)",
+    "communication (%)",
     "hit rate (%)",
     "kept (%)",
     "requests by replica",
@@ -71,12 +73,13 @@ class Scaled:
 
     @property
     def efficiency(self) -> float | None:
-        """Speed of a device as a share of that of the one alone; None where replicas share
-        cores."""
-        places = str(self.cell.first("liveness.parallel.placed_at")).split(" | ")
-        if self.speedup is None or len({*places}) < self.replicas:
-            return None
-        return self.speedup.ratio / self.devices
+        """Speed of a device as a share of that of the one alone; None where replicas or ranks share
+        cores, or nothing tells where they ran."""
+        apart = self.cell.simulated or self.devices <= max(
+            _num_places(str(self.cell.first("liveness.parallel.placed_at"))),
+            int(number(self.cell.first("devices.count")) or 0),
+        )
+        return self.speedup.ratio / self.devices if self.speedup is not None and apart else None
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,12 @@ def _degree(cell: Cell, knob: str) -> int:
     return int(number(cell.first(f"config.parallel.{knob}")) or 1)
 
 
+def _num_places(placed_at: str) -> int:
+    """How many cores or GPUs the places of a record name, such as "0,1 | 2,3" or
+    "cuda:0,1 | cuda:2,3"."""
+    return len({*re.findall(r"\d+", placed_at)})
+
+
 def _hit_rate(cell: Cell) -> float | None:
     """Share of the prompt tokens that the prefix caches of all replicas had."""
     looked_up = cell.mean(LOOKED_UP)
@@ -139,13 +148,14 @@ def _hit_rate(cell: Cell) -> float | None:
 
 def scaled_loads(cells: Sequence[Cell]) -> list[ScaledLoad]:
     """The loads that are served by one device and by several."""
-    groups: dict[tuple[Any, str], list[Cell]] = {}
+    groups: dict[tuple[tuple[Any, bool], str], list[Cell]] = {}
     for cell in cells:
-        if cell.ok and not cell.simulated:
+        if cell.ok:
             apart = {title for key, title in cell.columns.items() if key.startswith(APART)}
             known = {t: v for t, v in cell.varying.items() if t not in apart and v != MISSING}
             name = " ".join(f"{title}={value}" for title, value in known.items())
-            groups.setdefault((cell.first("workload_hash"), name), []).append(cell)
+            load = cell.first("workload_hash"), cell.simulated
+            groups.setdefault((load, name), []).append(cell)
     several = {
         name: group
         for (_, name), group in groups.items()
@@ -221,6 +231,7 @@ def rows(load: ScaledLoad) -> list[list[str]]:
             ratio(None if one.speedup is None else one.speedup.ratio),
             MISSING if one.speedup is None else interval(one.speedup.low, one.speedup.high),
             percent(one.efficiency),
+            percent(one.cell.mean("breakdown.collective_share")),
             percent(one.hit_rate),
             percent(one.kept),
             str(one.cell.first("liveness.parallel.requests") or MISSING),

@@ -9,7 +9,13 @@ import pytest
 
 from minivllm.bench.records.record import Record
 from minivllm.report.inputs import ReportInputs, read
-from minivllm.report.studies.scale_out import ScaleOutStudy, rows, scaled_loads, statements
+from minivllm.report.studies.scale_out import (
+    HEADINGS,
+    ScaleOutStudy,
+    rows,
+    scaled_loads,
+    statements,
+)
 from tests.report.pagereader import build
 from tests.report.synthetic import make_record, make_sweep, write
 
@@ -64,6 +70,7 @@ def test_speed_is_compared_with_one_replica_of_the_same_load(tmp_path: Path) -> 
     assert re.match(r"2 replicas on 2 devices gave 1\.79× \(1\.\d+ to 1\.\d+\) the output", line)
     assert "89.4 % for each device" in line
     assert rows(load)[1][-2:] == ["3 | 5", "0 | 1"]
+    assert rows(load)[1][HEADINGS.index("communication (%)")] == "–"
     assert "1.79×" in STUDY.files([load], inputs)["scale_out.md"]
 
 
@@ -85,3 +92,31 @@ def test_hit_rates_are_those_of_one_engine_with_all_blocks(tmp_path: Path) -> No
         "of one engine's hit rate of 80.0 %, 2 replicas kept: round_robin 37.5 % and "
         "prefix_aware 95.0 %."
     ]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ranks", "places", "efficiency"),
+    [
+        (1, 2, "0,1", 0.75),
+        (1, 2, "0", None),  # the ranks share a core
+        (2, 2, "0 | 1", None),
+        (2, 2, "0,1 | 2,3", 0.375),
+        (2, 2, "cuda:0,1 | cuda:2,5", 0.375),
+        (2, 1, "cpu | cpu", None),
+    ],
+)
+def test_ranks_are_devices_and_communicate(
+    replicas: int, ranks: int, places: str, efficiency: float | None, tmp_path: Path
+) -> None:
+    several = served(replicas, 0, 150.0, places=places)
+    several.config["parallel"]["tensor"] = ranks
+    several.cell_id, several.arm = "ranks", f"parallel.tensor={ranks}"
+    several.run_id = "0".ljust(12, "f")
+    several.liveness["parallel"] = {"placed_at": places}
+    assert several.breakdown is not None
+    several.breakdown.collective_share = 0.25
+    (load,) = scaled_loads(inputs_of(tmp_path, [served(1, 0, 100.0), several]).cells)
+    found = load.cells[1]
+    assert found.devices == replicas * ranks
+    assert found.efficiency == (None if efficiency is None else pytest.approx(efficiency))
+    assert rows(load)[1][HEADINGS.index("communication (%)")] == "25.0"

@@ -27,6 +27,8 @@ from minivllm.bench.targets.simulation.simulated_request import (
     SimulatedTokens,
 )
 from minivllm.bench.targets.simulation.simulated_speculation import simulated_speculation
+from minivllm.bench.targets.simulation.step_times import RooflineTimes
+from minivllm.bench.targets.simulation.tensor_costs import Communication
 from minivllm.cache.eviction.policies import Eviction
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand
@@ -99,6 +101,9 @@ class SimulatedEngine(Adapter):
         model, source, costs, weight_bytes, self.step_times = simulated_model(
             config, options, cache.kv_dtype
         )
+        self._communication: Communication | None = None  # fitted times do not tell it
+        if isinstance(self.step_times, RooflineTimes):
+            self._communication = self.step_times.communication
         # Records do not say what was near: what is fitted to them goes by the whole context.
         self._windowed = costs if options.steps is None and costs["window"] is not None else None
         self.clock = self.submission_clock = VirtualClock()
@@ -356,7 +361,12 @@ class SimulatedEngine(Adapter):
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine; the time of a step without drafting is all in `forward_ms`."""
-        return [dict(zip(ROW, row, strict=True)) for row in self._rows]
+        rows: list[dict[str, Any]] = [dict(zip(ROW, row, strict=True)) for row in self._rows]
+        if (between := self._communication) is not None:
+            for row in rows:
+                logits = row["num_requests"] + row["num_drafts"]
+                row["collective_ms"] = between.ms(row["num_tokens"], logits)
+        return rows
 
     def speculation(self) -> SpeculationReport | None:
         """See SpeculatingEngine."""

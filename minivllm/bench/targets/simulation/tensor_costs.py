@@ -12,6 +12,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.costs import BYTES
 
 ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP (Shoeybi et al. 2019)
+OTHER_ALL_REDUCES = 1  # of the embedding, which is split by the vocabulary
 LOGIT_BYTES = 4  # float32
 DIVIDED = (
     *("streamed_weight_bytes", "expert_weight_bytes", "flops_per_token"),
@@ -56,7 +57,7 @@ class Communication:
 
     def ms(self, tokens: int, rows: int) -> float:
         """Milliseconds of a step of so many tokens and rows of logits."""
-        reduces = ALL_REDUCES_PER_LAYER * self.layers
+        reduces = ALL_REDUCES_PER_LAYER * self.layers + OTHER_ALL_REDUCES
         moved = 2 * reduces * tokens * self.token_bytes + rows * self.row_bytes
         seconds = moved * (self.ranks - 1) / self.ranks / self.bandwidth
         return 1e3 * (seconds + (reduces + 1) * self.latency_s)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from minivllm.bench.driver import drive
 from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.metrics.rows import breakdown
 from minivllm.bench.targets.simulation.simulated_cluster import SimulatedCluster
 from minivllm.bench.workloads.arrivals import Arrival, Offline, Poisson
 from minivllm.bench.workloads.workload import Workload
@@ -37,6 +38,12 @@ def run(
         one.step_times = Planted()
     arrival = arrival or Offline()
     return under_test, drive(under_test, work, arrival, SamplingParams(), under_test.clock)
+
+
+def run_as_built(work: Workload, *overrides: str) -> tuple[SimulatedCluster, list[RequestTrace]]:
+    """With the times of the roofline."""
+    under_test = cluster(*overrides)
+    return under_test, drive(under_test, work, Offline(), SamplingParams(), under_test.clock)
 
 
 def test_each_replica_makes_steps_of_its_own() -> None:
@@ -151,3 +158,17 @@ def test_requests_end_early_wherever_they_are() -> None:
 def test_what_cannot_be_simulated_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         cluster(*overrides)
+
+
+def test_steps_of_simulated_ranks_say_what_their_collectives_take() -> None:
+    knobs = ("parallel.tensor=2", "engine.link_gb_s=1", "engine.link_us=50")
+    under_test, _ = run_as_built(workload((3, 2), (5, 3)), "parallel.replicas=2", *knobs)
+    steps = under_test.steps()
+    assert {step["replica"] for step in steps} == {0, 1}
+    for step in steps:
+        between = step["collective_ms"]
+        assert 0 < between < step["forward_ms"]
+    share = breakdown(steps).collective_share
+    assert share is not None and 0 < share < 1
+    alone, _ = run_as_built(workload((3, 2)), "parallel.replicas=2")
+    assert "collective_ms" not in alone.steps()[0]
