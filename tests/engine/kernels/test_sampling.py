@@ -77,7 +77,8 @@ def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype, size: int
 
 def test_draws_are_those_of_torch(draw: Draw) -> None:
     torch.manual_seed(1)
-    rows, vocab = 1000, 2500
+    # the interpreter takes some milliseconds a row
+    rows, vocab = 250 if draw is sampling.draw and DEVICE.type == "cpu" else 1000, 2500
     logits = (torch.randn(rows, vocab) * torch.rand(rows, 1) * 8).to(DEVICE)
     logits[::4] = 0.0  # the noise decides alone
     columns = some_columns(10 ** (torch.rand(rows) * 3 - 2))
