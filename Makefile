@@ -28,9 +28,12 @@ GALLERY := $(filter $(shell grep -o '$(EXAMPLES)/[^/]*/index.html' docs/examples
 run: $(RUNNING)
 	$(BIN)/python run.py
 
+# Two processes a core, as many tests wait; each may take 2 GB. All of them read the bytecode that one has compiled.
+PROCESSES = $(shell $(BIN)/python -c "import psutil as p; print(max(1, min(4, 2 * p.cpu_count(), p.virtual_memory().available >> 31)))")
+
 test: install
 	@echo "Looking for tests; a dot is a test that passes, and all of them take some minutes."
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --tb short --disable-warnings -r fEs
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --tb short --disable-warnings -r fEs
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz

@@ -40,6 +40,10 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     own_folder = tempfile.TemporaryDirectory(prefix=f"{worker}-", ignore_cleanup_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = own_folder.name
 
+# Garbage is looked for when all tests are found, and then after so many new objects.
+gc.disable()
+OBJECTS = 20_000
+
 # A shell starts background jobs with Ctrl-C ignored, and processes inherit that: the tests of
 # Ctrl-C need it back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -74,6 +78,8 @@ def pytest_collection_finish() -> None:
     """Leave modules and tests, which stay, out of every later collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(OBJECTS)
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
