@@ -1,7 +1,8 @@
 """`engine=openai` beside `vllm bench serve`: what two clients say of one server and load.
 
     export MINIVLLM_VLLM_PYTHON=~/vllm/bin/python  # needs pandas, too
-    python run.py engine=vllm_server engine.port=8123 engine.linger_s=1200 model=tiny ...
+    python run.py engine=vllm_server engine.port=8123 engine.linger_s=1200 engine.suspend=false \
+        model=tiny ...
     python scripts/vllm_bench.py --url http://127.0.0.1:8123/v1 --output vllm_bench.json
 
 Both send the same fields and prompts, as token ids, in the same order, greedy, with so many

@@ -73,7 +73,7 @@ NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 NEUTRAL_ENGINE = frozenset(
     (
         *("python", "program", "port", "api_key_env"),
-        *("start_timeout_s", "idle_timeout_s", "linger_s"),
+        *("start_timeout_s", "idle_timeout_s", "linger_s", "suspend"),
     )
 )
 NAMED_ALWAYS = ("model", "quant", "batching")

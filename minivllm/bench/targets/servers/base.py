@@ -158,7 +158,7 @@ class StartedServer(OpenAIEngine):
     def _start(self, words: list[str]) -> StartedProcess:
         if self._kept is None:
             return super()._start(words)
-        self._kept.start(words, self._environment(), self.own.linger_s)
+        self._kept.start(words, self._environment(), self.own.linger_s, self.own.suspend)
         return self._kept
 
     def environment(self) -> dict[str, str]:

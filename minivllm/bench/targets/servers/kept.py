@@ -77,7 +77,11 @@ class KeptServer:
         return _alive(self.folder)
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], linger_s: float
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        linger_s: float,
+        suspend: bool,
     ) -> None:
         """Start it, unless it is there. Raises BadInput where it does not start."""
         if self.found:
@@ -85,7 +89,7 @@ class KeptServer:
         subprocess.Popen(
             [
                 *(sys.executable, "-I", keeper.__file__, str(self.folder)),
-                *(str(linger_s), str(self.port), *command),
+                *(str(linger_s), str(self.port), str(int(suspend)), *command),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

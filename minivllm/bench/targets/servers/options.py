@@ -55,6 +55,7 @@ class ServerOptions(EngineOptions):
             long.
         linger_s: how long the server stays started after a measurement, for the next one with the
             same command; 0 stops it at once.
+        suspend: whether its processes are suspended meanwhile, so that they take no processor time.
         max_connections: most requests under way at once.
         args: further arguments of the server by their names, which win over what is made of the
             other groups; null leaves one out.
@@ -66,6 +67,7 @@ class ServerOptions(EngineOptions):
     start_timeout_s: float = knob(600.0, above=0)
     idle_timeout_s: float = knob(300.0, above=0)
     linger_s: float = knob(0.0, at_least=0)
+    suspend: bool = True
     max_connections: int = knob(256, at_least=1)
     args: dict[str, Any] | None = None
     env: dict[str, Any] | None = None

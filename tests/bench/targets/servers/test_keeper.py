@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from minivllm.bench.targets.servers import keeper
+
+PATIENCE_S = 60.0
+
+
+def wait_until(happens: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if happens():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def keep(folder: Path) -> None:
     """Keep a server that cannot start."""
     command = (sys.executable, "-c", "print('no GPU found'); raise SystemExit(3)")
-    words = [sys.executable, "-I", keeper.__file__, str(folder), "60", "0", *command]
+    words = [sys.executable, "-I", keeper.__file__, str(folder), "60", "0", "1", *command]
     subprocess.run(words, timeout=60, check=False)
 
 
@@ -25,3 +41,28 @@ def test_a_server_that_cannot_start_leaves_its_words_to_who_waits(tmp_path: Path
         assert (tmp_path / keeper.LOG).read_text() == "no GPU found\n"
     keep(tmp_path)
     assert not tmp_path.exists(), "nobody uses it"
+
+
+def test_a_server_that_nobody_uses_is_suspended_and_still_ends_with_its_keeper(
+    tmp_path: Path,
+) -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    command = (sys.executable, "-c", child)
+    kept = subprocess.Popen(
+        [sys.executable, "-I", keeper.__file__, str(tmp_path), "600", "0", "1", *command]
+    )
+    try:
+        assert wait_until((tmp_path / keeper.STATE).exists)
+        state = json.loads((tmp_path / keeper.STATE).read_text())
+        server = psutil.Process(state["server"])
+        assert wait_until(lambda: server.status() == psutil.STATUS_STOPPED)
+        with (tmp_path / keeper.LEASE).open("ab") as lease:
+            fcntl.flock(lease, fcntl.LOCK_SH)
+            assert wait_until(lambda: server.status() != psutil.STATUS_STOPPED)
+            assert wait_until(lambda: bool(server.children())), "it was not resumed"
+            (busy,) = server.children()
+            assert busy.status() != psutil.STATUS_STOPPED
+        assert wait_until(lambda: busy.status() == psutil.STATUS_STOPPED), "not all processes"
+    finally:
+        kept.kill()
+    assert wait_until(lambda: not server.is_running() and not busy.is_running())
