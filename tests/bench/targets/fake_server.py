@@ -220,6 +220,9 @@ class Handler(BaseHTTPRequestHandler):
             else {}
         )
 
+    def prompt_details(self) -> dict[str, Any]:
+        return {"prompt_tokens_details": {"cached_tokens": 3}}
+
     def stream(self, body: dict[str, Any], ids: bool) -> None:
         size, total = self.settings.get("per_chunk", 1), body["max_tokens"]
         endless = self.settings.get("fault") == "endless"
@@ -244,7 +247,7 @@ class Handler(BaseHTTPRequestHandler):
             self.event(choices=[{"text": "", "finish_reason": "length"}])
         usage = {**self.prompt_usage(body), "completion_tokens": total}
         if self.settings.get("usage", True):
-            self.event(choices=[], usage={**usage, "prompt_tokens_details": {"cached_tokens": 3}})
+            self.event(choices=[], usage={**usage, **self.prompt_details()})
         self.wfile.write(b"data: [DONE]\n\n")
 
 

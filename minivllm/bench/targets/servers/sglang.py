@@ -82,6 +82,7 @@ class SglangServer(StartedServer):
                 speculation["num_speculative_tokens"] if drafts else None
             ),
             "enable-metrics": True,
+            "enable-cache-report": True,  # so that each answer says what was cached
             **self._weights(source),
         }
         given = words(merged(arguments, self.own.args), negated=False)

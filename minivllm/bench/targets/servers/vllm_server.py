@@ -91,6 +91,7 @@ class VllmServer(StartedServer):
             "kv-cache-memory-bytes": kv_cache_gb and int(kv_cache_gb * 1e9),
             "speculative-config": self._speculation(),
             "disable-uvicorn-access-log": True,
+            "enable-prompt-tokens-details": True,  # so that each answer says what was cached
             **self._weights(source),
         }
         given = words(merged(arguments, self.own.args), negated=True)

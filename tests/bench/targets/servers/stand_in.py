@@ -183,11 +183,17 @@ class StandInHandler(Handler):
 
     def stream(self, body: dict[str, Any], ids: bool) -> None:
         with self.stand_in.slots:
-            self.settings["cached"] = self.stand_in.take(body["prompt"], body["max_tokens"])
+            self.cached = self.stand_in.take(body["prompt"], body["max_tokens"])
             super().stream(body, ids)
 
     def prompt_usage(self, body: dict[str, Any]) -> dict[str, int]:
         return {"prompt_tokens": len(body["prompt"])}
+
+    def prompt_details(self) -> dict[str, Any]:
+        asked = ("enable-prompt-tokens-details", "enable-cache-report")
+        if self.stand_in.engine != "llamacpp" and not any(x in self.stand_in.given for x in asked):
+            return {}
+        return {"prompt_tokens_details": {"cached_tokens": self.cached}}
 
 
 def serve(stand_in: StandIn, say: Callable[[str], None]) -> ThreadingHTTPServer:

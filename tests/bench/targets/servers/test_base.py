@@ -18,10 +18,10 @@ from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.targets import openai
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
 from minivllm.bench.targets.supported_knobs import require_supported
-from minivllm.bench.workloads.arrivals import Offline
+from minivllm.bench.workloads.arrivals import Concurrency, Offline
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
-from tests.bench.targets.driving import requests
+from tests.bench.targets.driving import requests, run
 from tests.bench.targets.servers.conftest import Make, ThreadedChild
 
 pytest.importorskip("aiohttp")
@@ -49,6 +49,14 @@ def test_what_primes_the_cache_is_not_counted(make: Make) -> None:
     counted = engine.liveness()
     assert counted["engine"]["prompt_tokens_computed"] == 0
     assert counted["cache"]["prefix_tokens_reused"] == 0
+
+
+@pytest.mark.parametrize("name", ["vllm_server", "sglang", "llamacpp"])
+def test_each_answer_says_how_much_of_its_prompt_was_cached(make: Make, name: str) -> None:
+    engine = make(name, "cache.prefix_caching=true")
+    engine.reset()
+    traces = run(engine, requests([(1, 2, 3), (1, 2, 3, 4)], [2, 2]), Concurrency(concurrency=1))
+    assert [trace.cached_tokens for trace in traces] == [0, 3]
 
 
 @pytest.mark.parametrize("accepted", [0.0, 3.0])

@@ -41,6 +41,7 @@ def test_knobs_become_arguments(make: Make) -> None:
         "speculative-algorithm": "NGRAM",
         "speculative-num-draft-tokens": "3",
         "enable-metrics": True,
+        "enable-cache-report": True,
         "disable-cuda-graph": True,
     }
     assert any("stand-in alone" in warning for warning in engine.info.warnings)

@@ -48,6 +48,7 @@ def test_knobs_become_arguments(make: Make) -> None:
         "kv-cache-dtype": "fp8",
         "kv-cache-memory-bytes": "500000000",
         "disable-uvicorn-access-log": True,
+        "enable-prompt-tokens-details": True,
         "enforce-eager": True,
     }
     assert child.environment["VLLM_SERVER_DEV_MODE"] == "1" and engine.info.max_num_seqs == 4
