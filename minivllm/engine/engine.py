@@ -260,7 +260,7 @@ class Engine:
             if request.state is not RequestState.DONE:
                 if request.token_ids[-1] < 0:
                     request.token_ids.pop()
-                outputs.append(self._accept(request, token.token_id, token.logprobs))
+                outputs.append(self.accept(request, token.token_id, token.logprobs))
         return outputs
 
     def _advance(self, launched: InFlightStep) -> list[TokenOutput]:
@@ -277,7 +277,7 @@ class Engine:
             outputs.append(TokenOutput(request, token_ids[-1], "", reason))
         return outputs
 
-    def _accept(
+    def accept(
         self, request: Request, token_id: int, logprobs: dict[int, float] | None
     ) -> TokenOutput:
         """Add a sampled token to its request and end the request if that was the last one, or it

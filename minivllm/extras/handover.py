@@ -1,4 +1,5 @@
-"""Keys and values of a prompt that go from one engine to another, through host memory."""
+"""Requests that go from one engine to another, with the keys and values of their prompts, through
+host memory."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import torch
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.tiers.transfer import BlockTransfers
+from minivllm.engine.engine import Engine
+from minivllm.engine.request import Request
 from minivllm.extras.insert_prefix import insert_prefix
 
 
@@ -41,3 +44,10 @@ def put_prefix(
         transfers.fill(torch.tensor(blocks), rows[first:])
 
     return insert_prefix(cache, token_ids[: len(rows) * cache.block_size], write)
+
+
+def resume(engine: Engine, request: Request, token_ids: Sequence[int]) -> None:
+    """Let a request that has just been added begin with tokens that another engine has given its
+    answer, as if this one had: stops, penalties, grammars and text go on from there."""
+    for token_id in token_ids:
+        engine.accept(request, token_id, None)

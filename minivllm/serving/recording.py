@@ -18,6 +18,7 @@ from minivllm.bench.records import identity, storage
 from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import Cold, Memory, Validity
+from minivllm.bench.targets.replicas.merging import routing_counters
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
@@ -135,7 +136,8 @@ class Recorder:
             (self._num_left_out, "later requests are not in the record, which has its limit"),
         ):
             notes += [f"{count} {what}"] if count else []
-        router = service.client.router
+        client = service.client
+        routing: dict[str, Any] = routing_counters(client.router, client.handovers)
         peaks = [row["rss"] for row in rows if row.get("rss")]
         return {
             "weights": self._source.weights,
@@ -145,8 +147,8 @@ class Recorder:
             "memory": Memory(host_rss_peak=max(peaks, default=None)),
             "cost": cost(vars(measure.price), figures, Energy()),
             "liveness": {
-                "served": dict(service.client.counters),
-                **({"parallel": router.report()} if len(router.given) > 1 else {}),
+                "served": dict(client.counters),
+                **({"parallel": routing} if routing["replicas"] > 1 else {}),
             },
             "validity": Validity(notes=notes),
         }

@@ -60,11 +60,6 @@ async def serve(config: dict[str, Any]) -> int:
     """
     view = Config.of(config)
     options: ServeOptions = view.task
-    if view.parallel.disaggregated:
-        raise BadInput(
-            "parallel.disaggregated=true is for task=bench and task=capacity: leave it out with "
-            "task=serve"
-        )
     source = resolve(config["model"], allow_random=False)[1]
     tokenizer = Tokenizer.load(source.folder)
     pictures = None

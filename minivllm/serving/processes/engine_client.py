@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from minivllm.bench.hardware.gpu import replica_gpus
+from minivllm.cluster.handover import make_handovers
 from minivllm.cluster.placement import placements
 from minivllm.cluster.router import CacheShape, RoutedRequest, make_router
 from minivllm.config.typed import Config
@@ -19,6 +21,7 @@ from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
+    HandedOver,
     Piece,
     Ready,
     Rejected,
@@ -39,7 +42,10 @@ class EngineClient:
     """Starts the engine's processes and serves requests with them.
 
     A request goes to the replica that the router chooses. Where that replica dies before it has
-    answered, another one gets the request; an answer that has begun ends with an error.
+    answered, another one gets the request; an answer that has begun ends with an error. With
+    `parallel.disaggregated` the router chooses among the replicas that compute prompts; after the
+    first token another replica continues. A request of several samples, or with images, is served
+    whole where its prompt is computed.
 
     Args:
         config: the resolved configuration.
@@ -49,6 +55,7 @@ class EngineClient:
     def __init__(self, config: dict[str, Any], slow_reader_pieces: int) -> None:
         self._config, self._most_waiting = config, slow_reader_pieces
         self._parallel = Config.of(config).parallel
+        self.handovers = make_handovers(self._parallel)
         self.streams: dict[str, TokenStream] = {}  # that have not ended
         self.listeners: list[Callable[[Step], None]] = []  # told of every step
         self.submitted: list[Callable[[TokenStream], None]] = []  # told of every request
@@ -60,6 +67,7 @@ class EngineClient:
         ]
         self._at: dict[str, EngineLink] = {}  # who has each request
         self._unanswered: dict[str, tuple[RoutedRequest, Submit]] = {}  # nothing has come back
+        self._to_continue: dict[str, Submit] = {}  # requests that are to be handed over
         self._begun = False  # requests can be routed
         self._count = 0
         self._reset: asyncio.Future[bool] | None = None
@@ -85,7 +93,7 @@ class EngineClient:
             return [self._config]
         gpus, ranks = replica_gpus(self._config), self._parallel.tensor
         places = placements(self._config["runtime"], len(self._links), gpus, ranks)
-        alone = {**self._config["parallel"], "replicas": 1}
+        alone = {**self._config["parallel"], "replicas": 1, "disaggregated": False}
         return [{**self._config, "runtime": place, "parallel": alone} for place in places]
 
     def begin(self, ready: list[Ready]) -> None:
@@ -105,12 +113,21 @@ class EngineClient:
         self._begun = True
         for link in self._links:
             if not link.is_alive:  # it has died while others were still being built
-                self.router.lose(link.number)
+                self._lose(link.number)
+
+    def _lose(self, number: int) -> list[str]:
+        """Note that a replica is dead, for who chooses among those of its kind; its requests."""
+        if self.handovers is not None and number >= self.handovers.num_prefill:
+            return self.handovers.decoders.lose(number - self.handovers.num_prefill)
+        return self.router.lose(number)
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be served."""
-        return any(link.is_alive for link in self._links)
+        """Whether requests can be served: a replica lives, with `parallel.disaggregated` one of
+        each kind."""
+        count = self._parallel.prefill_replicas if self._parallel.disaggregated else 0
+        kinds = self._links[:count], self._links[count:]
+        return all(any(link.is_alive for link in kind) for kind in kinds if kind)
 
     @property
     def failure(self) -> str | None:
@@ -168,23 +185,45 @@ class EngineClient:
         most = params.n * (params.max_tokens or 0)
         self._send(
             RoutedRequest(request_id, prompt_token_ids, most, session),
-            Submit(request_id, prompt_token_ids, params, inputs),
+            Submit(request_id, prompt_token_ids, params, inputs, self._hands_over(params, inputs)),
         )
         for listener in self.submitted:
             listener(stream)
         return stream
 
+    def _hands_over(self, params: SamplingParams, inputs: RequestInputs | None) -> bool:
+        alone = params.n == params.beam_width == 1 and inputs is None
+        return alone and self.handovers is not None
+
     def _send(self, request: RoutedRequest, message: Submit) -> None:
         link = self._links[self.router.route(request)]
         self._at[request.request_id] = link
         self._unanswered[request.request_id] = request, message
+        if message.hands_over:
+            self._to_continue[request.request_id] = message
         link.send(message)
+
+    def _continue(self, done: HandedOver) -> None:
+        """Let another replica continue a request, unless its client has left."""
+        message = self._to_continue.pop(done.request_id, None)
+        if message is None or self.handovers is None or not self.is_alive:
+            return
+        prompt, params = message.prompt_token_ids, message.params
+        params = replace(params, seed=done.seed, prompt_logprobs=None)
+        self.router.end(done.request_id)
+        tokens = [*prompt, *done.token_ids]
+        link = self._links[self.handovers.continues_at(done.request_id, tokens, params)]
+        self._at[done.request_id] = link
+        link.send(Submit(done.request_id, prompt, params, rest=done))
 
     def _forget(self, request_id: str) -> EngineLink | None:
         """Note that a request has ended; who had it."""
         self.streams.pop(request_id, None)
         self._unanswered.pop(request_id, None)
+        self._to_continue.pop(request_id, None)
         self.router.end(request_id)
+        if self.handovers is not None:
+            self.handovers.end(request_id)
         return self._at.pop(request_id, None)
 
     def _abort(self, stream: TokenStream) -> None:
@@ -239,6 +278,8 @@ class EngineClient:
             case ViewFrame():
                 for viewer in self.viewers:
                     viewer(message)
+            case HandedOver():
+                self._continue(message)
             case Rejected(request_id, text):
                 if (stream := self.streams.get(request_id)) is not None:
                     self._forget(request_id)
@@ -262,12 +303,12 @@ class EngineClient:
     def _lost(self, link: EngineLink) -> None:
         """An engine's process is gone: others take the requests that it has not answered."""
         self._note_reset(link, False)
-        left = sum(one.is_alive for one in self._links)
+        left = sum(one.is_alive for one in self._links) if self.is_alive else 0
         if not left:
             self.ended.set()
         if not self._begun:
             return
-        orphans = self.router.lose(link.number)
+        orphans = self._lose(link.number)
         for request_id in orphans:
             if left and (asked := self._unanswered.get(request_id)) is not None:
                 self._send(*asked)

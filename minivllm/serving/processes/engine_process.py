@@ -16,6 +16,7 @@ from minivllm.engine.events import StateChanged
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput, NonFiniteLogits, first_line
 from minivllm.extras.extensions import RequestExtras
+from minivllm.extras.handover import put_prefix, resume, take_prefix
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
 from minivllm.platform.channel import Channel
@@ -25,6 +26,7 @@ from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
     Failed,
+    HandedOver,
     Piece,
     Ready,
     Rejected,
@@ -56,6 +58,7 @@ class EngineLoop:
         self._places: dict[str, tuple[str, int]] = {}
         self._failures = 0
         self._unbegun: set[str] = set()  # requests without a step
+        self._handing_over: set[str] = set()  # requests whose first token ends them here
         self._begun: list[tuple[str, float]] = []  # what the next message tells
         self._counters_due_s = 0.0
         engine.events.subscribe(self._note_begun, StateChanged)
@@ -96,6 +99,7 @@ class EngineLoop:
             case Abort(request_id):
                 self._unbegun.discard(request_id)
                 self._compiler.drop(request_id)
+                self._handing_over.discard(request_id)
                 for member in self._members.pop(request_id, ()):
                     self._places.pop(member.request_id, None)
                     self.engine.abort(member.request_id)
@@ -120,12 +124,19 @@ class EngineLoop:
     def _submit(self, message: Submit) -> None:
         request_id = message.request_id
         try:
-            ids, inputs = message.prompt_token_ids, message.inputs
+            ids, inputs, rest = message.prompt_token_ids, message.inputs, message.rest
+            if rest is not None:
+                put_prefix(self.engine.cache, self.engine.transfers, ids, rest.content)
             first = self.engine.add_request(request_id, ids, message.params, inputs=inputs)
         except BadInput as error:
             self._reject(message, error)
             return
-        self._unbegun.add(request_id)
+        if rest is None:
+            self._unbegun.add(request_id)
+        else:
+            resume(self.engine, first, rest.token_ids)
+        if message.hands_over:
+            self._handing_over.add(request_id)
         members = self._members[request_id] = [first, *first.unstarted]
         for index, member in enumerate(members):
             self._places[member.request_id] = request_id, index
@@ -138,7 +149,23 @@ class EngineLoop:
             return
         self._failures = 0
         if outputs:
+            handed_over = [one for output in outputs if (one := self._handed_over(output))]
             self._send([piece for output in outputs if (piece := self._piece(output))])
+            for one in handed_over:
+                self._handle(Abort(one.request_id))
+                self.channel.send(one)
+
+    def _handed_over(self, output: TokenOutput) -> HandedOver | None:
+        """What another engine needs of a request whose first token this is; None: it ends here."""
+        request = output.request
+        if request.request_id not in self._handing_over:
+            return None
+        self._handing_over.discard(request.request_id)
+        if output.finish_reason is not None:
+            return None
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        content = take_prefix(self.engine.cache, self.engine.transfers, prompt)
+        return HandedOver(request.request_id, request.output_token_ids, request.seed, content)
 
     def _fail(self, error: Exception) -> None:
         """End all requests: the step may have lost tokens of each."""
@@ -149,6 +176,7 @@ class EngineLoop:
             for request_id, index in self._places.values()
         ]
         self._unbegun.clear()
+        self._handing_over.clear()
         self._members.clear()
         self._places.clear()
         self._send(pieces)

@@ -11,12 +11,15 @@ from minivllm.models.vision.inputs import RequestInputs
 
 
 class Submit(NamedTuple):
-    """Serve a request."""
+    """Serve a request, or with `hands_over` its prompt and the first token alone, after which a
+    `HandedOver` comes. `rest` is what another engine has handed over of it: serve the rest."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     inputs: RequestInputs | None = None  # its images
+    hands_over: bool = False
+    rest: HandedOver | None = None
 
 
 class Abort(NamedTuple):
@@ -63,6 +66,15 @@ class Rejected(NamedTuple):
 
     request_id: str
     message: str
+
+
+class HandedOver(NamedTuple):
+    """What another engine needs to continue a request."""
+
+    request_id: str
+    token_ids: list[int]  # of its answer so far
+    seed: int
+    content: bytes  # keys and values of its prompt's full blocks
 
 
 class Piece(NamedTuple):

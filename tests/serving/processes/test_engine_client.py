@@ -14,6 +14,7 @@ from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
+    HandedOver,
     Piece,
     Ready,
     Reset,
@@ -77,8 +78,8 @@ def test_a_completion_that_fails_ends_its_request_in_the_engine(last: Piece, sta
 class Replicas:
     """A client with replicas that nobody has started; each keeps what it is sent."""
 
-    def __init__(self, count: int, router: str = "round_robin") -> None:
-        parallel = {"replicas": count, "router": router}
+    def __init__(self, count: int, router: str = "round_robin", **parallel: Any) -> None:
+        parallel |= {"replicas": count, "router": router}
         config = {"parallel": parallel, "cache": {"prefix_caching": True}}
         self.client = EngineClient(config, 9)
         self.sent = []
@@ -196,5 +197,49 @@ def test_the_view_goes_on_with_another_replica() -> None:
         replicas.client.watch(False)
         assert replicas.sent[1][1:] == [Watch(False)]
         replicas.die(1)
+
+    asyncio.run(run())
+
+
+def test_another_replica_continues_what_has_its_prompt_computed() -> None:
+    async def run() -> None:
+        replicas = Replicas(3, disaggregated=True, prefill_replicas=1)
+        client, sent = replicas.client, replicas.sent
+        streams = [client.submit([1, 2], SamplingParams(max_tokens=9)) for _ in range(2)]
+        assert [len(one) for one in sent] == [2, 0, 0] and sent[0][0].hands_over
+        done = HandedOver("r1", [5], 77, b"keys")
+        replicas.answer(0, "r1")
+        client._links[0].receive(done)
+        (rest,) = sent[1]
+        assert rest.rest == done and rest.params.seed == 77 and not rest.hands_over
+        replicas.answer(1, "r1", "length")
+        assert streams[0].is_over and streams[0].num_output_tokens == 2
+        client._abort(streams[1])  # its client has left
+        client._links[0].receive(done._replace(request_id="r2"))
+        assert sent[0][2:] == [Abort("r2")] and sent[2] == []
+        assert client.router.queued == [0] and client.handovers is not None
+        assert client.handovers.decoders.queued == [0, 0]
+        for params in (SamplingParams(n=2), SamplingParams(beam_width=2)):
+            client.submit([1, 2], params)
+            assert not sent[0][-1].hands_over
+
+    asyncio.run(run())
+
+
+def test_requests_are_served_while_a_replica_of_each_kind_lives() -> None:
+    async def run() -> None:
+        replicas = Replicas(3, disaggregated=True, prefill_replicas=1)
+        client = replicas.client
+        moved, waiting = (client.submit([1], SamplingParams(max_tokens=9)) for _ in range(2))
+        replicas.answer(0, "r1")
+        client._links[0].receive(HandedOver("r1", [5], 7, b""))
+        replicas.die(1)
+        assert moved.error is not None and moved.error.status == 500
+        assert client.is_alive and not waiting.is_over
+        replicas.die(2)
+        assert not client.is_alive and client.ended.is_set()
+        with pytest.raises(ApiError) as refused:
+            client.submit([1], SamplingParams())
+        assert refused.value.status == 503
 
     asyncio.run(run())

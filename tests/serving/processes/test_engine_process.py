@@ -1,0 +1,124 @@
+"""Requests whose prompt one engine computes and whose answer another continues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from minivllm import LLM, SamplingParams
+from minivllm.engine.options import StructuredOutputs
+from minivllm.serving.processes.engine_process import EngineLoop
+from minivllm.serving.processes.messages import Abort, HandedOver, Piece, Step, Submit
+
+KNOBS = ["quant=fp32", "runtime.threads=1", "cache.num_blocks=64", "cache.block_size=4"]
+KNOBS += ["cache.prefix_caching=true", "runtime.overlap=false"]
+PROMPT = "def parse_line(text):\n    "
+
+
+class Sent:
+    """Stands in for the channel to the process of HTTP."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+class Loop:
+    """An engine's loop whose steps the test makes."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.channel = Sent()
+        self.loop = EngineLoop(llm.engine, self.channel)  # type: ignore[arg-type]
+        self.engine = llm.engine
+
+    def serve(self, message: Submit) -> tuple[list[Piece], list[HandedOver], list[str]]:
+        """What a request gives: pieces, a handover, and who has begun."""
+        self.channel.messages.clear()
+        self.loop._handle(message)
+        while self.loop._compiler.is_busy:
+            self.loop._take_compiled()
+        while self.engine.has_unfinished:
+            self.loop._step()
+        steps = [one for one in self.channel.messages if isinstance(one, Step)]
+        handed = [one for one in self.channel.messages if isinstance(one, HandedOver)]
+        begun = [request_id for step in steps for request_id, _ in step.begun]
+        return [piece for step in steps for piece in step.pieces], handed, begun
+
+
+@pytest.fixture(scope="module")
+def llms() -> Iterator[tuple[LLM, LLM]]:
+    with LLM("tiny", overrides=KNOBS) as first, LLM("tiny", overrides=KNOBS) as second:
+        yield first, second
+
+
+CASES = {
+    "greedy": SamplingParams(max_tokens=24, ignore_eos=True),
+    "sampled": SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=7),
+    "penalties": SamplingParams(
+        max_tokens=24, ignore_eos=True, presence_penalty=1.5, frequency_penalty=0.5
+    ),
+    "least": SamplingParams(max_tokens=24, min_tokens=9),
+    "logprobs": SamplingParams(max_tokens=9, logprobs=2, prompt_logprobs=1, ignore_eos=True),
+    "grammar": SamplingParams(
+        max_tokens=24, structured_outputs=StructuredOutputs(regex="[a-z]{9}")
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_answer_is_the_same_where_another_engine_continues(
+    case: str, llms: tuple[LLM, LLM]
+) -> None:
+    params = CASES[case]
+    tokenizer = llms[0].tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(PROMPT)
+    one, other = map(Loop, llms)
+    whole, none, begun = other.serve(Submit("whole", ids, params))
+    assert not none and begun == ["whole"] and whole[-1].finish_reason
+    for llm in llms:
+        llm.engine.cache.reset_prefix_cache()
+    first, (handed,), begun = one.serve(Submit("r", ids, params, hands_over=True))
+    assert begun == ["r"] and len(first) == 1 and first[0].finish_reason is None
+    assert handed.token_ids == [first[0].token_id] and not one.engine.has_unfinished
+    params = replace(params, prompt_logprobs=None)
+    rest, none, begun = other.serve(Submit("r", ids, params, rest=handed))
+    assert not none and not begun
+    assert rest[0].num_cached_tokens == len(ids) // 4 * 4
+    for both, alone in zip([*first, *rest], whole, strict=True):
+        same = (both.token_id, both.text, both.num_output, both.finish_reason, both.stop_reason)
+        assert same == (
+            *(alone.token_id, alone.text, alone.num_output, alone.finish_reason),
+            alone.stop_reason,
+        )
+        assert both.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    assert first[0].prompt_logprobs == whole[0].prompt_logprobs
+
+
+def test_a_stop_string_may_begin_in_the_first_token(llms: tuple[LLM, LLM]) -> None:
+    one, other = map(Loop, llms)
+    ids = [5, 6, 7, 8, 9]
+    plain, _, _ = one.serve(Submit("plain", ids, CASES["greedy"]))
+    text = "".join(piece.text for piece in plain)
+    stopping = SamplingParams(max_tokens=24, ignore_eos=True, stop=(text[:6],))
+    first, (handed,), _ = one.serve(Submit("r", ids, stopping, hands_over=True))
+    assert first[0].text == ""  # it may be the beginning of the stop string
+    rest, _, _ = other.serve(Submit("r", ids, stopping, rest=handed))
+    assert rest[-1].finish_reason == "stop" and "".join(piece.text for piece in rest) == ""
+
+
+def test_what_ends_with_its_first_token_is_not_handed_over(llms: tuple[LLM, LLM]) -> None:
+    loop = Loop(llms[0])
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    (only,), none, _ = loop.serve(Submit("r", [5, 6, 7], params, hands_over=True))
+    assert only.finish_reason == "length" and not none
+    loop.loop._handle(Submit("gone", [5, 6, 7], CASES["greedy"], hands_over=True))
+    loop.loop._handle(Abort("gone"))
+    assert not loop.engine.has_unfinished and not loop.loop._handing_over
