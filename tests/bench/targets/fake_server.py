@@ -27,6 +27,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+POLL_S = 0.01  # how soon a server in a thread ends
+
 
 class Handler(BaseHTTPRequestHandler):
     settings: dict[str, Any] = {}
@@ -262,7 +264,7 @@ def serve(settings: dict[str, Any]) -> ThreadingHTTPServer:
 def in_thread(**settings: Any) -> tuple[ThreadingHTTPServer, str]:
     """A running server and its URL."""
     server = serve(settings)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
     return server, f"http://127.0.0.1:{server.server_port}/v1"
 
 

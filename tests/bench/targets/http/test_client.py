@@ -17,6 +17,7 @@ from minivllm import BadInput
 from minivllm.bench.targets.http import client as client_module
 from minivllm.bench.targets.http.client import Client
 from minivllm.bench.targets.http.stream_event import ServerError
+from tests.bench.targets.fake_server import POLL_S
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -42,7 +43,7 @@ def server() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
     """Host and port, and what is asked there."""
     handler = type("Own", (Handler,), {"asked": []})
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
+    threading.Thread(target=running.serve_forever, args=(POLL_S,), daemon=True).start()
     yield f"127.0.0.1:{running.server_port}", handler.asked
     running.shutdown()
     running.server_close()

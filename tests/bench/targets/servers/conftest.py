@@ -13,6 +13,7 @@ import pytest
 from minivllm.bench.targets import openai
 from minivllm.bench.targets.servers import base, vllm_server
 from minivllm.config.compose import build, compose
+from tests.bench.targets.fake_server import POLL_S
 from tests.bench.targets.servers import stand_in
 from tests.bench.targets.servers.stand_in import StandIn, serve
 
@@ -33,7 +34,7 @@ class ThreadedChild:
         self.command, self.environment = list(command), dict(environment or {})
         self.stand_in = StandIn(command)
         self.server = serve(self.stand_in, listen or print)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
         self.process, self.stopped = self, False
         self.started.append(self)
 
