@@ -17,10 +17,16 @@ from minivllm.errors import BadInput
 from minivllm.experiments import preflight
 from minivllm.tasks import bench
 from tests.bench.test_supervisor import ROOT, make_config
+from tests.forked import fork_known
+from tests.pictures import painted_if_own
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers are forks that find the engines of tests, and reports have no pictures that all
+    have."""
+    fork_known(monkeypatch)
+    monkeypatch.setattr("minivllm.report.page.finish", painted_if_own)
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
