@@ -62,14 +62,18 @@ def run_harness(folder: Path, name: str, cores: set[int], knobs: Sequence[str]) 
         SystemExit: it failed; its output is on the terminal.
     """
     places = [f"runs_dir={folder}", f"reports_dir={folder}/reports", f"name={name}"]
-    done = subprocess.run(
-        [sys.executable, "run.py", *knobs, *places],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)  # a process has those of the one that starts it
+    try:
+        done = subprocess.run(
+            [sys.executable, "run.py", *knobs, *places],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    finally:
+        os.sched_setaffinity(0, own)
     records = list((folder / name).glob("*/record.json"))
     if done.returncode or len(records) != 1:
         raise SystemExit(done.stdout)

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.announcing import announcement
-from tests.forked import fork_known
+from tests.forked import fork_known, probe_briefly
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
 from tests.triton_interpreter import prepare_once
@@ -93,10 +93,11 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _done_once() -> Iterator[None]:
-    """What libraries would do again and again."""
+    """What libraries would do again and again, and what the hardware is asked at every start."""
     with pytest.MonkeyPatch.context() as patch:
         parse_once(patch)
         prepare_once(patch)
+        probe_briefly(patch.setattr)
         yield
 
 

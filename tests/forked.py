@@ -2,15 +2,18 @@
 second of a processor, and a fork a hundredth.
 
 `ForkedPopen` takes the place of `subprocess.Popen` where a test's fixture says so. A command of
-MODULES is then a fork of a template, a process that has imported what they import and has done
-nothing else. The fork is a child of the caller, with the descriptors, environment, folder, session
-and arguments that were asked for. Every other command is started as always, and so is one with
-another environment for what libraries read while they are imported.
+MODULES, and run.py, is then a fork of a template, a process that has imported what they import and
+has done nothing else: it has no threads, which a fork would lack. The fork is a child of the
+caller, with the descriptors, environment, folder, session, process group, cores and arguments that
+were asked for. A fork of run.py has a template of its own, a child of it, for what it starts. Every
+other command is started as always, and so is one with another environment for what libraries read
+while they are imported.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -27,7 +30,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +38,18 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+RUN = str(ROOT / "run.py")
+ENGINE_PROCESS = "minivllm.serving.processes.engine_process"
 MODULES = (
     *("minivllm.bench.worker", "minivllm.bench.quality_reference", "minivllm.config.plug_ins"),
-    "minivllm.cluster.rank",
+    *("minivllm.cluster.rank", ENGINE_PROCESS),
 )
-IMPORTED = ("minivllm.llm", "minivllm.bench.session", "minivllm.bench.targets.minivllm")
+IMPORTED = (
+    *("minivllm.llm", "minivllm.bench.session", "minivllm.bench.targets.minivllm"),
+    *("minivllm.cli", "minivllm.tasks.bench", "minivllm.experiments.plain", ENGINE_PROCESS),
+    "tests.pictures",
+)
+SERVER = "minivllm.serving.server"  # imports what an extra brings in
 # Beginnings of the names of variables that libraries read while they are imported.
 READ_AT_IMPORT = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "LD_", "MALLOC_", "ARROW_"),
@@ -54,24 +64,44 @@ HIGH = 200  # above every descriptor that is asked for
 _MODULE = [sys.executable, "-m"]
 _STANDARD: Any = subprocess.Popen
 MOST_BYTES = 1 << 20  # of a request
-PATIENCE_S = 10.0  # for the process between template and fork to end
+PATIENCE_S = 60.0  # for the process between template and fork to end
+LONGEST_S = 200.0  # for a fork to tell its process id, and for a template to import
+_asking = threading.Lock()  # a process is given the orphans of all its forks, or of none
 
 
 class Template:
-    """The process that is forked, and the socket over which it is asked."""
+    """The process that is forked, and the socket over which it is asked.
 
-    def __init__(self) -> None:
-        self.environment = {**os.environ, **ONE_THREAD, **OF_WORKERS, "PYTHONPATH": str(ROOT)}
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    Args:
+        connection: to that process.
+        environment: in which it imported.
+        process: where this one has started it.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        environment: Mapping[str, str],
+        process: subprocess.Popen[Any] | None = None,
+    ) -> None:
+        self.environment, self.process, self._socket = environment, process, connection
+        connection.settimeout(LONGEST_S)
+
+    @classmethod
+    def started(cls) -> Template:
+        """One that imports in the environment of this process, and ends with it."""
+        environment = {**os.environ, **ONE_THREAD, **OF_WORKERS, "PYTHONPATH": str(ROOT)}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = subprocess.Popen(
+            process = _STANDARD(
                 [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
                 cwd=ROOT,
-                env=self.environment,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                process_group=0,
             )
+        return cls(ours, environment, process)
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a fork is what a process with this environment would be."""
@@ -87,14 +117,21 @@ class Template:
         Args:
             request: see `become`.
             descriptors: that the child has; the first three are its standard streams.
+
+        Raises:
+            TimeoutError: it died before it was one.
         """
         prctl = ctypes.CDLL(None).prctl
-        prctl(PR_SET_CHILD_SUBREAPER, 1)  # the fork of a process that ends is a child of this one
-        try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [*descriptors])
-            return int(self._socket.recv(64))
-        finally:
-            prctl(PR_SET_CHILD_SUBREAPER, 0)
+        with _asking:
+            prctl(PR_SET_CHILD_SUBREAPER, 1)  # the fork of a process that ends is a child of this
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [*descriptors])
+                return int(self._socket.recv(64))
+            except TimeoutError:
+                _templates.clear()  # what it still says is no answer to the next request
+                raise
+            finally:
+                prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 _templates: dict[int, Template] = {}  # by the process that uses it
@@ -104,41 +141,60 @@ def template() -> Template:
     """The template of this process, made when it is first needed; it ends with this process."""
     if os.getpid() not in _templates:
         _templates.clear()
-        _templates[os.getpid()] = Template()
+        _templates[os.getpid()] = Template.started()
     return _templates[os.getpid()]
 
 
+def probe_briefly(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Read as little memory as the probe of the hardware may, and let each try take no longer than
+    it must: no test looks at what it finds."""
+    from minivllm.bench.hardware import limits
+
+    put(limits, "PROBE_BYTES", limits.MIN_PROBE_BYTES)
+    put(limits, "PROBE_SECONDS", 0.02)
+
+
+def popen() -> type[subprocess.Popen[Any]]:
+    """What starts a process: by a fork, but not beside a real GPU, which forks cannot share."""
+    can_fork = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
+    return ForkedPopen if can_fork else _STANDARD
+
+
 def fork_known(patch: pytest.MonkeyPatch) -> None:
-    """Let `ForkedPopen` take its place; not beside a real GPU, which forks cannot share."""
-    if sys.platform == "linux" and not Path("/dev/nvidiactl").exists():
-        patch.setattr(subprocess, "Popen", ForkedPopen)
+    """Let `popen` take the place of subprocess.Popen."""
+    patch.setattr(subprocess, "Popen", popen())
 
 
 class ForkedPopen(subprocess.Popen[Any]):
     """subprocess.Popen; see the module's docstring."""
 
+    is_forked = False
+
     def _execute_child(self, args: Any, *others: Any) -> None:
         names = [*inspect.signature(_STANDARD._execute_child).parameters][2:]
         given = dict(zip(names, others, strict=True))
         environment = dict(os.environ if given["env"] is None else given["env"])
-        words = [] if isinstance(args, str) else [*args]
-        is_known = words[:2] == _MODULE and words[2] in MODULES
-        if not is_known or not template().fits(environment):
+        folder = str(given["cwd"] or os.getcwd())
+        words = [] if isinstance(args, str) else [*map(str, args)]
+        is_module = words[:2] == _MODULE and words[2] in MODULES
+        is_run = words[:1] == _MODULE[:1] and os.path.join(folder, *words[1:2]) == RUN
+        known = (is_module or is_run) and given["preexec_fn"] is None
+        if not known or not template().fits(environment):
             _STANDARD._execute_child(self, args, *others)
             return
         streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         request = {
-            "module": words[2],
-            "arguments": [*map(str, words[3:])],
+            "command": words,
             "environment": environment,
-            "folder": str(given["cwd"] or os.getcwd()),
-            "new_session": given["start_new_session"],
+            "folder": folder,
+            "cores": [*os.sched_getaffinity(0)],
+            "group": None if given["start_new_session"] else os.getpgrp(),
             "kept": [*given["pass_fds"]],
             "parent": os.getpid(),
         }
         inherited = [own if asked == -1 else asked for own, asked in enumerate(streams)]
         self.pid = template().fork(request, [*inherited, *request["kept"]])
-        self._child_created = True
+        self._child_created = self.is_forked = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         _STANDARD._close_pipe_fds(self, *(given[name] for name in pipes))
 
@@ -160,11 +216,11 @@ def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def become(request: Mapping[str, Any], descriptors: Sequence[int], path: Sequence[str]) -> None:
-    """Be the process that was asked for, but for its module.
+    """Be the process that was asked for, but for its program.
 
     Args:
-        request: module, arguments, environment, folder, new_session, kept (the numbers of
-            descriptors beside the standard streams), parent.
+        request: command, environment, folder, cores, group (of processes; None: a session of its
+            own), kept (the numbers of descriptors beside the standard streams), parent.
         descriptors: in the order of 0, 1, 2 and the kept ones.
         path: of modules, which PYTHONPATH precedes.
     """
@@ -174,14 +230,16 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int], path: Sequenc
     for descriptor, number in zip(high, [0, 1, 2, *request["kept"]], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if request["new_session"]:
-        os.setsid()
+    os.sched_setaffinity(0, request["cores"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     first = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-    sys.path[:] = [request["folder"], *first, *path]
-    sys.argv[:] = ["-m", *request["arguments"]]
+    words = request["command"]
+    is_module = words[:2] == _MODULE
+    sys.orig_argv[:] = words
+    sys.argv[:] = words[1:2] + words[3:] if is_module else words[1:]
+    sys.path[:] = [request["folder"] if is_module else str(ROOT), *first, *path]
     importlib.invalidate_caches()
     tempfile.tempdir = None
     warnings.filterwarnings("ignore", module="runpy")  # of a module that is imported already
@@ -190,30 +248,74 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int], path: Sequenc
 def main(descriptor: int) -> None:
     """Be the template, and then what it is forked for."""
     path = [entry for entry in sys.path if entry != str(ROOT)]
+    environment = dict(os.environ)
     for name in IMPORTED:
         importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module(SERVER)
+    probe_briefly()
     assert len(os.listdir("/proc/self/task")) == 1, (
         "a process with threads cannot be forked"
     )  # pyarrow has one
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=descriptor) as connection:
-        request, descriptors = serve(connection)
-        deadline = time.monotonic() + PATIENCE_S
-        while os.getppid() != request["parent"]:
-            if time.monotonic() > deadline:
-                os._exit(1)
-            time.sleep(0.0005)
-        connection.send(str(os.getpid()).encode())
-    become(request, descriptors, path)
-    os._exit(run(request["module"]))  # freeing what was imported takes longer than many a test
+    connection = socket.socket(fileno=descriptor)
+    while True:
+        with connection:
+            request, descriptors = serve(connection)
+            deadline = time.monotonic() + PATIENCE_S
+            while os.getppid() != request["parent"]:
+                if time.monotonic() > deadline:
+                    os._exit(1)
+                time.sleep(0.0005)
+            if request["group"] is None:
+                os.setsid()
+            else:
+                os.setpgid(0, request["group"])
+            connection.send(str(os.getpid()).encode())
+        become(request, descriptors, path)
+        words = request["command"]
+        if words[:2] == _MODULE:
+            break
+        ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork():
+            connection.close()
+            _templates[os.getpid()] = Template(ours, environment)
+            subprocess.Popen = ForkedPopen  # type: ignore[misc]
+            _paint_less()
+            break
+        ours.close()
+        _stand_apart(request["kept"])
+    os._exit(run(words))  # freeing what was imported takes longer than many a test
 
 
-def run(module: str) -> int:
-    """Run a module as a program; its exit code once its threads and exit functions are done."""
+def _paint_less() -> None:
+    """Leave out the pictures that every report has, as the fixture `cli` does."""
+    from minivllm.report import page
+    from tests.pictures import painted_if_own
+
+    page.finish = painted_if_own  # type: ignore[attr-defined]
+
+
+def _stand_apart(kept: Sequence[int]) -> None:
+    """No signal to the group of a fork, and no reader of what it writes, is its template's."""
+    os.setpgid(0, 0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    for descriptor in (nothing, *kept):
+        os.close(descriptor)
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a module or a file as a program; its exit code once its threads and exit functions are
+    done."""
     code: object = None
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if command[1] == "-m":
+            runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command[1], run_name="__main__")
     except SystemExit as error:
         code = error.code
     except BaseException:

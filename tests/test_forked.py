@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests import forked
@@ -22,6 +24,8 @@ words = {
     "name": __name__, "folder": os.getcwd(), "arguments": sys.argv[1:], "path": sys.path[:2],
     "variable": os.environ.get("MINE"), "heard": sys.stdin.read(), "parent": os.getppid(),
     "leads": os.getsid(0) == os.getpid(), "imported": "torch" in sys.modules,
+    "command": sys.orig_argv, "cores": [*os.sched_getaffinity(0)],
+    "group": None if os.getpgrp() == os.getpid() else os.getpgrp(), "session": os.getsid(0),
 }
 print("to stderr", file=sys.stderr)
 if len(sys.argv) > 2:
@@ -73,6 +77,8 @@ def test_it_has_what_was_asked_for(own: dict[str, Any], new_session: bool) -> No
     started = told(subprocess.Popen, new_session, **own)
     found = told(ForkedPopen, new_session, **own)
     assert not started.pop("imported") and found.pop("imported")
+    if new_session:
+        assert started.pop("session") != found.pop("session")
     assert found == started
     assert (found["code"], found["stderr"], found["kept"]) == (7, "to stderr", "kept")
     assert found["leads"] == new_session and found["parent"] == os.getpid()
@@ -84,7 +90,8 @@ def test_it_is_killed_and_waited_for_as_others_are(own: dict[str, Any]) -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    assert Path(f"/proc/{forked.template().process.pid}").exists()
+    made = forked.template().process
+    assert made is not None and Path(f"/proc/{made.pid}").exists()
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TRITON_INTERPRET", "HF_HUB_OFFLINE"])
@@ -101,3 +108,59 @@ def test_other_commands_are_started(own: dict[str, Any]) -> None:
     code = "import sys; print('torch' in sys.modules)"
     with ForkedPopen([sys.executable, "-c", code], stdout=subprocess.PIPE, **own) as process:
         assert process.communicate()[0] == b"False\n"
+
+
+def test_run_py_is_forked_and_so_is_what_it_starts(
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "run.py"
+    program.write_text(
+        "import json, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'minivllm.bench.worker', '1', '999999'])\n"
+        "print(json.dumps([sys.argv, 'torch' in sys.modules, child.is_forked, child.wait()]))\n"
+        "sys.exit(3)\n"
+    )
+    monkeypatch.setattr(forked, "RUN", str(program))
+    own["cwd"] = tmp_path
+    for words in (["run.py", "a b"], [str(program), "a b"]):
+        with ForkedPopen([sys.executable, *words], stdout=subprocess.PIPE, **own) as process:
+            out, _ = process.communicate()
+        assert process.is_forked and process.returncode == 3
+        assert json.loads(out) == [words, True, True, 1]
+
+
+def test_what_run_py_starts_is_of_its_group_and_ends_with_it(
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template that it is forked from is not, and ends by itself."""
+    program = tmp_path / "run.py"
+    program.write_text(
+        "import os, subprocess, sys\n"
+        "subprocess.Popen._execute_child.__globals__['MODULES'] = ('my_telling',)\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'my_telling'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, os.getpgid(child.pid), flush=True)\n"
+        "child.wait()\n"
+    )
+    monkeypatch.setattr(forked, "RUN", str(program))
+    given = {"stdout": subprocess.PIPE, "start_new_session": True, "text": True}
+    with ForkedPopen([sys.executable, str(program)], **given, **own) as process:
+        assert process.stdout is not None
+        child, group = map(int, process.stdout.readline().split())
+        assert group == process.pid
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 2 and child in {one.pid for one in children}
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout.read() == ""  # nobody has its other end
+    assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+def test_a_fork_that_does_not_come_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "LONGEST_S", 0.01)
+    monkeypatch.setattr(forked, "_templates", {})
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        silent = forked.Template(ours, {})
+        forked._templates[os.getpid()] = silent
+        with pytest.raises(TimeoutError):
+            silent.fork({}, [0, 1, 2])
+    assert not forked._templates

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.forked import popen
+
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "mine"
 ENGINE = "_target_: tests.experiments.logged.LoggedEngine\ndelay_s: 0.001\n"
@@ -40,7 +42,9 @@ def start(folder: Path, *overrides: str, temporary: Path) -> subprocess.Popen[st
         *SETTINGS,
         *overrides,
     ]
-    return subprocess.Popen(
+    # What a launcher starts imports the program anew.
+    is_forked = not any(item.startswith("hydra/launcher=") for item in overrides)
+    return (popen() if is_forked else subprocess.Popen)(
         command,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},

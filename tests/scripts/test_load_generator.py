@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import fork_known
 from tests.scripts.load import load_script
 
 # Stands for guidellm: asks for two completions, one after the other, and says what it measured.
@@ -29,6 +30,7 @@ open(output, "w").write(json.dumps({{"benchmarks": [{{"metrics": metrics}}]}}))
 
 
 def test_it_compares_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_known(monkeypatch)
     script = load_script("load_generator")
     program = tmp_path / "guidellm"
     program.write_text(CLIENT.format(python=sys.executable))

@@ -6,10 +6,17 @@ import asyncio
 
 import pytest
 
+from tests.forked import fork_known
 from tests.scripts.load import load_script
 
 pytest.importorskip("uvicorn")
 abuse = load_script("server_abuse")
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are forks."""
+    fork_known(monkeypatch)
 
 
 def test_clients_that_leave_or_do_not_read_leave_nothing_behind() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import fork_known
 from tests.scripts.load import load_script
 
 
@@ -28,6 +29,7 @@ def test_figures_are_those_of_the_blocks() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are compared")
 def test_it_measures_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_known(monkeypatch)
     script = load_script("serving_overhead")
     monkeypatch.setattr(script, "STREAMS", 2)
     monkeypatch.setattr(script, "OUTPUT_LEN", {"tiny": 8})

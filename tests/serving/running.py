@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.platform.children import module_path
+from tests.forked import popen
 from tests.serving.raw import ask
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,12 +38,20 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(*overrides: str, log: Path | None = None) -> Iterator[RunningServer]:
-    """Run `preset=serve` with these overrides until the block ends."""
+def serving(
+    *overrides: str, log: Path | None = None, is_forked: bool = True
+) -> Iterator[RunningServer]:
+    """Run `preset=serve` with these overrides until the block ends.
+
+    Args:
+        log: gets what it writes to stderr.
+        is_forked: it and its engines are forks, which have a template beside the engines; where
+            a test looks at a server's children, it is started as users do.
+    """
     words = ["preset=serve", "task.port=0", "runtime.threads=1", "runtime.device=cpu", *overrides]
     with contextlib.ExitStack() as stack:
         errors = stack.enter_context(log.open("w")) if log is not None else subprocess.DEVNULL
-        process = subprocess.Popen(
+        process = (popen() if is_forked else subprocess.Popen)(
             [sys.executable, str(ROOT / "run.py"), *words],
             stdout=subprocess.PIPE,
             stderr=errors,

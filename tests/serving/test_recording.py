@@ -12,7 +12,14 @@ import openai
 import pytest
 
 from minivllm import load_records
+from tests.forked import fork_known
 from tests.serving.running import ROOT, serving
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of run.py are forks."""
+    fork_known(monkeypatch)
 
 
 def test_what_was_served_is_a_record_and_a_report(tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ import pytest
 from minivllm.errors import BadInput
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.server import listen
+from tests.forked import fork_known
 from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import ROOT, serving
 from tests.serving.view.following import watching
 
 
 def test_sigterm_drains_what_runs_and_ends_with_0() -> None:
-    with serving("task.drain_s=20") as server:
+    with serving("task.drain_s=20", is_forked=False) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         chunks = client.completions.create(
             model="tiny", prompt="x", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
@@ -83,14 +84,17 @@ def test_sigterm_drains_what_waits_and_refuses_what_is_new() -> None:
 
 def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:
     log = tmp_path / "log"
-    with serving(log=log) as server, watching(server) as viewer:
+    with serving(log=log, is_forked=False) as server, watching(server) as viewer:
         viewer.until(lambda one: one.bundles)
         psutil.Process(server.process.pid).children()[0].kill()
         assert server.process.wait(30) == 1
     assert "error: the engine has stopped" in log.read_text()
 
 
-def test_an_address_that_is_taken_is_one_line_before_loading() -> None:
+def test_an_address_that_is_taken_is_one_line_before_loading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fork_known(monkeypatch)
     with serving() as server:
         port = server.url.rsplit(":", 1)[1]
         second = subprocess.run(
@@ -111,7 +115,8 @@ def test_an_address_of_another_machine_is_told_so() -> None:
 
 def test_a_killed_replica_leaves_the_others_serving(tmp_path) -> None:
     log = tmp_path / "log"
-    with serving("parallel.replicas=2", "parallel.router=round_robin", log=log) as server:
+    words = ("parallel.replicas=2", "parallel.router=round_robin")
+    with serving(*words, log=log, is_forked=False) as server:
         engines = psutil.Process(server.process.pid).children()
         assert len(engines) == 2
         answers: list[int] = []

@@ -12,6 +12,15 @@ import pytest
 from minivllm.bench.hardware import limits
 from minivllm.bench.hardware.limits import best_seconds, last_level_cache, probe
 
+BYTES, SECONDS = limits.PROBE_BYTES, limits.PROBE_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def _as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests probe briefly."""
+    monkeypatch.setattr(limits, "PROBE_BYTES", BYTES)
+    monkeypatch.setattr(limits, "PROBE_SECONDS", SECONDS)
+
 
 def test_cache_size_is_the_last_level(tmp_path: Path) -> None:
     for i, (level, size) in enumerate(((1, "48K"), (2, "2048K"), (3, "32M"))):
