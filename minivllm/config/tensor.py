@@ -9,6 +9,7 @@ from minivllm.errors import BadInput
 from minivllm.platform.devices import device_indices
 
 OWN_ENGINE = "minivllm.bench.targets.minivllm.MinivllmEngine"
+KERNELS = "minivllm.tasks.kernels.run"
 CALIBRATED = {"LayerPruning": "layers", "WidthPruning": "width", "Wanda": "wanda"}
 
 
@@ -24,6 +25,8 @@ def require_tensor(checked: Mapping[str, Any]) -> None:
         return
     what = f"parallel.tensor={size}"
     cache, runtime = checked["cache"], checked["runtime"]
+    if checked["task"].get("_target_") == KERNELS:
+        raise BadInput(f"{what}: task=kernels times whole kernels; use parallel.tensor=1")
     if cache.get("offload_disk_gb"):
         raise BadInput(
             f"{what}: a rank cannot say that its disk has failed; use cache.offload_disk_gb=0"

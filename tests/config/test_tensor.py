@@ -21,6 +21,7 @@ from minivllm.errors import BadInput
             ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"],
             "parallel.disaggregated hands over",
         ),
+        (["task=kernels"], "task=kernels times whole kernels"),
         (["runtime.profile=true"], "runtime.profile traces one process"),
         (["runtime.passes=[{_target_: my.Pass}]"], "runtime.passes are applied to a whole model"),
         (["runtime.device=cuda:0"], "runtime.device=cuda:0 must name 2 GPUs"),
