@@ -54,7 +54,8 @@ class EngineClient:
 
     def __init__(self, config: dict[str, Any], slow_reader_pieces: int) -> None:
         self._config, self._most_waiting = config, slow_reader_pieces
-        self._parallel = Config.of(config).parallel
+        view = Config.of(config)
+        self._parallel, self._seed = view.parallel, view.measure.seed
         self.handovers = make_handovers(self._parallel)
         self.streams: dict[str, TokenStream] = {}  # that have not ended
         self.listeners: list[Callable[[Step], None]] = []  # told of every step
@@ -178,6 +179,8 @@ class EngineClient:
             raise unavailable(DIED)
         self._count += 1
         request_id = f"r{self._count}"
+        if params.seed is None and len(self._links) > 1:  # replicas would derive equal ones
+            params = replace(params, seed=hash((self._seed, self._count)) & (2**63 - 1))
         stream = TokenStream(
             request_id, params.n, len(prompt_token_ids), self._most_waiting, self._abort
         )

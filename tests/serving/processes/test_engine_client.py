@@ -115,6 +115,17 @@ def test_several_replicas_are_one_engine() -> None:
     asyncio.run(run())
 
 
+def test_requests_without_a_seed_draw_differently_on_each_replica() -> None:
+    async def run() -> list[int | None]:
+        replicas = Replicas(2)
+        for seed in (None, None, None, 7):
+            replicas.client.submit([1], SamplingParams(temperature=1.0, seed=seed))
+        return [one.params.seed for sent in replicas.sent for one in sent]
+
+    seeds = asyncio.run(run())
+    assert len({*seeds}) == 4 and None not in seeds and seeds[-1] == 7
+
+
 def test_the_prefix_caches_are_empty_when_all_have_said_so() -> None:
     async def run() -> None:
         replicas = Replicas(2)
