@@ -12,6 +12,19 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.parallel.options import ParallelOptions
 
+# Of an answer as a whole, which neither replica has.
+WHOLE = (
+    *("presence_penalty", "frequency_penalty", "beam_width", "stop", "bad_words"),
+    *("token_mask", "structured_outputs"),
+)
+
+
+def require_splittable(params: SamplingParams) -> None:
+    """Raise BadInput for what one replica alone cannot do that continues an answer."""
+    for name in WHOLE:
+        if getattr(params, name) != getattr(SamplingParams(), name):
+            raise BadInput(f"decoding.{name} goes by one engine: leave out parallel.disaggregated")
+
 
 class Rest(NamedTuple):
     """What is left of a request once its prompt is computed.
@@ -50,13 +63,9 @@ class Handovers:
             wanted: tokens of the answer.
 
         Raises:
-            BadInput: the penalties of the answer's tokens would count the first as the prompt's.
+            BadInput: see `require_splittable`.
         """
-        for name in ("presence_penalty", "frequency_penalty"):
-            if getattr(params, name):
-                raise BadInput(
-                    f"decoding.{name} goes by one engine: leave out parallel.disaggregated"
-                )
+        require_splittable(params)
         if wanted == 1:
             return params
         least = max(0, params.min_tokens - 1)

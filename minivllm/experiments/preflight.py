@@ -16,6 +16,7 @@ from minivllm.bench.targets import installed
 from minivllm.bench.targets.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.bench.workloads.options import ImagesOptions
+from minivllm.cluster.handover import require_splittable
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.typed import Config
@@ -108,7 +109,10 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     SafeTracker(config)
     model, with_quality = config["model"], identity.quality_wanted(config)
     if view.target("decoding") in OPTIONS and not identity.quality_alone(config):
-        require_one_completion(build(config["decoding"]))
+        params = build(config["decoding"])
+        require_one_completion(params)
+        if view.parallel.disaggregated:
+            require_splittable(params)
     workload = _check_load(config, simulated)
     if view.target("model") not in OPTIONS:
         return config, identity.digest(model), []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from minivllm.cluster.handover import Handovers, make_handovers
+from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.experiments.preflight import check
 from minivllm.parallel.options import ParallelOptions
 
 
@@ -34,9 +38,20 @@ def test_what_ends_early_is_not_continued(reason: str | None) -> None:
     assert handovers.split("b", [1], one, 1) is one and handovers.rest("b", "length") is None
 
 
-def test_penalties_of_the_answer_s_tokens_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"decoding\.presence_penalty.*parallel\.disaggregated"):
-        Handovers(1, 2).split("a", [1], SamplingParams(presence_penalty=0.5), 5)
+@pytest.mark.parametrize(
+    "params",
+    [{"presence_penalty": 0.5}, {"beam_width": 2}, {"stop": "ab"}, {"bad_words": ("ab",)}],
+    ids=lambda params: next(iter(params)),
+)
+def test_what_is_of_the_whole_answer_is_refused(params: dict[str, Any]) -> None:
+    words = rf"decoding\.{next(iter(params))} .*parallel\.disaggregated"
+    with pytest.raises(BadInput, match=words):
+        Handovers(1, 2).split("a", [1], SamplingParams(**params), 5)
+    apart = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
+    name, value = next(iter(params.items()))
+    asked = f"decoding.{name}={list(value) if isinstance(value, tuple) else value}"
+    with pytest.raises(BadInput, match=words):  # before anything is loaded
+        check(compose([*apart, "decoding=beam" if name == "beam_width" else asked]))
 
 
 def test_it_is_made_where_it_is_asked_for() -> None:
