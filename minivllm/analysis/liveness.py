@@ -42,6 +42,7 @@ DECISIVE = {
     "decoding.deadline_ms": ("batching.requests_shed", "batching.requests_overtaken"),
     "decoding.n": ("batching.forks",),
     "decoding.priority": ("batching.requests_overtaken",),
+    "parallel.backend": ("parallel.backend",),
     "parallel.disaggregated": ("parallel.tokens_handed_over",),
     "parallel.load_weight": ("parallel.overloads_avoided",),
     "parallel.replicas": ("parallel.replicas",),

@@ -68,7 +68,10 @@ class EngineHardware:
         # Before the probes, whose heat a GPU's counter still tells of when they have ended.
         gpu = open_gpu(device)
         self._names = [one.describe().get("name") for one in gpu.each]
-        self._meter = open_meter(device, gpu, _synchroniser(device))
+        reason = self._engine.info.unmetered
+        self._meter = (
+            open_meter(device, gpu, _synchroniser(device)) if reason is None else NullMeter(reason)
+        )
         self._idle_watts = self._meter.idle_watts()
         if Config.of(self._config).measure.roofline and "dtype" in costs and "torch" in sys.modules:
             self._emit("probing")

@@ -1,4 +1,4 @@
-"""Where the replicas of an engine run on one machine: each has its share of the cores, or a GPU."""
+"""Where the replicas of an engine run: on one machine each has its share of the cores, or a GPU."""
 
 from __future__ import annotations
 
@@ -50,3 +50,23 @@ def placements(
         threads = runtime.get("threads") or usual_threads() or 1
         return [{**runtime, "threads": threads}] * replicas
     return [{**runtime, "cores": ",".join(map(str, share))} for share in shares(cores, replicas)]
+
+
+def reservation(runtime: Mapping[str, Any]) -> dict[str, Any]:
+    """The group `runtime` of a replica that a cluster places: its GPUs are those that it is given,
+    and its threads are as many as it reserves CPUs.
+
+    Raises:
+        BadInput: cores or GPUs of one machine are named.
+    """
+    if runtime.get("cores") is not None:
+        raise BadInput(
+            f"runtime.cores={runtime['cores']}: the cluster of RAY_ADDRESS chooses the machine of "
+            "a replica; leave it out"
+        )
+    if ":" in (device := str(runtime["device"])):
+        raise BadInput(
+            f"runtime.device={device}: the cluster of RAY_ADDRESS chooses the GPU of a replica; "
+            "use runtime.device=cuda"
+        )
+    return {**runtime, "threads": runtime.get("threads") or usual_threads() or 1}

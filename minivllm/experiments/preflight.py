@@ -17,6 +17,7 @@ from minivllm.bench.targets.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.cluster.handover import require_splittable
+from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.typed import Config
@@ -92,7 +93,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         again), the fingerprint of the weights, and warnings for the user.
 
     Raises:
-        NotInstalled: the engine is not installed.
+        NotInstalled: the engine, or what starts its replicas, is not installed.
         BadInput: a user's own class cannot be imported or does not take its knobs; the engine does
             not support a knob; the model is missing, is not supported, has no experts to group,
             cannot be shared by the ranks, or takes no images where a knob or the workload has some;
@@ -102,6 +103,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     plug_ins.check(config)
     installed.require(config["engine"], config["choices"].get("engine"))
     require_supported(config)
+    require_ray(config["parallel"])
     view = Config.of(config)
     simulated = view.target("engine") == SIMULATED
     if simulated:

@@ -6,14 +6,10 @@ import os
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from minivllm.platform.children import module_path
-from minivllm.redaction import hide
-
-TAIL_LINES = 15
+from minivllm.platform.output import CopiedOutput
 
 
 class Member:
@@ -34,18 +30,14 @@ class Member:
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": module_path(), "PYTHONUNBUFFERED": "1"},
         )
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._output = CopiedOutput(f"rank {rank}: ")
         self.watch = threading.Thread(target=self._watch, name=f"rank {rank}", daemon=True)
         self.watch.start()
 
     def _watch(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
-            for line in lines:
-                text = hide(line.decode(errors="replace")).rstrip()
-                self._tail.append(text)
-                with suppress(OSError):  # descriptor 2 is whichever log this process writes now
-                    os.write(2, f"rank {self.rank}: {text}\n".encode())
+            self._output.copy(lines)
         self.process.wait()
         self._died(self)
 
@@ -54,5 +46,5 @@ class Member:
         """How it has ended, and what it printed last."""
         code = self.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        said = " | ".join([line for line in self._tail if line][-3:])
+        said = self._output.last
         return f"rank {self.rank} {how}" + (f"; it printed last: {said}" if said else "")

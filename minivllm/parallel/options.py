@@ -30,6 +30,8 @@ class ParallelOptions(Options):
         tensor: ranks that share the model, each with a part of every matrix in a process of its
             own; on a GPU each has one.
         replicas: engines that share one queue.
+        backend: what starts the replicas: this program as processes of this machine, or a Ray
+            cluster as actors.
         router: the policy that gives each request to a replica; or a class of the user's own.
         load_weight: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
         disaggregated: whether prompts and answers are computed by different replicas.
@@ -39,6 +41,7 @@ class ParallelOptions(Options):
     group = "parallel"
     tensor: int = knob(1, at_least=1, at_most=1024, unasked=True)
     replicas: int = knob(1, at_least=1, at_most=1024, unasked=True)
+    backend: Literal["processes", "ray"] = knob("processes", unasked=True)
     router: Routers | dict[str, Any] = knob("least_tokens", unasked=True)
     load_weight: float = knob(0.1, at_least=0, unasked=True)
     disaggregated: bool = knob(False, unasked=True)

@@ -49,6 +49,7 @@ class Support:
         own_torch: whether it computes with the torch of this interpreter.
         several_devices: whether `runtime.device` may name several.
         replicas: whether `parallel.replicas` may be more than 1.
+        actors: whether `parallel.backend` may be ray.
         tensor: whether `parallel.tensor` may be.
         disaggregated: whether `parallel.disaggregated` may be true.
     """
@@ -63,6 +64,7 @@ class Support:
     own_torch: bool = False
     several_devices: bool = False
     replicas: bool = False
+    actors: bool = False
     tensor: bool = False
     disaggregated: bool = False
 

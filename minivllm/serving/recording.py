@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -62,8 +63,9 @@ class Recorder:
         self._client, self._load_s, self._begin_s = client, load_s, time.monotonic()
         gpu = open_gpu(device_of(self._config))
         interval = max(self._view.measure.telemetry_interval_s, LEAST_INTERVAL_S)
-        self._telemetry = Telemetry(client.pids[0], gpu, interval)
-        self._telemetry.adopt(client.pids[1:])
+        first, *others = client.pids or [os.getpid()]
+        self._telemetry = Telemetry(first, gpu, interval)
+        self._telemetry.adopt(others)
         self._telemetry.start()
         self._telemetry.phase = "measuring"
         client.submitted.append(self._note_request)

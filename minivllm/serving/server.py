@@ -16,6 +16,7 @@ from typing import Any, cast
 import uvicorn
 
 from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
+from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.extras.vision.pictures import Pictures
@@ -56,10 +57,12 @@ async def serve(config: dict[str, Any]) -> int:
         Exit code: 0 after SIGTERM, 130 after Ctrl-C, 1 where the engine has stopped by itself.
 
     Raises:
+        NotInstalled: what starts its replicas is not installed.
         BadInput: the engine cannot be built, or the address cannot be listened on.
     """
     view = Config.of(config)
     options: ServeOptions = view.task
+    require_ray(config["parallel"])
     source = resolve(config["model"], allow_random=False)[1]
     tokenizer = Tokenizer.load(source.folder)
     pictures = None
@@ -168,7 +171,7 @@ async def _until_stopped(server: _Server, service: Service, listener: socket.soc
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if service.client.ended.is_set():
             print(
-                f"error: the engine has stopped: {service.client.failure or 'its log says why'}",
+                f"error: the engine has stopped: {await service.client.last_words()}",
                 file=sys.stderr,
             )
             code = 1

@@ -195,6 +195,7 @@ class ProcessTree:
             for other in self._adopted:
                 with suppress(psutil.Error):  # it may have ended
                     self._members += [other, *other.children(recursive=True)]
+            self._members = list(dict.fromkeys(self._members))
             self._looked_s = now
         pids, rss, peaks, cpu_s = [], 0, [], 0.0
         for index, member in enumerate(self._members):
@@ -254,7 +255,7 @@ def _descendants(others: Sequence[int]) -> list[int]:
     for pid in others:
         with suppress(psutil.Error):
             found += [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def peak(rows: list[Sample], column: str) -> int | None:

@@ -66,7 +66,8 @@ NEUTRAL_MEASURE = frozenset(
 # Which pictures are rejected, and where those of requests are.
 NEUTRAL_VISION = frozenset(("folder", "max_images", "max_image_mb", "max_megapixels"))
 NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured window
-ROUTING = frozenset(("router", "load_weight"))  # of `parallel`, where there are several replicas
+# Of `parallel`, where there are several replicas.
+ROUTING = frozenset(("backend", "router", "load_weight"))
 # What a checkpoint's fingerprint stands for.
 NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.

@@ -68,6 +68,7 @@ class EngineInfo:
     takes_chat: bool = False  # see ChatEngine
     # ids of processes that it computes in, besides this process and those that it has started
     processes: tuple[int, ...] = ()
+    unmetered: str | None = None  # why energy that it takes cannot be read on this machine
     # of an engine whose time is simulated; None is the machine's
     clock: ClockProtocol | None = None
 

@@ -26,7 +26,12 @@ class MinivllmOptions(EngineOptions):
     """engine=minivllm: its knobs are the other groups."""
 
     support = Support(
-        "engine=minivllm", own_torch=True, tensor=True, replicas=True, disaggregated=True
+        engine="engine=minivllm",
+        own_torch=True,
+        tensor=True,
+        replicas=True,
+        actors=True,
+        disaggregated=True,
     )
 
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +16,8 @@ from typing import Protocol
 import psutil
 
 from minivllm.errors import BadInput
-from minivllm.platform.untrusted import printable
-from minivllm.redaction import hide
+from minivllm.platform.output import CopiedOutput
 
-TAIL_LINES = 15
 LAST_WORDS_S = 1.0
 # Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG,
 # SIGTERM.
@@ -91,23 +88,15 @@ class Child:
             pass_fds=pass_fds,
             env=None if environment is None else dict(environment),
         )
-        self._listen = listen
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._pump = threading.Thread(target=self._copy, name=Path(program).name, daemon=True)
-        self._pump.start()
-
-    def _copy(self) -> None:
-        """Pass on what it prints, but for secrets; descriptor 2 is whichever log the worker writes
-        at the time."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            text = hide(line.decode(errors="replace"))
-            words = printable(text).rstrip()
-            self._tail.append(words)
-            if self._listen is not None:
-                self._listen(words)
-            with suppress(OSError):
-                os.write(2, text.encode())
+        self._output = CopiedOutput(listen=listen)
+        self._pump = threading.Thread(
+            target=self._output.copy,
+            args=(self.process.stdout,),
+            name=Path(program).name,
+            daemon=True,
+        )
+        self._pump.start()
 
     def say(self, line: bytes) -> None:
         """Write to its standard input. That it has ended shows elsewhere."""
@@ -123,8 +112,7 @@ class Child:
             code = self.process.wait(LAST_WORDS_S)
             self._pump.join(LAST_WORDS_S)  # what it said last may still be on its way
         state = "is still running" if code is None else f"ended with exit code {code}"
-        lines = [line for line in self._tail if line.strip()]
-        return f"{state}; it printed last: {' | '.join(lines[-3:]) or 'nothing'}"
+        return f"{state}; it printed last: {self._output.last or 'nothing'}"
 
     def stop(self, grace_s: float) -> None:
         """End it and whatever it has started: politely, then not."""

@@ -76,6 +76,10 @@ def _require_degrees(config: Mapping[str, Any], support: Support | None) -> None
             raise BadInput(
                 f"parallel.{degree}={count} is not supported by {engine}: use parallel.{degree}=1"
             )
+    by_ray = parallel.get("replicas", 1) > 1 and parallel.get("backend") == "ray"
+    if by_ray and not (support is not None and support.actors):
+        engine = config["engine"].get("_target_") if support is None else support.engine
+        raise BadInput(f"parallel.backend=ray is not supported by {engine}: leave it out")
     if parallel.get("disaggregated") and not (support is not None and support.disaggregated):
         engine = config["engine"].get("_target_") if support is None else support.engine
         raise BadInput(f"parallel.disaggregated=true is not supported by {engine}: leave it out")

@@ -7,9 +7,11 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from minivllm.bench.hardware.gpu import replica_gpus
+from minivllm.cluster.actors import RayActors
 from minivllm.cluster.handover import make_handovers
 from minivllm.cluster.placement import placements
 from minivllm.cluster.router import CacheShape, RoutedRequest, make_router
@@ -32,8 +34,11 @@ from minivllm.serving.processes.messages import (
     ViewFrame,
     Watch,
 )
+from minivllm.serving.processes.started import MODULE, ActorEngine, LocalEngine, StartedEngine
 from minivllm.serving.processes.token_stream import TokenStream
 
+# What a replica has in place of the knobs of all.
+ALONE = {"replicas": 1, "disaggregated": False, "backend": "processes"}
 DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
 
@@ -74,6 +79,9 @@ class EngineClient:
         self._reset: asyncio.Future[bool] | None = None
         self._resetting: set[EngineLink] = set()  # who has not answered yet
         self._watched: EngineLink | None = None
+        self._last_lost: EngineLink | None = None
+        self._actors: RayActors | None = None
+        self._warnings: set[asyncio.Task[None]] = set()  # that are being made
 
     async def start(self) -> Ready:
         """Start the processes and wait until the engines are built; what they say, as of one.
@@ -82,20 +90,30 @@ class EngineClient:
             BadInput: the engine cannot be built with this configuration.
             RuntimeError: its process failed.
         """
-        starts = [
-            link.start(config) for link, config in zip(self._links, self._configs(), strict=True)
-        ]
+        if len(self._links) == 1:
+            self.begin([await self._links[0].start(LocalEngine(), self._config)])
+            return self.info
+        runtime = self._config["runtime"]
+        if self._parallel.backend == "ray":
+            asked = partial(replica_gpus, self._config)
+            self._actors = RayActors(f"{MODULE}.serve", self._config["parallel"], runtime, asked)
+            places = self._actors.places
+        else:
+            gpus, ranks = replica_gpus(self._config), self._parallel.tensor
+            places = placements(runtime, len(self._links), gpus, ranks)
+        starts = []
+        for link, place in zip(self._links, places, strict=True):
+            config = {**self._config, "runtime": place}
+            config["parallel"] = {**self._config["parallel"], **ALONE}
+            starts.append(asyncio.ensure_future(link.start(await self._started(), config)))
         self.begin(await asyncio.gather(*starts))
         return self.info
 
-    def _configs(self) -> list[dict[str, Any]]:
-        """The configuration of each replica."""
-        if len(self._links) == 1:
-            return [self._config]
-        gpus, ranks = replica_gpus(self._config), self._parallel.tensor
-        places = placements(self._config["runtime"], len(self._links), gpus, ranks)
-        alone = {**self._config["parallel"], "replicas": 1, "disaggregated": False}
-        return [{**self._config, "runtime": place, "parallel": alone} for place in places]
+    async def _started(self) -> StartedEngine:
+        """The next process."""
+        if self._actors is None:
+            return LocalEngine()
+        return ActorEngine(await asyncio.to_thread(self._actors.start))
 
     def begin(self, ready: list[Ready]) -> None:
         """Route requests from now on, to engines that are built.
@@ -130,15 +148,15 @@ class EngineClient:
         kinds = self._links[:count], self._links[count:]
         return all(any(link.is_alive for link in kind) for kind in kinds if kind)
 
-    @property
-    def failure(self) -> str | None:
-        """Why an engine stopped by itself."""
-        return next((link.failure for link in self._links if link.failure), None)
+    async def last_words(self) -> str:
+        """Why the engines have stopped."""
+        failed = next((link for link in self._links if link.failure), self._last_lost)
+        return "nobody knows why" if failed is None else await failed.last_words()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the engines."""
-        return [link.pid for link in self._links]
+        """Process ids of the engines that are on this machine."""
+        return [link.pid for link in self._links if link.pid is not None]
 
     @property
     def state(self) -> EngineState:
@@ -306,6 +324,7 @@ class EngineClient:
     def _lost(self, link: EngineLink) -> None:
         """An engine's process is gone: others take the requests that it has not answered."""
         self._note_reset(link, False)
+        self._last_lost = link
         left = sum(one.is_alive for one in self._links) if self.is_alive else 0
         if not left:
             self.ended.set()
@@ -320,14 +339,22 @@ class EngineClient:
                 begun = f"{DIED_MIDWAY}, after {stream.num_output_tokens} tokens"
                 stream.fail(internal(begun) if left else unavailable(DIED))
         if left:
-            print(
-                f"warning: replica {link.number} of {len(self._links)} has stopped "
-                f"({link.failure or 'its log says why'}); {left} left",
-                file=sys.stderr,
-            )
+            warning = asyncio.ensure_future(self._warn(link, left))
+            self._warnings.add(warning)
+            warning.add_done_callback(self._warnings.discard)
             if link is self._watched:
                 self.watch(True)
+
+    async def _warn(self, link: EngineLink, left: int) -> None:
+        words = await link.last_words()
+        print(
+            f"warning: replica {link.number} of {len(self._links)} has stopped ({words}); "
+            f"{left} left",
+            file=sys.stderr,
+        )
 
     async def stop(self) -> None:
         """End the engines' processes."""
         await asyncio.gather(*(link.stop() for link in self._links))
+        if self._actors is not None:
+            self._actors.close()

@@ -1,22 +1,15 @@
-"""One engine's process as the process of HTTP sees it: started, written to, listened to."""
+"""One engine's process as the process of HTTP sees it: written to, listened to, ended."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.platform.channel import Frames, frame
-from minivllm.platform.children import module_path
 from minivllm.serving.processes.messages import EngineState, Failed, Ready, Step
-
-STOP_S = 5.0  # for the engine's process to end by itself
+from minivllm.serving.processes.started import StartedEngine
 
 
 class _Connection(asyncio.Protocol):
@@ -55,29 +48,24 @@ class EngineLink:
         self._got, self._on_lost = got, lost
         self._gone = False
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._started: StartedEngine | None = None
         self._transport: asyncio.Transport | None = None
 
-    async def start(self, config: dict[str, Any]) -> Ready:
-        """Start the process and wait until the engine is built.
+    async def start(self, started: StartedEngine, config: dict[str, Any]) -> Ready:
+        """Wait until the engine is built.
+
+        Args:
+            started: its process.
+            config: of the engine.
 
         Raises:
             BadInput: the engine cannot be built with this configuration.
             RuntimeError: its process failed.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            words = [sys.executable, "-m", "minivllm.serving.processes.engine_process"]
-            self._process = subprocess.Popen(
-                [*words, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": module_path()},
-                start_new_session=True,  # Ctrl-C in the terminal is for this process
-            )
+        self._started = started
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(
-            lambda: _Connection(self.receive, self.lose), sock=ours
+            lambda: _Connection(self.receive, self.lose), sock=started.connection
         )
         self._transport = transport
         self.send(config)
@@ -89,10 +77,10 @@ class EngineLink:
         return self._ready.done() and not self._gone
 
     @property
-    def pid(self) -> int:
-        """Process id of the engine."""
-        assert self._process is not None
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Process id of the engine on this machine; None: it is on another one."""
+        assert self._started is not None
+        return None if self._started.is_elsewhere else self._started.pid
 
     def send(self, message: Any) -> None:
         """Send the engine a message."""
@@ -110,9 +98,18 @@ class EngineLink:
                     self._ready.set_exception(BadInput(text) if bad_input else RuntimeError(text))
             case _:
                 if isinstance(message, Step):
+                    message = self._dated(message)
                     self.state = message.state
                     self.counters = message.state.counters or self.counters
                 self._got(self, message)
+
+    def _dated(self, message: Step) -> Step:
+        """A step whose times are this machine's."""
+        ahead_s = 0.0 if self._started is None else self._started.ahead_s
+        if not ahead_s:
+            return message
+        begun = [(request_id, time_s + ahead_s) for request_id, time_s in message.begun]
+        return message._replace(time_s=message.time_s + ahead_s, begun=begun)
 
     def lose(self) -> None:
         """Note that the engine's process is gone."""
@@ -121,14 +118,15 @@ class EngineLink:
             self._ready.set_exception(RuntimeError("the engine's process ended while it started"))
         self._on_lost(self)
 
+    async def last_words(self) -> str:
+        """Why the engine has stopped."""
+        if self.failure is not None or self._started is None:
+            return self.failure or "its log says why"
+        return await asyncio.to_thread(self._started.last_words)
+
     async def stop(self) -> None:
         """End the engine's process."""
         if self._transport is not None:
             self._transport.close()
-        if self._process is None:
-            return
-        for end in (lambda: None, self._process.terminate, self._process.kill):
-            end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, STOP_S)
-                return
+        if self._started is not None:
+            await asyncio.to_thread(self._started.stop)

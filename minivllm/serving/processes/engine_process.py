@@ -258,16 +258,9 @@ def ready(llm: LLM) -> Ready:
     )
 
 
-def main(descriptor: int, parent: int) -> int:
-    """Build the engine of the configuration that comes first, and serve until the parent is gone.
-
-    Args:
-        descriptor: of a connected socket.
-        parent: process id of the process of HTTP.
-    """
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which drains first.
-    channel = Channel(socket.socket(fileno=descriptor))
+def serve(channel: Channel) -> int:
+    """Build the engine of the configuration that comes first, and serve until the other end is
+    gone; returns the exit code."""
     (config,) = channel.receive(None)
     try:
         llm = LLM.from_config(config)
@@ -285,6 +278,18 @@ def main(descriptor: int, parent: int) -> int:
             channel.send(Failed(first_line(error), False))
             return 1
     return 0
+
+
+def main(descriptor: int, parent: int) -> int:
+    """Serve until the parent is gone, in a process of its own.
+
+    Args:
+        descriptor: of a connected socket.
+        parent: process id of the process of HTTP.
+    """
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which drains first.
+    return serve(Channel(socket.socket(fileno=descriptor)))
 
 
 if __name__ == "__main__":

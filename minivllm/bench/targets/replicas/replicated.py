@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.hardware.gpu import device_of, replica_gpus
+from minivllm.bench.hardware.gpu import device_of
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.peer_process import Child
+from minivllm.bench.targets.replicas.backends import Backend, Replica, make_backend
 from minivllm.bench.targets.replicas.merging import (
     Liveness,
     merged_info,
@@ -38,57 +35,15 @@ from minivllm.bench.targets.replicas.messages import (
 )
 from minivllm.bench.targets.replicas.routed import RoutedEngine
 from minivllm.cluster.handover import make_handovers
-from minivllm.cluster.placement import placements
 from minivllm.cluster.router import RoutedRequest, make_router
 from minivllm.config.tensor import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
-from minivllm.platform.channel import Channel, wait
-from minivllm.platform.threads import THREAD_VARIABLES, thread_count
+from minivllm.platform.channel import wait
 
-STOP_S = 5.0  # for a replica to end by itself
-
-
-class Replica(Protocol):
-    """A started replica, wherever it runs."""
-
-    channel: Channel
-
-    def last_words(self) -> str:
-        """How it ended, if it has, and what it printed last."""
-
-    def stop(self) -> None:
-        """Be done with it."""
-
-
-class LocalReplica:
-    """A replica in a process of this machine, whose output goes into this process's log.
-
-    Args:
-        config: of the replica.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        ours, theirs = socket.socketpair()
-        threads = str(thread_count(config["runtime"], config["parallel"]["tensor"]))
-        with theirs:
-            words = [sys.executable, "-m", "minivllm.bench.targets.replicas.replica"]
-            self._child = Child(
-                [*words, str(theirs.fileno())],
-                {**os.environ, **dict.fromkeys(THREAD_VARIABLES, threads)},
-                pass_fds=[theirs.fileno()],
-            )
-        self.channel = Channel(ours)
-
-    def last_words(self) -> str:
-        """See Replica."""
-        return self._child.last_words()
-
-    def stop(self) -> None:
-        """See Replica."""
-        self.channel.close()
-        self._child.stop(STOP_S)
+# What a replica has in place of the knobs of all.
+ALONE = {"replicas": 1, "disaggregated": False, "backend": "processes"}
 
 
 def is_replicated(config: Mapping[str, Any]) -> bool:
@@ -106,7 +61,7 @@ class ReplicatedEngine(RoutedEngine):
     Args:
         config: the resolved configuration of the whole.
         progress: told how far the weights of the first replica are, as (done, total).
-        start: starts a replica with its configuration.
+        backend: starts the replicas; None: what `parallel.backend` names.
 
     Raises:
         BadInput: an option cannot serve this model here, or there are too few GPUs.
@@ -118,12 +73,13 @@ class ReplicatedEngine(RoutedEngine):
         self,
         config: Mapping[str, Any],
         progress: Callable[[int, int], None] | None = None,
-        start: Callable[[Mapping[str, Any]], Replica] = LocalReplica,
+        backend: Backend | None = None,
     ) -> None:
         view = Config.of(config)
         begin = time.monotonic()
-        gpus, self._num_ranks = replica_gpus(view.tree), view.parallel.tensor
-        self._places = placements(view["runtime"], view.parallel.replicas, gpus, self._num_ranks)
+        self._num_ranks = view.parallel.tensor
+        self._backend = backend or make_backend(view.tree)
+        self._places = self._backend.places
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._progress = progress
         self._outputs: list[EngineOutput] = []  # that poll() has to return yet
@@ -132,32 +88,48 @@ class ReplicatedEngine(RoutedEngine):
         self._replicas: list[Replica] = []
         try:
             for place in self._places:
-                alone = {**view["parallel"], "replicas": 1, "disaggregated": False}
+                alone = {**view["parallel"], **ALONE}
                 of_one = {**view.tree, "runtime": place, "parallel": alone}
-                self._replicas.append(start(of_one))
+                self._replicas.append(self._backend.start(of_one))
                 self._replicas[-1].channel.send(of_one)
             built: list[Built] = [self._answer(number) for number in range(len(self._replicas))]
+            self.router = make_router(view.parallel, built[0].cache)
         except BaseException:
             self.close()
             raise
-        self.router = make_router(view.parallel, built[0].cache)
         self._handovers = make_handovers(view.parallel)
         self._prefixes: dict[str, bytes] = {}  # of requests whose prompt is computed
         self.tokenizer = built[0].tokenizer
         self._threads = [one.threads for one in built]
         device = device_of(view.tree, built[0].info.model.get("device"))
-        numbers = [place["device"].partition(":")[2] for place in self._places]
+        gpus = [
+            index for _, _, index in (p["device"].partition(":") for p in self._places) if index
+        ]
         self.info = merged_info(
             [one.info for one in built],
             time.monotonic() - begin,
-            f"cuda:{','.join(numbers)}" if device.startswith("cuda") else device,
+            f"cuda:{','.join(gpus)}" if device.startswith("cuda") and gpus else device,
         )
+        self.info.processes = tuple(one.pid for one in self._replicas if one.host is None)
+        self.info.unmetered = self._unmetered(device)
         self.info.warnings.append(self._note())
 
+    def _unmetered(self, device: str) -> str | None:
+        """Why the energy of the replicas cannot be read here; None: it can."""
+        hosts = dict.fromkeys(one.host for one in self._replicas if one.host is not None)
+        if hosts:
+            return f"replicas compute on other machines: {', '.join(hosts)}"
+        if device == "cuda":
+            return "the cluster of RAY_ADDRESS has chosen the GPUs"
+        return None
+
     def _note(self) -> str:
-        """How the replicas share the machine, for the record."""
+        """Where the replicas run, for the record."""
         cores, ranks = [place.get("cores") for place in self._places], self._num_ranks
         where = "" if None in cores else f", pinned to cores {' | '.join(map(str, cores))}"
+        others = dict.fromkeys(one.host for one in self._replicas if one.host is not None)
+        if others:
+            where += f"; on {', '.join(others)}, whose memory is not in host_rss_peak"
         each = f"{ranks} ranks each, of " if ranks > 1 else ""
         return (
             f"parallel.replicas={len(self._places)}: {each}{self._threads[0]} thread"
@@ -225,7 +197,7 @@ class ReplicatedEngine(RoutedEngine):
         for message in replica.channel.receive(timeout_s):
             match message:
                 case Outputs(outputs):
-                    self._outputs += outputs
+                    self._outputs += [_dated(one, replica.ahead_s) for one in outputs]
                 case NextTokens(names, tokens):
                     self._outputs += [
                         EngineOutput(name, (token,))
@@ -270,7 +242,11 @@ class ReplicatedEngine(RoutedEngine):
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine; each row has the number of its `replica` besides."""
-        return merged_steps(self._ask("steps"))
+        each = self._ask("steps")
+        for replica, rows in zip(self._replicas, each, strict=True):
+            for row in rows if replica.ahead_s else ():
+                row["start_s"] += replica.ahead_s
+        return merged_steps(each)
 
     def speculation(self) -> SpeculationReport | None:
         """See SpeculatingEngine."""
@@ -278,11 +254,15 @@ class ReplicatedEngine(RoutedEngine):
 
     def liveness(self) -> Liveness:
         """See BenchEngine. The group `parallel` has what the router did."""
-        cores = [place.get("cores") or place["device"] for place in self._places]
+        cores = [
+            f"{one.host or ''} {place.get('cores') or place['device']}".strip()
+            for one, place in zip(self._replicas, self._places, strict=True)
+        ]
         merged = merged_liveness(self._ask("liveness"), self._handovers)
         merged["parallel"] = {
             **merged.get("parallel", {}),  # of ranks
             **routing_counters(self.router, self._handovers),
+            "backend": self._backend.name,
             "threads": " | ".join(map(str, self._threads)),
             "placed_at": " | ".join(map(str, cores)),
         }
@@ -300,3 +280,11 @@ class ReplicatedEngine(RoutedEngine):
             replica.channel.close()  # all of them end at once
         while self._replicas:
             self._replicas.pop().stop()
+        self._backend.close()
+
+
+def _dated(output: EngineOutput, ahead_s: float) -> EngineOutput:
+    """An output whose time is this machine's."""
+    if not ahead_s or output.started_s is None:
+        return output
+    return replace(output, started_s=output.started_s + ahead_s)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
+from minivllm.bench.targets.replicas.backends import Places, Processes
 from minivllm.bench.targets.replicas.messages import Built
 from minivllm.bench.targets.replicas.replica import ReplicaLoop, broken
 from minivllm.cluster.router import CacheShape
@@ -31,6 +33,7 @@ class CountingEngine:
         self.running: dict[str, tuple[int, int]] = {}  # prompt's length, tokens left
         self.count = 0
         self.fails = False
+        self.started_s: float | None = None  # of every output
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: Any) -> None:
         if len(prompt_token_ids) >= LIMIT:
@@ -47,7 +50,7 @@ class CountingEngine:
             if left == 1:
                 del self.running[request_id]
             reason = "length" if left == 1 else None
-            outputs.append(EngineOutput(request_id, (length + left,), reason))
+            outputs.append(EngineOutput(request_id, (length + left,), reason, self.started_s))
         self.count += len(outputs)
         return outputs
 
@@ -75,7 +78,11 @@ class PretendedReplica:
         engine: that it drives; None counts.
     """
 
+    host: str | None = None
+    ahead_s = 0.0
+
     def __init__(self, config: Mapping[str, Any], number: int, engine: Any = None) -> None:
+        self.pid = os.getpid()
         ours, theirs = socket.socketpair()
         self.channel, self._socket = Channel(ours), theirs
         self.config, self.engine = config, engine or CountingEngine(number)
@@ -101,3 +108,31 @@ class PretendedReplica:
         self.channel.close()
         self._thread.join(10)
         self.stopped = not self._thread.is_alive()
+
+
+class PretendedBackend:
+    """Starts replicas in threads.
+
+    Args:
+        config: of the whole.
+        make_engine: the engine of a replica, of its configuration; None counts.
+    """
+
+    name = "threads"
+
+    def __init__(
+        self, config: dict[str, Any], make_engine: Callable[[Mapping[str, Any]], Any] | None = None
+    ) -> None:
+        self.replicas: list[PretendedReplica] = []
+        # An engine that computes would pin this process.
+        self.places: Places = [{**one, "cores": None} for one in Processes(config).places]
+        self.is_closed = False
+        self._make_engine = make_engine
+
+    def start(self, config: Mapping[str, Any]) -> PretendedReplica:
+        engine = None if self._make_engine is None else self._make_engine(config)
+        self.replicas.append(PretendedReplica(config, len(self.replicas), engine))
+        return self.replicas[-1]
+
+    def close(self) -> None:
+        self.is_closed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
-from tests.bench.targets.replicas.pretended import LIMIT, PretendedReplica
+from tests.bench.targets.replicas.pretended import LIMIT, PretendedBackend
 from tests.forked import fork_known
 
 SMALL = (
@@ -48,13 +48,10 @@ class Group:
     """A replicated engine over replicas that are threads."""
 
     def __init__(self, *overrides: str) -> None:
-        self.replicas: list[PretendedReplica] = []
         config = compose(["runtime.device=cpu", "parallel.replicas=3", *overrides])
-        self.engine = ReplicatedEngine(config, start=self._start)
-
-    def _start(self, config: Mapping[str, Any]) -> PretendedReplica:
-        self.replicas.append(PretendedReplica(config, len(self.replicas)))
-        return self.replicas[-1]
+        self.backend = PretendedBackend(config)
+        self.replicas = self.backend.replicas
+        self.engine = ReplicatedEngine(config, backend=self.backend)
 
 
 @pytest.fixture
@@ -62,7 +59,7 @@ def group() -> Iterator[Group]:
     group = Group()
     yield group
     group.engine.close()
-    assert all(replica.stopped for replica in group.replicas)
+    assert all(replica.stopped for replica in group.replicas) and group.backend.is_closed
 
 
 def test_several_engines_say_what_one_would(group: Group) -> None:
@@ -142,6 +139,19 @@ def test_a_death_is_never_overlooked(group: Group, moment: str, victim: int) -> 
             engine.poll(1.0)
 
 
+def test_what_another_machine_says_is_dated_by_this_ones_clock(group: Group) -> None:
+    engine, far = group.engine, group.replicas[1]
+    far.host, far.ahead_s, far.engine.started_s = "far", 1000.0, 5.0
+    for number in range(3):
+        engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=1))
+    started = {}
+    while len(started) < 3:
+        started |= {one.request_id: one.started_s for one in engine.poll(1.0)}
+    assert sorted(started.values(), key=str) == [1005.0, None, None]
+    assert {row["replica"]: row["start_s"] for row in engine.steps()} == {0: 1.0, 1: 1001.0, 2: 1.0}
+    assert engine.liveness()["parallel"]["placed_at"].count("far ") == 1
+
+
 def test_sessions_reach_the_router() -> None:
     group = Group("parallel.router=session")
     assert isinstance(group.engine, SessionEngine)
@@ -190,10 +200,8 @@ def test_replicas_of_two_ranks_are_one_engine(monkeypatch: pytest.MonkeyPatch) -
     one = alone.info.memory
     alone.close()
     fork_known(monkeypatch)
-    engine = ReplicatedEngine(
-        compose([*knobs, "parallel.replicas=2", "parallel.tensor=2"]),
-        start=lambda config: PretendedReplica(config, 0, MinivllmEngine(config)),
-    )
+    config = compose([*knobs, "parallel.replicas=2", "parallel.tensor=2"])
+    engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
     traces = drive(engine, workload(5), Offline(), params, Clock())
     counted, steps, info = engine.liveness(), engine.steps(), engine.info
     engine.close()
@@ -223,9 +231,8 @@ def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(kv_dtype: s
     known = drive(alone, Workload(requests), Offline(), params, Clock())
     alone.close()
     apart = [*overrides, "parallel.replicas=3", "parallel.disaggregated=true"]
-    engine = ReplicatedEngine(
-        compose(apart), start=lambda config: PretendedReplica(config, 0, MinivllmEngine(config))
-    )
+    config = compose(apart)
+    engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
     traces = drive(engine, Workload(requests), Offline(), params, Clock())
     counted, steps = engine.liveness(), engine.steps()
     engine.close()

@@ -1,0 +1,288 @@
+"""Replicas as actors of a Ray cluster: the code of a replica's process, over a connection.
+
+Ray places an actor, starts it and ends it. What a replica and this process send each other goes
+over a socket between the two, as between two processes of one machine, and what the replica prints
+comes over a second one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from minivllm.cluster.placement import placements, reservation
+from minivllm.cluster.ray_cluster import RayCluster
+from minivllm.errors import BadInput
+from minivllm.platform.channel import Channel
+from minivllm.platform.children import module_path
+from minivllm.platform.output import CopiedOutput
+from minivllm.platform.plug_ins import locate
+from minivllm.platform.threads import THREAD_VARIABLES, thread_count
+
+TOKEN = 32  # bytes by which an actor shows that it is ours, before anything of it is unpickled
+GREETING = 512  # bytes of what an actor says of itself
+POLL_S = 0.5  # between two looks at an actor that has not connected yet
+START_S = 120.0  # for Ray to start an actor on a cluster that has room for it
+LAST_WORDS_S = 5.0  # for Ray to say how an actor has died
+CLOCK = struct.Struct("<d")
+
+
+class RayHost:
+    """What runs in an actor's process."""
+
+    def run(self, target: str, address: tuple[str, int], token: bytes) -> int:
+        """Connect, and serve until the connection ends.
+
+        Args:
+            target: dotted name of the function that serves a channel and returns an exit code.
+            address: where this actor is waited for.
+            token: to be sent first.
+        """
+        with _connect(address, token, "calls") as calls, _connect(address, token, "output") as out:
+            while calls.recv(1) == b"?":
+                calls.sendall(CLOCK.pack(time.monotonic()))
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(out.fileno(), stream.fileno())
+            code = int(locate(target)(Channel(calls)))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return code
+
+
+def _connect(address: tuple[str, int], token: bytes, purpose: str) -> socket.socket:
+    connection = socket.create_connection(address)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    said = {"purpose": purpose, "host": socket.gethostname(), "pid": os.getpid()}
+    connection.sendall(token + json.dumps(said).encode().ljust(GREETING))
+    return connection
+
+
+class RayActor:
+    """A started actor.
+
+    Attributes:
+        connection: to its replica.
+        host, pid: of its process.
+        ahead_s: what its monotonic clock has to be added to be this machine's; found to within half
+            a round trip.
+
+    Args:
+        ray: the module.
+        handle: of the actor.
+        end: Ray's reference to the result of its call.
+        calls, output: its connections.
+        said: what it says of itself.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        handle: Any,
+        end: Any,
+        calls: socket.socket,
+        output: socket.socket,
+        said: Mapping[str, Any],
+    ) -> None:
+        self._ray, self._handle, self._end = ray, handle, end
+        self.host, self.pid = str(said["host"]), int(said["pid"])
+        self.is_elsewhere = self.host != socket.gethostname()
+        self.ahead_s = _offset(calls) if self.is_elsewhere else 0.0
+        calls.sendall(b".")
+        self.connection = calls
+        self._output = CopiedOutput()
+        self._pump = threading.Thread(
+            target=self._copy, args=(output,), name=f"actor {self.pid}", daemon=True
+        )
+        self._pump.start()
+
+    def _copy(self, output: socket.socket) -> None:
+        with output, output.makefile("rb") as lines, suppress(OSError):
+            self._output.copy(lines)
+
+    def last_words(self) -> str:
+        """How it ended, if it has, and the last lines that it printed."""
+        try:
+            state = f"ended with exit code {self._ray.get(self._end, timeout=LAST_WORDS_S)}"
+        except self._ray.exceptions.GetTimeoutError:
+            state = "is still running"
+        except self._ray.exceptions.RayError as error:
+            state = f"has died: {_reason(error)}"
+        self._pump.join(1)
+        where = f" on {self.host}" if self.is_elsewhere else ""
+        return (
+            f"{state} (Ray actor of process {self.pid}{where}); it printed last: "
+            f"{self._output.last or 'nothing'}"
+        )
+
+    def stop(self, grace_s: float) -> None:
+        """End it: it ends by itself once its connection is closed, and otherwise it is killed."""
+        self._ray.wait([self._end], timeout=grace_s)
+        self._ray.kill(self._handle)
+        self._pump.join(1)
+
+
+def _offset(calls: socket.socket) -> float:
+    """What a monotonic clock at the other end has to be added; of the fastest of some questions."""
+    found = []
+    for _ in range(8):
+        begin = time.monotonic()
+        calls.sendall(b"?")
+        (theirs,) = CLOCK.unpack(_exactly(calls, CLOCK.size))
+        end = time.monotonic()
+        found.append((end - begin, (begin + end) / 2 - theirs))
+    return min(found)[1]
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises ConnectionError where the other end is gone."""
+    data = b""
+    while len(data) < size:
+        if not (part := connection.recv(size - len(data))):
+            raise ConnectionError("the other end is gone")
+        data += part
+    return data
+
+
+def _reason(error: Exception) -> str:
+    """Why an actor has died, in a line."""
+    words = " ".join(str(error).split())
+    detail = words.partition("Worker exit detail: ")[2].partition(" Some common causes")[0]
+    return detail or words[:400]
+
+
+class RayActors:
+    """The actors of some replicas, which are started together.
+
+    Args:
+        target: see `RayHost.run`.
+        parallel: knobs of the group.
+        runtime: knobs of the group, for all replicas.
+        gpus: asked for the numbers of the GPUs that `runtime.device` names, where the cluster is
+            this machine's.
+
+    Attributes:
+        places: the group `runtime` of each replica.
+
+    Raises:
+        NotInstalled: Ray is not installed.
+        BadInput: there is no such cluster, or it has too few CPUs or GPUs.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        parallel: Mapping[str, Any],
+        runtime: Mapping[str, Any],
+        gpus: Callable[[], Sequence[int]],
+    ) -> None:
+        count, ranks = parallel["replicas"], parallel["tensor"]
+        address = os.environ.get("RAY_ADDRESS")
+        own = not address
+        self.places = (
+            placements(runtime, count, gpus(), ranks) if own else [reservation(runtime)] * count
+        )
+        cpus = [ranks * thread_count(place, ranks) for place in self.places]
+        on_gpus = str(self.places[0]["device"]).startswith("cuda")
+        needed = {"CPU": float(sum(cpus)), "GPU": float(ranks * count * (on_gpus and not own))}
+        self._cluster = RayCluster(address, needed)
+        self._ray = ray = self._cluster.ray
+        if not own and runtime["device"] == "auto" and ray.cluster_resources().get("GPU"):
+            self._cluster.close()
+            raise BadInput(
+                "runtime.device=auto: the cluster of RAY_ADDRESS has GPUs; use "
+                "runtime.device=cuda, or runtime.device=cpu"
+            )
+        self._arrived: dict[bytes, dict[str, tuple[socket.socket, dict[str, Any]]]] = {}
+        self._waiting: list[tuple[bytes, Any, Any]] = []
+        try:
+            host = "127.0.0.1" if own else ray.util.get_node_ip_address()
+            self._listener = socket.create_server((host, 0))
+            self._listener.settimeout(POLL_S)
+            for place, reserved in zip(self.places, cpus, strict=True):
+                threads = dict.fromkeys(THREAD_VARIABLES, str(thread_count(place, ranks)))
+                handle = (
+                    ray.remote(RayHost)
+                    .options(
+                        num_cpus=reserved,
+                        num_gpus=needed["GPU"] / count,
+                        runtime_env={"env_vars": {"PYTHONPATH": module_path(), **threads}},
+                    )
+                    .remote()
+                )
+                token = secrets.token_bytes(TOKEN)
+                end = handle.run.remote(target, self._listener.getsockname()[:2], token)
+                self._waiting.append((token, handle, end))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> RayActor:
+        """The next of the actors, once it has connected.
+
+        Raises:
+            RuntimeError: it has ended before that.
+            BadInput: the cluster does not start it.
+        """
+        token, handle, end = self._waiting[0]
+        deadline = time.monotonic() + START_S
+        while len(found := self._arrived.get(token, {})) < 2:
+            if self._ray.wait([end], timeout=0)[0]:
+                self._raise_ended(end)
+            if time.monotonic() > deadline:
+                raise BadInput(
+                    f"parallel.backend=ray: the cluster has not started a replica within "
+                    f"{START_S:.0f} s; of {self._cluster.has()} these are free: "
+                    f"{self._cluster.free()}"
+                )
+            self._accept()
+        self._waiting.pop(0)
+        (calls, said), (output, _) = found["calls"], found["output"]
+        return RayActor(self._ray, handle, end, calls, output, said)
+
+    def _raise_ended(self, end: Any) -> None:
+        try:
+            self._ray.get(end)
+        except self._ray.exceptions.RayError as error:
+            raise RuntimeError(
+                f"a replica cannot start in its Ray actor: {_reason(error)}"
+            ) from None
+        raise RuntimeError("a replica has ended in its Ray actor before it connected")
+
+    def _accept(self) -> None:
+        """Take a connection, if one comes within POLL_S and has the token of an actor."""
+        with suppress(TimeoutError):
+            connection, _ = self._listener.accept()
+            connection.settimeout(POLL_S)
+            try:
+                data = _exactly(connection, TOKEN + GREETING)
+            except OSError:
+                connection.close()
+                return
+            for token, _, _ in self._waiting:
+                if hmac.compare_digest(data[:TOKEN], token):
+                    connection.settimeout(None)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    said = json.loads(data[TOKEN:])
+                    self._arrived.setdefault(token, {})[said["purpose"]] = connection, said
+                    return
+            connection.close()
+
+    def close(self) -> None:
+        """End the actors that were not asked for, and the cluster, if it was started for them."""
+        if hasattr(self, "_listener"):
+            self._listener.close()
+        for _, handle, _ in self._waiting:
+            self._ray.kill(handle)
+        self._waiting.clear()
+        self._cluster.close()

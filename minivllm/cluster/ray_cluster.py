@@ -1,0 +1,138 @@
+"""The Ray cluster that actors run on: one that exists, or one of this machine that is started."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from minivllm.errors import BadInput, NotInstalled, first_line, install
+
+OBJECT_STORE = 100_000_000  # bytes: no object is put there, and Ray asks for at least 75 MiB
+NEEDED = "parallel.backend=ray needs Ray"
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # GPUs have the numbers that `runtime.device` names, whatever an actor reserves.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RayCluster:
+    """The cluster that `RAY_ADDRESS` names, or without it one of this machine, which ends with this
+    object or with this process.
+
+    Attributes:
+        ray: the module, connected.
+
+    Args:
+        address: of an existing cluster; None starts one.
+        needed: amounts of its resources, by their names.
+
+    Raises:
+        NotInstalled: Ray is not installed.
+        BadInput: there is no such cluster, or it has too little.
+    """
+
+    def __init__(self, address: str | None, needed: Mapping[str, float]) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise NotInstalled(f"{NEEDED} ({first_line(error)}): {install('ray')}") from None
+        self.ray: Any = ray
+        self._connected = False
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        if not ray.is_initialized():
+            options = {"address": address} if address else self._own(int(needed["CPU"]))
+            try:
+                with _kept_handlers():
+                    ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise BadInput(
+                    f"parallel.backend=ray: RAY_ADDRESS={address} is no cluster that can be "
+                    f"used ({first_line(error)}); start one with `ray start --head`, or unset "
+                    "RAY_ADDRESS, and one is started on this machine"
+                    if address
+                    else f"parallel.backend=ray: no cluster can be started on this machine: "
+                    f"{first_line(error)}"
+                ) from None
+            self._connected = True
+            atexit.register(self.close)  # before Ray's own: the folder is removed after the end
+        try:
+            self._require(needed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _own(self, cpus: int) -> dict[str, Any]:
+        """Arguments of `ray.init` for a cluster of this machine, with its files in a folder of its
+        own: a short name, for sockets are among them."""
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        return {
+            "address": "local",
+            "num_cpus": cpus,
+            "num_gpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE,
+            "_temp_dir": self._folder.name,
+        }
+
+    def _require(self, needed: Mapping[str, float]) -> None:
+        total = self.ray.cluster_resources()
+        for name, amount in needed.items():
+            if amount > (there := total.get(name, 0.0)):
+                raise BadInput(
+                    f"parallel.backend=ray: the replicas need {amount:g} {name}s, and the cluster "
+                    f"has {there:g}"
+                )
+
+    def has(self) -> str:
+        """What the cluster has."""
+        return _amounts(self.ray.cluster_resources())
+
+    def free(self) -> str:
+        """What of it is free."""
+        return _amounts(self.ray.available_resources())
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it was started here."""
+        if self._connected:
+            self._connected = False
+            atexit.unregister(self.close)
+            with _kept_handlers():
+                self.ray.shutdown()
+            if self._folder is not None:
+                self._folder.cleanup()
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
+
+
+@contextmanager
+def _kept_handlers() -> Iterator[None]:
+    """While it is open a library may set handlers of signals, which end with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def require_ray(parallel: Mapping[str, Any]) -> None:
+    """Raise NotInstalled where `parallel.backend` needs Ray and it is not installed."""
+    if parallel["backend"] == "ray" and parallel["replicas"] > 1 and find_spec("ray") is None:
+        raise NotInstalled(f"{NEEDED}, which is not installed: {install('ray')}")
