@@ -12,6 +12,7 @@ from minivllm.report.studies.agents import AgentsStudy
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.capacity import CapacityStudy
 from minivllm.report.studies.drafts import DraftsStudy
+from minivllm.report.studies.images import ImagesStudy
 from minivllm.report.studies.peers import PeersStudy
 from minivllm.report.studies.precision import PrecisionStudy
 from minivllm.report.studies.scale_out import ScaleOutStudy
@@ -35,6 +36,7 @@ STUDIES: tuple[Study[Any], ...] = (
     SpeculationStudy(),
     DraftsStudy(),
     AgentsStudy(),
+    ImagesStudy(),
     SimulationStudy(),
 )
 
