@@ -3,20 +3,22 @@ decide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from minivllm.config.compose import OPTIONS, build, compose
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
-from minivllm.models.load.source import resolve
-from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.load.source import EMBEDDED, resolve
+from minivllm.models.load.tokenizer import Tokenizer, chat_renderer
 from minivllm.passes.pruning.options import NOT_PRUNING, CalibrationOptions
 from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.passes.pruning.statistics import Statistics, measure
 from minivllm.passes.pruning.texts import WINDOW, calibration_ids
+from minivllm.platform.untrusted import MAX_TEXT, place, read_text
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 BLOCK = 16  # tokens of a cache block
@@ -53,7 +55,12 @@ def pruning_plan(
         # Before the model is loaded, so that a text that is too short is told at once.
         longest = whole.context(model.get("max_model_len"))
         tokenizer = Tokenizer.load(source.folder)
-        ids = calibration_ids(options, tokenizer, whole.vocab_size, longest)
+        held_out = held_out_text(config["quality"].get("text"))
+        ids = calibration_ids(
+            *(options, tokenizer, whole.vocab_size, longest),
+            lambda: workload_prompts(config, tokenizer, whole.vocab_size, longest),
+            held_out,
+        )
         engine = build_engine(_whole_model(config, model))
         try:
             return measure(engine, ids)
@@ -79,3 +86,52 @@ def _whole_model(config: Config, model: Mapping[str, Any]) -> dict[str, Any]:
     )
     threads = {key: config["runtime"][key] for key in ("threads", "cores")}
     return {**plain, "model": dict(model), "runtime": {**plain["runtime"], **threads}}
+
+
+def held_out_text(path: str | None) -> str:
+    """The text that quality is measured on. Raises BadInput where it cannot be read.
+
+    Args:
+        path: `quality.text`; None is that of the embedded model.
+    """
+    what = f"quality.text={path}"
+    file: Path = EMBEDDED / "heldout.txt" if path is None else place(path, what)
+    return read_text(file, MAX_TEXT, what)
+
+
+class _NoPictures:
+    """Tells that calibration computes no pictures, to a workload that has some."""
+
+    image_mark: tuple[int, ...] = ()
+
+    def expand(self, token_ids: Sequence[int], pictures: Sequence[str]) -> NoReturn:
+        """Raise BadInput."""
+        raise BadInput(
+            "pruning.calibration=workload: calibration computes no pictures, which this workload "
+            "has; use stdlib or the path of a text file"
+        )
+
+
+def workload_prompts(
+    config: Config, tokenizer: Tokenizer | None, vocab_size: int, longest: int
+) -> list[Sequence[int]]:
+    """The prompts of the configured workload, as the measurement makes them; of later turns of a
+    conversation what its user adds.
+
+    Args:
+        config: of the engine.
+        tokenizer: of the whole model; None: prompts are token ids.
+        vocab_size: of the model.
+        longest: its context, in tokens.
+
+    Raises:
+        BadInput: the workload cannot be made.
+    """
+    encode, decode = (tokenizer.encode, tokenizer.decode) if tokenizer is not None else (None, None)
+    # A generator of the user's own may not take it.
+    further: dict[str, Any] = {}
+    if config.target("workload") in OPTIONS:
+        further = {"render_chat": chat_renderer(tokenizer), "pictures": _NoPictures()}
+    generator, seed = build(config["workload"]), config.measure.seed
+    made = generator.generate(encode, vocab_size, longest, seed, decode, **further)
+    return [request.prompt_token_ids for request in made.requests]

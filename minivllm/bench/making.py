@@ -4,16 +4,14 @@ ids."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from minivllm.bench.targets.base import BenchEngine, SeeingEngine
-from minivllm.bench.workloads.generator import Generator, RenderChat
+from minivllm.bench.workloads.generator import Generator
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
 from minivllm.errors import BadInput
-
-DATE = "26 Jul 2024"  # for templates that take one, so that prompts are the same on any day
+from minivllm.models.load.tokenizer import chat_renderer
 
 
 class WorkloadMaker:
@@ -41,7 +39,7 @@ class WorkloadMaker:
         # A user's own generator may not take it.
         chat = (
             {
-                "render_chat": chat_renderer(engine),
+                "render_chat": chat_renderer(getattr(engine, "tokenizer", None)),
                 "takes_chat": info.takes_chat,
                 "pictures": engine.pictures if isinstance(engine, SeeingEngine) else None,
             }
@@ -60,26 +58,3 @@ class WorkloadMaker:
             raise BadInput("the workload has no requests: nothing to measure")
         self._made = asked, workload
         return workload
-
-
-def chat_renderer(engine: object) -> RenderChat | None:
-    """What writes messages as an engine's model is used to them, as text and as token ids.
-
-    The role `developer` becomes `system` for a template that does not know it. None for an engine
-    whose model has no chat template, or none that is known of.
-    """
-    tokenizer = getattr(engine, "tokenizer", None)
-    template = getattr(tokenizer, "chat_template", None)
-    if tokenizer is None or not isinstance(template, str):
-        return None
-    renamed = {} if "developer" in template else {"developer": "system"}
-
-    def render(messages: Sequence[dict[str, Any]]) -> tuple[str, tuple[int, ...]]:
-        known = [
-            {**message, "role": renamed.get(message["role"], message["role"])}
-            for message in messages
-        ]
-        text = tokenizer.chat_text(known, date_string=DATE)
-        return text, tuple(tokenizer.encode(text, add_special_tokens=False))
-
-    return render

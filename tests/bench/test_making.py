@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.making import DATE, WorkloadMaker, chat_renderer
+from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.workloads.synthetic import Smoke
-from minivllm.errors import BadInput
-from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.load.tokenizer import DATE, Tokenizer
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 
 TINY = Path(__file__).resolve().parents[2] / "minivllm" / "assets" / "tiny"
@@ -28,24 +27,6 @@ def tokenizer() -> Tokenizer:
     loaded = Tokenizer(TINY)
     loaded.chat_template = TEMPLATE
     return loaded
-
-
-def test_messages_are_written_by_the_models_template(tokenizer: Tokenizer) -> None:
-    render = chat_renderer(SimpleNamespace(tokenizer=tokenizer))
-    assert render is not None
-    text, token_ids = render(
-        [{"role": "developer", "content": "short"}, {"role": "user", "content": "hi"}]
-    )
-    assert text == f"<system>short<user>hi{DATE}<a>"
-    assert list(token_ids) == tokenizer.encode(text, add_special_tokens=False)
-    with pytest.raises(BadInput, match="no robots"):
-        render([{"role": "robot", "content": "x"}])
-
-
-@pytest.mark.parametrize("engine", [SimpleNamespace(), SimpleNamespace(tokenizer=None)])
-def test_without_a_template_nothing_is_rendered(engine: Any, tokenizer: Tokenizer) -> None:
-    tokenizer.chat_template = None
-    assert chat_renderer(engine) is chat_renderer(SimpleNamespace(tokenizer=tokenizer)) is None
 
 
 def test_a_workload_is_made_once_for_measurements_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from minivllm.config.groups import OPTIONS, TARGETLESS
 from minivllm.config.moved import first, present, with_targets
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.options import NOT_SPECULATING
-from minivllm.passes.pruning.options import NOT_PRUNING
+from minivllm.passes.pruning.options import NOT_PRUNING, WORKLOAD
 from minivllm.platform.given import whole
 from minivllm.platform.options import default_of
 from minivllm.redaction import anonymous
@@ -237,7 +237,11 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
 
 def engine_id(config: dict[str, Any]) -> str:
     """Equal for configurations that one loaded engine can serve in turn."""
-    return digest({group: config.get(group) for group in ENGINE_GROUPS})
+    parts = {group: config.get(group) for group in ENGINE_GROUPS}
+    drafts = (config.get("speculative") or {}).get("pruning")
+    if any((one or {}).get("calibration") == WORKLOAD for one in (config.get("pruning"), drafts)):
+        parts["calibration"] = [config.get("workload"), (config.get("measure") or {}).get("seed")]
+    return digest(parts)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from minivllm.models.load.tokenizer_files import (
     has_tokenizer,
     read_tokenizer,
 )
+
+DATE = "26 Jul 2024"  # for templates that take one, so that prompts are the same on any day
 
 
 class Tokenizer:
@@ -115,3 +117,28 @@ class Tokenizer:
         token_id = self.fast.token_to_id(text)
         added = self.fast.get_added_tokens_decoder().get(token_id) if token_id is not None else None
         return token_id if added is not None and added.special else None
+
+
+def chat_renderer(
+    tokenizer: object,
+) -> Callable[[Sequence[dict[str, Any]]], tuple[str, tuple[int, ...]]] | None:
+    """What writes messages of a workload as a model is used to them, as text and as token ids.
+
+    The role `developer` becomes `system` for a template that does not know it. None for a model
+    without a chat template, or none that is known of.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(template, str):
+        return None
+    known: Any = tokenizer
+    renamed = {} if "developer" in template else {"developer": "system"}
+
+    def render(messages: Sequence[dict[str, Any]]) -> tuple[str, tuple[int, ...]]:
+        given = [
+            {**message, "role": renamed.get(message["role"], message["role"])}
+            for message in messages
+        ]
+        text = known.chat_text(given, date_string=DATE)
+        return text, tuple(known.encode(text, add_special_tokens=False))
+
+    return render

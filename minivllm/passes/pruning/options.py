@@ -8,6 +8,8 @@ from typing import Literal
 from minivllm.platform.options import Options, knob, option
 
 NOT_PRUNING = "minivllm.passes.pruning.methods.NoPruning"
+# Values of `calibration` that are no file's path.
+STDLIB, WORKLOAD = "stdlib", "workload"
 
 
 @option(NOT_PRUNING)
@@ -23,13 +25,14 @@ class CalibrationOptions(Options):
     """What every method has that looks at activations.
 
     Args:
-        calibration: "stdlib": Python sources of the standard library, never those of the held-out
-            text; or the path of a UTF-8 text file.
+        calibration: "stdlib": Python sources of the standard library; "workload": the prompts of
+            the workload that is measured; or the path of a UTF-8 text file. A text that quality is
+            measured on is an error.
         calibration_tokens: of that text, in windows of up to 512 tokens.
     """
 
     group = "pruning"
-    calibration: str = "stdlib"
+    calibration: str = STDLIB
     calibration_tokens: int = knob(8192, at_least=64, at_most=1 << 20)
 
 

@@ -1,31 +1,35 @@
-"""Token ids of the text that pruning is calibrated on."""
+"""Token ids of the texts that pruning is calibrated on."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.passes.pruning.options import CalibrationOptions
+from minivllm.passes.pruning.options import STDLIB, WORKLOAD, CalibrationOptions
 from minivllm.platform.library_texts import split_standard_library
 from minivllm.platform.untrusted import MAX_TEXT, place, read_text
 
 WINDOW = 512  # tokens
 PART = 1 << 16  # characters
 SEED = 0  # of the order of files, and of token ids where there is no tokenizer
+PIECE = 64  # characters that are looked for in the held-out text
+MOST_HELD_OUT = 0.01  # of the pieces: a licence's lines may be in any text
+
+Prompts = Callable[[], Iterable[Sequence[int]]]  # of the workload, made when they are needed
 
 
 def text_file(options: CalibrationOptions) -> Path | None:
-    """The file of the calibration text; None for the standard library. Raises BadInput where it is
+    """The file of the calibration text; None where the text is in none. Raises BadInput where it is
     not there."""
-    if options.calibration == "stdlib":
+    if options.calibration in (STDLIB, WORKLOAD):
         return None
     where = f"pruning.calibration={options.calibration}"
     path = place(options.calibration, where)
     if not path.is_file():
-        raise BadInput(f"{where}: no such file; give a text file, UTF-8, or stdlib")
+        raise BadInput(f"{where}: no such file; give a text file, UTF-8, stdlib or workload")
     return path
 
 
@@ -51,33 +55,79 @@ def _parts(options: CalibrationOptions) -> Iterator[str]:
             yield text[start : start + PART]
 
 
+def _of_texts(options: CalibrationOptions, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """Token ids of the texts, each as one sequence with the others."""
+    ids: list[int] = []
+    for part in _parts(options):
+        ids += tokenizer.encode(part)
+        if len(ids) >= options.calibration_tokens:
+            break
+    yield ids
+
+
 def calibration_ids(
-    options: CalibrationOptions, tokenizer: Tokenizer | None, vocab_size: int, longest: int
+    options: CalibrationOptions,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    longest: int,
+    prompts: Prompts,
+    held_out: str,
 ) -> list[list[int]]:
     """Windows of token ids, `options.calibration_tokens` in all.
 
     Args:
         options: which text, and how much of it.
-        tokenizer: of the model; without one the ids are random.
+        tokenizer: of the model; without one the ids of a text are random.
         vocab_size: of the model.
         longest: most tokens of a window.
+        prompts: of the workload.
+        held_out: the text that quality is measured on.
 
     Raises:
-        BadInput: the text is not there or too short.
+        BadInput: the text is not there, too short, or held out.
     """
     wanted, window = options.calibration_tokens, min(WINDOW, longest)
-    if tokenizer is None:
+    sequences: Iterable[Sequence[int]]
+    if options.calibration == WORKLOAD:
+        sequences = prompts()
+    elif tokenizer is None:
         draw = random.Random(SEED)
-        ids = [draw.randrange(vocab_size) for _ in range(wanted)]
+        sequences = [[draw.randrange(vocab_size) for _ in range(wanted)]]
     else:
-        ids = []
-        for part in _parts(options):
-            ids += tokenizer.encode(part)
-            if len(ids) >= wanted:
-                break
-        if len(ids) < wanted:
-            raise BadInput(
-                f"pruning.calibration={options.calibration} has {len(ids)} tokens, and "
-                f"pruning.calibration_tokens={wanted}"
-            )
-    return [ids[start : min(start + window, wanted)] for start in range(0, wanted, window)]
+        sequences = _of_texts(options, tokenizer)
+    windows, count = [], 0
+    for ids in sequences:
+        taken = list(ids[: wanted - count])
+        windows += [taken[start : start + window] for start in range(0, len(taken), window)]
+        count += len(taken)
+    if count < wanted:
+        raise BadInput(
+            f"pruning.calibration={options.calibration} has {count} tokens, and "
+            f"pruning.calibration_tokens={wanted}"
+        )
+    if tokenizer is not None and options.calibration != STDLIB:
+        require_not_held_out(options, map(tokenizer.decode, windows), held_out)
+    return windows
+
+
+def require_not_held_out(options: CalibrationOptions, texts: Iterable[str], held_out: str) -> None:
+    """Raise BadInput for texts of which a part is in the held-out text, whose quality would then
+    say too much of the pruned model."""
+    pieces = [
+        piece
+        for text in texts
+        for start in range(0, len(text), PIECE)
+        if len((piece := text[start : start + PIECE]).split()) > 1
+    ]
+    known = sum(piece in held_out for piece in pieces)
+    if known > MOST_HELD_OUT * len(pieces):
+        advice = (
+            "generated prompts with a tokenizer are; use workload=file or stdlib"
+            if options.calibration == WORKLOAD
+            else "use another text, or stdlib"
+        )
+        share = 100 * known / len(pieces)
+        raise BadInput(
+            f"pruning.calibration={options.calibration}: {share:.0f} % of it is in the held-out "
+            f"text that quality is measured on ({advice})"
+        )

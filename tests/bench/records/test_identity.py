@@ -247,6 +247,16 @@ def test_engine_id_ignores_the_load() -> None:
     assert identity.engine_id(changed("cache.block_size", 9)) != identity.engine_id(CONFIG)
 
 
+@pytest.mark.parametrize("place", ["pruning", "speculative"])
+def test_engine_id_has_the_load_that_decides_what_is_pruned(place: str) -> None:
+    pruning = {"calibration": "workload"}
+    calibrated = {**CONFIG, place: pruning if place == "pruning" else {"pruning": pruning}}
+    other = {**calibrated, "workload": {**CONFIG["workload"], "num_requests": 99}}
+    again = {**calibrated, "arrival": {}}
+    ids = [identity.engine_id(one) for one in (calibrated, other, again)]
+    assert ids[0] == ids[2] != ids[1]
+
+
 def test_a_peer_is_not_named_after_our_batching() -> None:
     choices = {
         "model": "qwen3",

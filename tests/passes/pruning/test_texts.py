@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,24 @@ from minivllm.errors import BadInput
 from minivllm.experiments.preflight import check
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.passes.pruning import texts
 from minivllm.passes.pruning.options import CalibrationOptions
-from minivllm.passes.pruning.texts import calibration_ids
+
+HELD_OUT = (EMBEDDED / "heldout.txt").read_text()
+
+
+def never() -> Iterable[Sequence[int]]:
+    raise AssertionError("no workload is asked for")
+
+
+def calibration_ids(
+    options: CalibrationOptions,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    longest: int,
+    prompts: texts.Prompts = never,
+) -> list[list[int]]:
+    return texts.calibration_ids(options, tokenizer, vocab_size, longest, prompts, HELD_OUT)
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +44,7 @@ def test_windows_of_the_standard_library(tokenizer: Tokenizer) -> None:
     windows = calibration_ids(options, tokenizer, 6144, 2048)
     assert [len(one) for one in windows] == [512, 512, 276]
     assert windows == calibration_ids(options, tokenizer, 6144, 2048)
-    held_out = (EMBEDDED / "heldout.txt").read_text()
-    assert not any(tokenizer.decode(one[8:40]) in held_out for one in windows)
+    assert not any(tokenizer.decode(one[8:40]) in HELD_OUT for one in windows)
 
 
 def test_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -60,3 +76,34 @@ def test_wide_tokens_take_as_much_text_as_they_need(tokenizer: Tokenizer, tmp_pa
 def test_without_a_tokenizer_ids_are_random() -> None:
     (window,) = calibration_ids(CalibrationOptions(calibration_tokens=64), None, 50, 512)
     assert len(window) == 64 and len({*window}) > 10 and max(window) < 50
+
+
+def test_prompts_are_cut_into_windows_of_their_own(tokenizer: Tokenizer) -> None:
+    options = CalibrationOptions(calibration="workload", calibration_tokens=64)
+    prompts = [range(600, 640), range(700, 710), range(800, 900)]
+    windows = calibration_ids(options, tokenizer, 6144, 30, lambda: prompts)
+    assert windows == [
+        [*range(600, 630)],
+        [*range(630, 640)],
+        [*range(700, 710)],
+        [*range(800, 814)],
+    ]
+    with pytest.raises(BadInput, match=r"calibration=workload has 50 tokens, and .*_tokens=64$"):
+        calibration_ids(options, tokenizer, 6144, 512, lambda: prompts[:2])
+
+
+def test_the_held_out_text_is_refused_wherever_it_comes_from(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("def main(): pass\n" * 100 + HELD_OUT[777:1500])
+    options = CalibrationOptions(calibration=str(path), calibration_tokens=64)
+    assert calibration_ids(options, tokenizer, 6144, 512)  # as it begins well
+    longer = CalibrationOptions(calibration=str(path), calibration_tokens=800)
+    with pytest.raises(BadInput, match=r"text\.txt: \d+ % of it is in the held-out text"):
+        calibration_ids(longer, tokenizer, 6144, 512)
+    ids = tokenizer.encode(HELD_OUT[1000:2000])
+    drawn = CalibrationOptions(calibration="workload", calibration_tokens=64)
+    with pytest.raises(BadInput, match="use workload=file or stdlib"):
+        calibration_ids(drawn, tokenizer, 6144, 512, lambda: [ids])
+    assert calibration_ids(drawn, None, 6144, 512, lambda: [ids])  # ids alone are no text
