@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +23,9 @@ from tests.forked import fork_known, probe_briefly
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
 from tests.triton_interpreter import prepare_once
+
+if TYPE_CHECKING:
+    from minivllm.kernels.cpu.library import Kernels
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -169,6 +172,25 @@ def cli(
     yield run
     # Hydra's --info leaves a handler on a captured stream
     root.handlers[:], root.level = handlers, level
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Kernels:
+    """The C++ kernels of this machine."""
+    from minivllm.kernels.cpu import library
+
+    try:
+        return library.load()
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
+
+
+@pytest.fixture(scope="session")
+def panels(kernels: Kernels) -> Kernels:
+    """The kernels of linear layers."""
+    if not kernels.has_linear:
+        pytest.skip("this processor has no AVX2")
+    return kernels
 
 
 @pytest.fixture

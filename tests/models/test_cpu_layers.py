@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.cpu_layers import CPUMLP, CPUNorm, plain_class, use_kernels
 from minivllm.models.families.gemma import GemmaNorm
 from minivllm.models.layers import MLP, RMSNorm
-
-
-@pytest.fixture
-def kernels() -> Kernels:
-    try:
-        return library.load()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
 
 
 class OwnNorm(RMSNorm):

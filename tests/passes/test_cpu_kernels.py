@@ -6,13 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
 from minivllm.kernels.context import BuildContext
-from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
 from minivllm.models.load.loading import load_model
@@ -24,14 +22,6 @@ from minivllm.quant.plain import Plain
 from tests.reference import make_checkpoint
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def kernels() -> Kernels:
-    try:
-        return library.load()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
 
 
 def test_it_is_the_first_pass_and_wanted_where_there_are_kernels() -> None:

@@ -12,24 +12,12 @@ from torch import Tensor, nn
 
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
-from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8, int8_group_linear, int8_linear
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    try:
-        found = library.load()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
-    if not found.has_linear:
-        pytest.skip("this processor has no AVX2")
-    return found
 
 
 def narrow(method: Any, kernels: Kernels) -> Any:
@@ -76,11 +64,11 @@ def weight_of(outputs: int, inputs: int) -> Tensor:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(200, 1024), (17, 768)])
 def test_products_are_those_of_rounded_activations(
-    kernels: Kernels, name: str, outputs: int, inputs: int
+    panels: Kernels, name: str, outputs: int, inputs: int
 ) -> None:
     """The error is at most twice that of multiplying the same numbers in bfloat16."""
     method = METHODS[name]
-    layer = narrow(method, kernels).pack(weight_of(outputs, inputs), None)
+    layer = narrow(method, panels).pack(weight_of(outputs, inputs), None)
     assert isinstance(layer, PanelLinear) and layer.matrix_dtype == "int8"
     weight = stored(layer, inputs)
     for rows in (1, 2, 5, 6, 7, 20, 33, 300):
@@ -95,19 +83,19 @@ def test_products_are_those_of_rounded_activations(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_weights_are_those_of_the_method(kernels: Kernels, name: str) -> None:
+def test_weights_are_those_of_the_method(panels: Kernels, name: str) -> None:
     method, weight = METHODS[name], weight_of(130, 512)
-    wide = method.within(BuildContext(CPU, kernels)).pack(weight.clone(), None)
+    wide = method.within(BuildContext(CPU, panels)).pack(weight.clone(), None)
     both = [
-        stored(layer, 512) for layer in (wide, narrow(method, kernels).pack(weight.clone(), None))
+        stored(layer, 512) for layer in (wide, narrow(method, panels).pack(weight.clone(), None))
     ]
     torch.testing.assert_close(*both, rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_row_has_the_same_bits_in_any_batch(kernels: Kernels, name: str) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(panels: Kernels, name: str) -> None:
     bias = torch.randn(96).bfloat16()
-    layer = narrow(METHODS[name], kernels).pack(weight_of(96, 1536), bias)
+    layer = narrow(METHODS[name], panels).pack(weight_of(96, 1536), bias)
     x = torch.randn(300, 1536).bfloat16()
     x[7] *= 1000
     whole = layer(x)
@@ -116,12 +104,12 @@ def test_a_row_has_the_same_bits_in_any_batch(kernels: Kernels, name: str) -> No
         assert torch.equal(layer(x[begin:end]), whole[begin:end])
 
 
-def test_extremes_neither_saturate_nor_wrap(kernels: Kernels) -> None:
+def test_extremes_neither_saturate_nor_wrap(panels: Kernels) -> None:
     """All of 127 and -128 in one sum, at every sign; four bits at both ends."""
     inputs = 4096
     signs = torch.tensor([[1], [-1]]).repeat(32, inputs).to(torch.int8)
     integers = torch.cat((signs * 127, torch.full((64, inputs), -128, dtype=torch.int8)))
-    method = narrow(Int8(activation_group_size=0), kernels)
+    method = narrow(Int8(activation_group_size=0), panels)
     layer = int8_linear(integers, torch.ones(128).bfloat16(), None, method)
     x = torch.stack((torch.ones(inputs), -torch.ones(inputs), torch.ones(inputs))).bfloat16()
     x[2, ::2] = -1
@@ -129,33 +117,33 @@ def test_extremes_neither_saturate_nor_wrap(kernels: Kernels) -> None:
     for rows in (x, x.repeat(20, 1)):
         torch.testing.assert_close(layer(rows).double()[:3], exact, rtol=2**-8, atol=0.0)
     ends = torch.tensor([0.0, 15.0]).repeat(64, inputs // 2).bfloat16()
-    four = narrow(Int4(), kernels).pack(ends, None)
+    four = narrow(Int4(), panels).pack(ends, None)
     torch.testing.assert_close(four(x).double(), x.double() @ ends.double().t(), rtol=2**-7, atol=1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_does_not_become_finite(kernels: Kernels, value: float) -> None:
-    layer = narrow(Int8(), kernels).pack(weight_of(64, 256), None)
+def test_what_is_not_finite_does_not_become_finite(panels: Kernels, value: float) -> None:
+    layer = narrow(Int8(), panels).pack(weight_of(64, 256), None)
     x = torch.randn(3, 256).bfloat16()
     x[1, 200] = value
     out = layer(x)
     assert not out[1].isfinite().any() and out[0].isfinite().all() and out[2].isfinite().all()
 
 
-def test_zeros_and_the_smallest_numbers(kernels: Kernels) -> None:
+def test_zeros_and_the_smallest_numbers(panels: Kernels) -> None:
     bias = torch.randn(64).bfloat16()
-    layer = narrow(Int4(), kernels).pack(weight_of(64, 256), bias)
+    layer = narrow(Int4(), panels).pack(weight_of(64, 256), bias)
     x = torch.zeros(2, 256).bfloat16()
     x[1] = 1e-40
     torch.testing.assert_close(layer(x), bias.expand(2, 64))
 
 
 @pytest.mark.parametrize(("outputs", "group"), [(70, 32), (64, 128)])
-def test_int8_in_groups(kernels: Kernels, outputs: int, group: int) -> None:
+def test_int8_in_groups(panels: Kernels, outputs: int, group: int) -> None:
     """GGUF's Q8_0 has groups of 32; -128 is a weight like others."""
     weight = torch.randint(-128, 128, (outputs, 512), dtype=torch.int8)
     scale = torch.rand(outputs, 512 // group).add(0.5).bfloat16()
-    layer = int8_group_linear(weight, scale, None, narrow(Int8(), kernels))
+    layer = int8_group_linear(weight, scale, None, narrow(Int8(), panels))
     dense = weight.double() * scale.double().repeat_interleave(group, 1)
     x = torch.randn(40, 512).bfloat16()
     exact = rounded(x, group) @ dense.t()
@@ -173,22 +161,22 @@ def test_int8_in_groups(kernels: Kernels, outputs: int, group: int) -> None:
     ],
 )
 def test_what_no_kernel_multiplies_is_told_before_loading(
-    kernels: Kernels, method: Any, context: BuildContext | None, message: str
+    panels: Kernels, method: Any, context: BuildContext | None, message: str
 ) -> None:
     with pytest.raises(BadInput, match=f"quant.activations=int8.*{message}"):
-        method.within(context or BuildContext(CPU, kernels))
+        method.within(context or BuildContext(CPU, panels))
 
 
-def test_a_layer_that_has_no_whole_groups_is_told(kernels: Kernels) -> None:
+def test_a_layer_that_has_no_whole_groups_is_told(panels: Kernels) -> None:
     with pytest.raises(BadInput, match=r"quant.activations=int8.*192 inputs.*128.*quant\.skip"):
-        narrow(Int8(), kernels).pack(weight_of(64, 192), None)
+        narrow(Int8(), panels).pack(weight_of(64, 192), None)
 
 
-def test_symmetric_levels_are_multiples_of_a_scale(kernels: Kernels) -> None:
+def test_symmetric_levels_are_multiples_of_a_scale(panels: Kernels) -> None:
     """The largest magnitude is exact, and there are no zeros to store."""
     weight = weight_of(64, 256)
     method = Int4(group_size=32, symmetric=True)
-    layer = method.within(BuildContext(CPU, kernels)).pack(weight.clone(), None)
+    layer = method.within(BuildContext(CPU, panels)).pack(weight.clone(), None)
     assert isinstance(layer, PanelLinear) and layer.zeros is None
     assert sum(t.nbytes for t in layer.parameters()) == 64 * 256 * 4.5 / 8
     groups = weight.float().unflatten(1, (-1, 32))

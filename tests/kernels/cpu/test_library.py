@@ -32,23 +32,6 @@ CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture
-def kernels() -> Kernels:
-    """The library."""
-    try:
-        library.load()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
-    return library.load()
-
-
-@pytest.fixture
-def panels(kernels: Kernels) -> Kernels:
-    if not kernels.has_linear:
-        pytest.skip("this processor has no AVX2")
-    return kernels
-
-
 def on(kernels: Kernels, method: Any) -> Any:
     """A method that packs for the kernels."""
     return method.within(BuildContext(torch.device("cpu"), kernels))

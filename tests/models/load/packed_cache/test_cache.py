@@ -13,7 +13,6 @@ import torch
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
-from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions
@@ -32,17 +31,6 @@ from tests.reference import VARIANTS, make_checkpoint
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 128}
 PROMPTS = [[5, 17, 3, 99, 42, 8], [1], [9, 4, 30] * 9]
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    try:
-        found = library.load()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
-    if not found.has_linear:
-        pytest.skip("this processor has no AVX2")
-    return found
 
 
 def load(
@@ -90,7 +78,7 @@ def require_kept(folder: Path, kernels: Kernels, quant: Any, cache: Path) -> Loa
     ],
 )
 def test_kept_weights_are_those_that_are_packed(
-    variant: str, quant: str, kernels: Kernels, tmp_path: Path
+    variant: str, quant: str, panels: Kernels, tmp_path: Path
 ) -> None:
     methods = {
         "bf16": Plain(),
@@ -102,11 +90,11 @@ def test_kept_weights_are_those_that_are_packed(
     }
     family, overrides = VARIANTS[variant]
     make_checkpoint(tmp_path, family, **{**overrides, **SIZES})
-    require_kept(tmp_path, kernels, methods[quant], tmp_path / "cache")
+    require_kept(tmp_path, panels, methods[quant], tmp_path / "cache")
 
 
 @pytest.mark.parametrize("quant", ["bf16", "int4"])
-def test_tokens_and_logits_are_the_same(quant: str, kernels: Kernels, tmp_path: Path) -> None:
+def test_tokens_and_logits_are_the_same(quant: str, panels: Kernels, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3", **SIZES)
     results = []
     for cache in ("off", tmp_path / "cache", tmp_path / "cache"):
@@ -120,34 +108,34 @@ def test_tokens_and_logits_are_the_same(quant: str, kernels: Kernels, tmp_path: 
         assert ids == results[0][0] and (logits == results[0][1]).all()
 
 
-def test_random_weights_of_one_seed_are_kept(kernels: Kernels, tmp_path: Path) -> None:
+def test_random_weights_of_one_seed_are_kept(panels: Kernels, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3", **SIZES)
     cache = tmp_path / "cache"
-    first = load(tmp_path, kernels, cache=cache, weights="random", seed=1)
-    other = load(tmp_path, kernels, cache=cache, weights="random", seed=2)
-    again = load(tmp_path, kernels, cache=cache, weights="random", seed=1)
+    first = load(tmp_path, panels, cache=cache, weights="random", seed=1)
+    other = load(tmp_path, panels, cache=cache, weights="random", seed=2)
+    again = load(tmp_path, panels, cache=cache, weights="random", seed=1)
     outcomes = [one.packed_cache for one in (first, other, again)]
     assert outcomes == ["written", "written", "hit"]
     require_equal(first, again)
 
 
 @pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2"])
-def test_quantised_checkpoints_are_kept(kind: str, kernels: Kernels, tmp_path: Path) -> None:
+def test_quantised_checkpoints_are_kept(kind: str, panels: Kernels, tmp_path: Path) -> None:
     packed, _ = quantized_copy(tmp_path, kind)
-    hit = require_kept(packed, kernels, Int4(), tmp_path / "cache")
+    hit = require_kept(packed, panels, Int4(), tmp_path / "cache")
     assert any("were quantised before" in warning for warning in hit.warnings)
 
 
 @pytest.mark.parametrize(("form", "quant"), [("Q8_0", Int8()), ("Q4_0", Int4()), ("Q4_K", Int4())])
-def test_gguf_files_are_kept(form: str, quant: Any, kernels: Kernels, tmp_path: Path) -> None:
+def test_gguf_files_are_kept(form: str, quant: Any, panels: Kernels, tmp_path: Path) -> None:
     stored = tensors(form=form) if form == "Q4_K" else quantized(form)
     path = write(tmp_path / "model.gguf", LLAMA, stored)
-    assert require_kept(path, kernels, quant, tmp_path / "cache").stored_bytes
+    assert require_kept(path, panels, quant, tmp_path / "cache").stored_bytes
 
 
-def test_bitsandbytes_checkpoints_are_kept(kernels: Kernels, tmp_path: Path) -> None:
+def test_bitsandbytes_checkpoints_are_kept(panels: Kernels, tmp_path: Path) -> None:
     saved_by_transformers(tmp_path, load_in_4bit=True, bnb_4bit_quant_type="nf4")
-    require_kept(tmp_path / "packed", kernels, NF4(), tmp_path / "cache")
+    require_kept(tmp_path / "packed", panels, NF4(), tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -160,11 +148,11 @@ def test_bitsandbytes_checkpoints_are_kept(kernels: Kernels, tmp_path: Path) -> 
     ids=["fp8", "int8_mixed", "fp32"],
 )
 def test_layers_without_the_kernels_step_aside(
-    quant: Any, reason: str, kernels: Kernels, tmp_path: Path
+    quant: Any, reason: str, panels: Kernels, tmp_path: Path
 ) -> None:
     make_checkpoint(tmp_path, **SIZES)
     for _ in range(2):
-        loaded = load(tmp_path, kernels, quant, tmp_path / "cache")
+        loaded = load(tmp_path, panels, quant, tmp_path / "cache")
         assert loaded.packed_cache == f"off: model.layers.0.self_attn.{reason}"
     assert not list((tmp_path / "cache").iterdir())
 
@@ -180,22 +168,22 @@ def test_without_kernels_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_changed_while_they_are_read_step_aside(
-    kernels: Kernels, tmp_path: Path
+    panels: Kernels, tmp_path: Path
 ) -> None:
     make_checkpoint(tmp_path, **SIZES)
     config = json.loads((tmp_path / "config.json").read_text())
     loaded = load_model(
         ModelOptions(str(tmp_path), packed_cache=str(tmp_path / "cache")),
         quant=Plain(),
-        context=BuildContext(CPU, kernels),
+        context=BuildContext(CPU, panels),
         transform=PruningPlan(config, [0, 1, 2]),
     )
     assert loaded.packed_cache == "off: weights that are pruned or split are not kept"
 
 
-def test_an_order_of_inputs_steps_aside(kernels: Kernels, tmp_path: Path) -> None:
+def test_an_order_of_inputs_steps_aside(panels: Kernels, tmp_path: Path) -> None:
     packed, _ = quantized_copy(tmp_path, "act_order")
-    loaded = load(packed, kernels, Int4(), tmp_path / "cache")
+    loaded = load(packed, panels, Int4(), tmp_path / "cache")
     assert "Int4Linear" in loaded.packed_cache
 
 
@@ -203,20 +191,20 @@ class Own(Plain):
     """A method of a third party, whose code the identity does not have."""
 
 
-def test_a_method_of_ones_own_steps_aside(kernels: Kernels, tmp_path: Path) -> None:
+def test_a_method_of_ones_own_steps_aside(panels: Kernels, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, **SIZES)
-    loaded = load(tmp_path, kernels, Own(), tmp_path / "cache")
+    loaded = load(tmp_path, panels, Own(), tmp_path / "cache")
     assert loaded.packed_cache == "off: the quantisation method is not minivllm's own"
 
 
 def test_small_models_are_kept_where_a_folder_is_named(
-    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    panels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_checkpoint(tmp_path, **SIZES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert load(tmp_path, kernels, cache="auto").packed_cache == "off: the model is small"
+    assert load(tmp_path, panels, cache="auto").packed_cache == "off: the model is small"
     monkeypatch.setattr("minivllm.models.load.packed_cache.cache.SMALLEST", 1)
-    outcomes = [load(tmp_path, kernels, cache="auto").packed_cache for _ in range(2)]
+    outcomes = [load(tmp_path, panels, cache="auto").packed_cache for _ in range(2)]
     assert outcomes == ["written", "hit"]
     assert list((tmp_path / "xdg" / "minivllm" / "packed").glob("*.packed.safetensors"))
 
@@ -242,13 +230,13 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_one_warning_and_the_weights_are_packed_again(
-    damage: str, kernels: Kernels, tmp_path: Path
+    damage: str, panels: Kernels, tmp_path: Path
 ) -> None:
     make_checkpoint(tmp_path, "qwen3", **SIZES)
     cache = tmp_path / "cache"
-    first = load(tmp_path, kernels, cache=cache)
+    first = load(tmp_path, panels, cache=cache)
     DAMAGE[damage](entry(cache))
-    mended, hit = (load(tmp_path, kernels, cache=cache) for _ in range(2))
+    mended, hit = (load(tmp_path, panels, cache=cache) for _ in range(2))
     assert mended.packed_cache == "written" and hit.packed_cache == "hit"
     (warning,) = mended.warnings
     assert warning.startswith("model.packed_cache: the weights are packed again: ")
@@ -258,31 +246,31 @@ def test_damage_is_one_warning_and_the_weights_are_packed_again(
     require_equal(first, hit)
 
 
-def test_weights_of_another_model_are_not_taken(kernels: Kernels, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_not_taken(panels: Kernels, tmp_path: Path) -> None:
     """A file that was renamed."""
     make_checkpoint(tmp_path, "qwen3", **SIZES)
     cache = tmp_path / "cache"
-    load(tmp_path, kernels, cache=cache, weights="random", seed=1)
+    load(tmp_path, panels, cache=cache, weights="random", seed=1)
     other = entry(cache)
-    first = load(tmp_path, kernels, cache=cache, weights="random", seed=2)
+    first = load(tmp_path, panels, cache=cache, weights="random", seed=2)
     (own,) = set(cache.glob("*.packed.safetensors")) - {other}
     other.replace(own)
-    again = load(tmp_path, kernels, cache=cache, weights="random", seed=2)
+    again = load(tmp_path, panels, cache=cache, weights="random", seed=2)
     assert again.packed_cache == "written"
     assert "the weights of another model" in again.warnings.pop()
     require_equal(first, again)
 
 
-def test_what_does_not_fit_is_told(kernels: Kernels, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_told(panels: Kernels, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, **SIZES)
-    loaded = load(tmp_path, kernels, cache=tmp_path / "cache", packed_cache_gb=1e-5)
+    loaded = load(tmp_path, panels, cache=tmp_path / "cache", packed_cache_gb=1e-5)
     assert loaded.packed_cache.startswith("off: it takes ")
     (warning,) = loaded.warnings
     assert warning.startswith("model.packed_cache: packed weights are not kept: it takes ")
 
 
-def test_a_folder_that_cannot_be_used_is_told_first(kernels: Kernels, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_told_first(panels: Kernels, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, **SIZES)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"^model\.packed_cache=.*cannot be made"):
-        load(tmp_path, kernels, cache=tmp_path / "file" / "cache")
+        load(tmp_path, panels, cache=tmp_path / "file" / "cache")

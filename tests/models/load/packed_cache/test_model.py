@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from minivllm.kernels.context import BuildContext
-from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.load.packed_cache.model import CannotKeep, parts_of, put_parts
@@ -30,17 +29,6 @@ class Tiny(nn.Module):
         self.model.embed_tokens.weight = embedding
         self.model.layer = layer
         self.lm_head = head
-
-
-@pytest.fixture
-def kernels() -> Kernels:
-    try:
-        found = library.load()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"the C++ kernels cannot be had here: {str(error).splitlines()[0]}")
-    if not found.has_linear:
-        pytest.skip("this processor has no AVX2")
-    return found
 
 
 def packed(kernels: Kernels, method: Any, bias: bool = False) -> nn.Module:
@@ -66,12 +54,12 @@ def meta() -> Any:
     ],
     ids=["bf16", "int8", "int4", "int4-32", "nf4", "int8 of int8", "int4 of int8"],
 )
-def test_a_layer_is_the_same_again(method: Any, bias: bool, kernels: Kernels) -> None:
+def test_a_layer_is_the_same_again(method: Any, bias: bool, panels: Kernels) -> None:
     """All attributes: what a layer gains and does not list would be lost."""
-    layer = packed(kernels, method, bias)
+    layer = packed(panels, method, bias)
     assert isinstance(layer, PanelLinear)
     facts = {name: getattr(layer, name) for name in layer.facts}
-    again = PanelLinear.again(kernels, dict(layer.named_parameters()), facts)
+    again = PanelLinear.again(panels, dict(layer.named_parameters()), facts)
 
     for name in {*vars(layer), *layer._parameters, *vars(again)} - {"_parameters"}:
         mine, theirs = getattr(layer, name), getattr(again, name)
@@ -82,28 +70,28 @@ def test_a_layer_is_the_same_again(method: Any, bias: bool, kernels: Kernels) ->
     assert torch.equal(layer.first(64)(x), again.first(64)(x))
 
 
-def test_parts_are_put_into_their_places(kernels: Kernels) -> None:
-    layer, head = packed(kernels, Int8()), packed(kernels, Plain())
+def test_parts_are_put_into_their_places(panels: Kernels) -> None:
+    layer, head = packed(panels, Int8()), packed(panels, Plain())
     embedding = nn.Parameter(torch.ones(100, 128), requires_grad=False)
     parts = parts_of(Tiny(layer, head, embedding), LINEARS)  # type: ignore[arg-type]
     assert parts.looked_up == ("model.embed_tokens.weight",) and not parts.is_tied
     model = meta()
-    put_parts(model, parts, LINEARS, kernels)
+    put_parts(model, parts, LINEARS, panels)
     assert isinstance(model.model.layer, PanelLinear)
     assert torch.equal(model.model.embed_tokens.weight, embedding)
     missing = replace(parts, tensors={k: v for k, v in parts.tensors.items() if "embed" not in k})
     fresh = meta()
     with pytest.raises(ValueError, match="does not have all tensors"):
-        put_parts(fresh, missing, LINEARS, kernels)
+        put_parts(fresh, missing, LINEARS, panels)
     assert isinstance(fresh.model.layer, nn.Identity)
 
 
-def test_layers_of_another_kind_are_told(kernels: Kernels) -> None:
+def test_layers_of_another_kind_are_told(panels: Kernels) -> None:
     embedding = nn.Parameter(torch.ones(100, 128), requires_grad=False)
-    model: Any = Tiny(nn.Linear(4, 4), packed(kernels, Plain()), embedding)
+    model: Any = Tiny(nn.Linear(4, 4), packed(panels, Plain()), embedding)
     with pytest.raises(CannotKeep, match=r"model\.layer is Linear"):
         parts_of(model, LINEARS)
-    model.model.layer = packed(kernels, Plain())
+    model.model.layer = packed(panels, Plain())
     model.register_buffer("mask", torch.zeros(4, dtype=torch.complex64))
     with pytest.raises(CannotKeep, match=r"mask is torch\.complex64"):
         parts_of(model, LINEARS)
