@@ -35,6 +35,7 @@ class Encoder(SchedulingRule):
         capacity: rows that are kept.
         budget: rows that are computed in a step, but for the first image.
         chunks: whether a prompt may be held back; if not, towers compute what a step needs.
+        longest: rows of the largest image that a prompt has room for.
 
     Attributes:
         counters: images computed and reused (a span of a prompt that needed no tower), rows of
@@ -48,9 +49,11 @@ class Encoder(SchedulingRule):
         capacity: int,
         budget: int,
         chunks: bool,
+        longest: int,
     ) -> None:
         self.tower, self.processor = tower, processor
         self.capacity, self.budget, self.chunks = capacity, budget, chunks
+        self.longest = longest
         self.counters = {
             "images_encoded": 0,
             "encoder_cache_hits": 0,
@@ -75,8 +78,9 @@ class Encoder(SchedulingRule):
     @property
     def most_bytes(self) -> int:
         """Memory that embeddings and the tower's work may take."""
-        rows = max(self.capacity, self.budget, self.processor.most_tokens)
-        return rows * self.tower.width * self.tower.dtype.itemsize + self.tower.working_bytes
+        rows = max(self.capacity, self.budget, self.longest)
+        embeddings = rows * self.tower.width * self.tower.dtype.itemsize
+        return embeddings + self.tower.working_bytes(self.longest)
 
     def counts(self) -> dict[str, float]:
         """The counters; waits for the towers that a GPU has not finished."""
@@ -253,4 +257,5 @@ def make_encoder(
         knobs.encoder_cache_tokens,
         knobs.max_encoder_tokens or policy.max_num_batched_tokens,
         policy.chunked_prefill and cache.name != "none",
+        min(vision.processor.most_tokens, loaded.max_model_len),
     )

@@ -151,3 +151,8 @@ class Qwen3VLTower(QwenTower):
             )
         self.width = sizes.out * (1 + len(deep))
         self.visual = _Tower(sizes, isqrt(count), deep)
+
+    @property
+    def _embedding_numbers(self) -> int:
+        """The four nearest positions of a patch, and the same in float32 while they are mixed."""
+        return (6 + 5 * (4 // self.dtype.itemsize)) * self.sizes.hidden

@@ -148,13 +148,26 @@ class QwenTower(VisionTower):
         """Pairs of patches that attend to each other, summed over the layers."""
         return self.sizes.depth * len(image.pixels) ** 2
 
+    def working_bytes(self, most_tokens: int) -> int:
+        """See VisionTower: what one layer keeps beside the patches, their values and rotations, of
+        `MOST_PATCHES` or of one larger image. Attention keeps no scores, whole or in windows."""
+        sizes, size = self.sizes, self.dtype.itemsize
+        hidden, wide = sizes.hidden, 4 // size  # numbers that a float32 takes the place of
+        values = torch.Size(sizes.patch_shape).numel()
+        pixels = values // sizes.frames
+        # Residual, norm and projections; queries and keys in float32, rotated in three parts.
+        rotated = 5 * hidden + (8 * wide if wide > 1 else 6) * hidden
+        attended = 11 * hidden
+        numbers = max(rotated, attended, 2 * hidden + 3 * sizes.inner, self._embedding_numbers)
+        numbers += values + pixels + 2 * sizes.head_dim * wide
+        # Levels of pixels are looked up by int64 numbers.
+        each = max(size * numbers + pixels, (17 + size) * pixels)
+        return max(MOST_PATCHES, most_tokens * sizes.merge**2) * each
+
     @property
-    def working_bytes(self) -> int:
-        """See VisionTower: the activations of a layer, for `MOST_PATCHES`. A larger image takes in
-        proportion more."""
-        sizes = self.sizes
-        numbers = 8 * sizes.hidden + 2 * sizes.inner + torch.Size(sizes.patch_shape).numel()
-        return MOST_PATCHES * self.dtype.itemsize * numbers
+    def _embedding_numbers(self) -> int:
+        """Numbers of the compute dtype that the first hidden state of a patch takes at its peak."""
+        return 2 * self.sizes.hidden
 
 
 class PatchProjection(nn.Module):

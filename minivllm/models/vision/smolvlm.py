@@ -186,10 +186,11 @@ class SmolVLMTower(VisionTower):
         other = 3 * sizes.patch**2 * sizes.hidden + sizes.hidden * sizes.text
         return 2.0 * len(image.pixels) * patches * (sizes.layers * layer + other)
 
-    @property
-    def working_bytes(self) -> int:
-        """See VisionTower: the widest activations and the pixels of `MOST_TILES` tiles."""
+    def working_bytes(self, most_tokens: int) -> int:
+        """See VisionTower: the widest activations and the pixels of `MOST_TILES` tiles, whose
+        levels are looked up by int64 numbers."""
         sizes = self.sizes
         patches, size = (sizes.image // sizes.patch) ** 2, self.dtype.itemsize
-        numbers = patches * (6 * sizes.hidden + 2 * sizes.inner) + 3 * sizes.image**2
-        return MOST_TILES * size * numbers
+        pixels = 3 * sizes.image**2
+        widest = size * patches * (6 * sizes.hidden + 2 * sizes.inner)
+        return MOST_TILES * (size * pixels + max(widest, 17 * pixels))

@@ -57,9 +57,9 @@ class VisionTower(nn.Module):
         """Operations that `encode` does for an image."""
         raise NotImplementedError
 
-    @property
-    def working_bytes(self) -> int:
-        """Memory that `encode` takes at its peak, whatever it is given, but for the embeddings."""
+    def working_bytes(self, most_tokens: int) -> int:
+        """Memory that `encode` takes at its peak, but for the embeddings, however many images it is
+        given of at most `most_tokens` embeddings each."""
         raise NotImplementedError
 
     @property

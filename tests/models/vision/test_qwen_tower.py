@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from minivllm.errors import BadInput
@@ -15,6 +21,7 @@ from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import load_model
 from minivllm.models.options import ModelOptions
 from minivllm.models.vision import qwen_tower
+from minivllm.models.vision.inputs import ProcessedImage
 from minivllm.models.vision.qwen2_5_vl import Qwen2_5_VLTower
 from minivllm.models.vision.qwen3_vl import Qwen3VLTower
 from minivllm.models.vision.qwen_processor import Qwen3VLProcessor
@@ -82,10 +89,60 @@ def test_operations_are_those_that_run(
         assert towers[1].flops(done) == counter.get_total_flops()
 
 
-def test_memory_grows_with_the_sizes(towers: tuple[Any, QwenTower]) -> None:
+def test_memory_is_that_of_the_largest_picture(towers: tuple[Any, QwenTower]) -> None:
     tower = towers[1]
-    sizes = tower.sizes
-    assert tower.working_bytes > 4 * qwen_tower.MOST_PATCHES * (sizes.hidden + sizes.inner)
+    block = tower.sizes.merge**2
+    usual = tower.working_bytes(qwen_tower.MOST_PATCHES // block)
+    assert tower.working_bytes(1) == usual
+    assert tower.working_bytes(3 * qwen_tower.MOST_PATCHES // block) == 3 * usual
+
+
+@settings_of(max_examples=12)
+@given(st.data())
+def test_memory_is_what_a_tower_takes_at_its_peak(data: st.DataObject) -> None:
+    """The bytes that torch says it has taken, minus what it has given back."""
+    family = data.draw(st.sampled_from([*FAMILIES]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    heads = data.draw(st.sampled_from([2, 4]))
+    sizes = {
+        "hidden_size": heads * data.draw(st.sampled_from([16, 32, 40])),
+        "num_heads": heads,
+        "intermediate_size": data.draw(st.integers(40, 500)),
+    }
+    tower = random_tower(family, dtype, sizes)
+    grid = tuple(2 * data.draw(st.integers(8, 14)) for _ in range(2))
+    patches = grid[0] * grid[1]
+    pixels = np.zeros((patches, 3, 4, 4), np.uint8)
+    image = ProcessedImage(b"", pixels, patches // 4, grid)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        (rows,) = tower.encode([image], LEVELS)
+    measured = peak_bytes(watched) - rows.nbytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwen_tower, "MOST_PATCHES", 1)
+        counted = tower.working_bytes(image.num_tokens)
+    assert measured <= counted <= 2.5 * measured
+
+
+def random_tower(family: str, dtype: torch.dtype, sizes: dict[str, int]) -> QwenTower:
+    """A tower of a small model with other sizes."""
+    about = FAMILIES[family]
+    name = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family]
+    config = {
+        "architectures": [f"{name}ForConditionalGeneration"],
+        **about,
+        "vision_config": about["vision_config"] | sizes,
+    }
+    tower: QwenTower = {"qwen2_5_vl": Qwen2_5_VLTower, "qwen3_vl": Qwen3VLTower}[family](config)
+    return tower.to(dtype)
+
+
+def peak_bytes(watched: profile) -> int:
+    """Most bytes at once of all that was taken while a profiler watched."""
+    result = watched.profiler
+    assert result is not None and result.kineto_results is not None
+    events = [one for one in result.kineto_results.events() if one.name() == "[memory]"]
+    events.sort(key=lambda one: one.start_ns())
+    return max(accumulate(one.nbytes() for one in events))
 
 
 CONFIG: dict[str, Any] = {
