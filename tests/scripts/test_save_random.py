@@ -9,9 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from minivllm.models.load.messages import ImageParts, parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import RandomWeights
+from minivllm.models.vision.processor import PromptImages
+from minivllm.models.vision.registry import image_processor
 from tests.scripts.load import load_script
+from tests.seeing import picture
 
 script = load_script("save_random")
 
@@ -36,3 +40,22 @@ def test_its_tokenizer_has_a_text_for_each_id(tmp_path: Path, size: int) -> None
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer is not None and made.get_vocab_size() == size
     assert len({made.decode([index]) for index in range(size)} - {""}) > 0.8 * size
+
+
+@pytest.mark.parametrize("model", ["smolvlm_256m", "qwen2_5_vl_3b", "qwen3_vl_2b"])
+def test_the_marks_of_pictures_are_tokens(model: str, tmp_path: Path) -> None:
+    """A message with a picture is a prompt of the model, as its processor asks for it."""
+    config = script.architecture([f"model={model}"])
+    small = {**config, "vocab_size": max(script.image_marks(config)) + 2}
+    script.add_tokenizer(tmp_path, small)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer is not None
+    prompts = PromptImages(image_processor(small, None), tokenizer)
+    parts = ImageParts(prompts.processor.placeholder, trusted=True)
+    content = [{"type": "image", "image": picture(60, 60)}, {"type": "text", "text": "what?"}]
+    messages = parse_messages([{"role": "user", "content": content}], images=parts)
+    ids = tokenizer.render_chat(messages)
+    assert ids.count(config["image_token_id"]) == 1
+    expanded, inputs = prompts.insert(ids, [picture(60, 60)])
+    assert len(inputs.images) == 1 and expanded.count(config["image_token_id"]) > 1
+    assert tokenizer.decode(expanded).strip().endswith("what?\nassistant:")

@@ -20,13 +20,15 @@ _MOST = 4 * MIB  # of preprocessor_config.json
 
 
 class _Family(NamedTuple):
-    """Where a family's classes are, as module.Class below this room."""
+    """Where a family's classes are, as module.Class below this room, and what checkpoints call its
+    language model."""
 
     processor: str
     tower: str
+    text: str = "language_model"
 
 
-_SMOLVLM = _Family("smolvlm_processor.SmolVLMProcessor", "smolvlm.SmolVLMTower")
+_SMOLVLM = _Family("smolvlm_processor.SmolVLMProcessor", "smolvlm.SmolVLMTower", "text_model")
 _ARCHITECTURES = {
     "Idefics3ForConditionalGeneration": _SMOLVLM,
     "SmolVLMForConditionalGeneration": _SMOLVLM,
@@ -52,6 +54,17 @@ class LoadedVision:
 def sees(architecture: str) -> bool:
     """Whether models of the architecture take images here."""
     return architecture in _ARCHITECTURES
+
+
+def stored_name(name: str, architecture: str) -> str:
+    """What checkpoints of an architecture call the tensor that has this name in the model; see
+    models/load/names.py."""
+    if not sees(architecture):
+        return name
+    if name.startswith("vision."):
+        return f"model.{name.removeprefix('vision.')}"
+    inner = name.removeprefix("model.")
+    return f"model.{_ARCHITECTURES[architecture].text}.{inner}" if inner != name else name
 
 
 def _class(path: str) -> Any:

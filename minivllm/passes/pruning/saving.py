@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
-
-import torch
-from safetensors.torch import save_file
 
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.loading import tensor_shapes
+from minivllm.models.load.saving import require_new, save_checkpoint, stored_dtype
 from minivllm.models.load.weights import CheckpointWeights
+from minivllm.models.vision.registry import sees
 from minivllm.passes.pruning.plan import PruningPlan
 
 # Files of a checkpoint that stay as they are.
@@ -39,27 +36,18 @@ def save_pruned(folder: Path, plan: PruningPlan, output: Path) -> int:
     Raises:
         BadInput: `output` exists, or the checkpoint is not usable.
     """
-    if output.exists():
-        raise BadInput(f"{output} exists already: give a new folder")
+    require_new(output)
     whole = ModelConfig.from_dict(json.loads((folder / "config.json").read_text()))
-    pruned = ModelConfig.from_dict(plan.config)
-    dtype = getattr(torch, whole.dtype or "bfloat16")
+    if sees(whole.architecture):
+        raise BadInput("pruning: models that take images are not pruned")
+    dtype = stored_dtype(plan.config)
     weights = plan.weights(CheckpointWeights(Checkpoint.open(folder)), tensor_shapes(whole, dtype))
-    shapes = tensor_shapes(pruned, dtype)
+    shapes = tensor_shapes(ModelConfig.from_dict(plan.config), dtype)
     weights.check(shapes, whole.tie_word_embeddings)
-    tensors = {}
-    for name, shape in shapes.items():
-        assert shape is not None
-        tensors[name] = torch.empty(shape, dtype=dtype)
-        weights.fill(name, tensors[name])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        save_file(tensors, made / "model.safetensors", {"format": "pt"})
-        (made / "config.json").write_text(json.dumps(plan.config, indent=2) + "\n")
+
+    def copy_others(made: Path) -> None:
         for name in BESIDE:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, made / name)
-        os.replace(made, output)
-    return len(tensors)
+
+    return save_checkpoint(output, plan.config, weights.fill, copy_others)

@@ -1,0 +1,57 @@
+"""Checkpoints that are written: every tensor under the name that transformers gives it, or no
+folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from minivllm.errors import BadInput
+from minivllm.models.load.checkpoint import Checkpoint
+from minivllm.models.load.saving import save_checkpoint
+from minivllm.models.load.weights import CheckpointWeights
+from tests import qwen_vl
+from tests.reference import make_checkpoint
+from tests.seeing import make_smolvlm
+
+MAKERS: dict[str, Any] = {
+    "qwen3": make_checkpoint,
+    "smolvlm": make_smolvlm,
+    "qwen2_5_vl": lambda folder: qwen_vl.make_checkpoint(folder, "qwen2_5_vl"),
+    "qwen3_vl": lambda folder: qwen_vl.make_checkpoint(folder, "qwen3_vl"),
+}
+
+
+@pytest.mark.parametrize("family", MAKERS)
+def test_names_and_weights_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    reference = MAKERS[family](tmp_path / "first")
+    config = json.loads((tmp_path / "first" / "config.json").read_text())
+    weights = CheckpointWeights(Checkpoint.open(tmp_path / "first"))
+    again = tmp_path / "below" / "again"
+    count = save_checkpoint(
+        again, config, weights.fill, lambda folder: (folder / "more.txt").write_text("x") and None
+    )
+    saved, known = load_file(again / "model.safetensors"), reference.state_dict()
+    assert count == len(saved) and (again / "more.txt").is_file()
+    assert known.keys() - saved.keys() <= {"lm_head.weight"} and saved.keys() <= known.keys()
+    assert all(torch.equal(tensor, known[name]) for name, tensor in saved.items())
+
+
+def test_nothing_is_left_of_what_is_not_complete(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "first")
+    config = json.loads((tmp_path / "first" / "config.json").read_text())
+    weights = CheckpointWeights(Checkpoint.open(tmp_path / "first"))
+
+    def full(folder: Path) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(tmp_path / "new" / "one", config, weights.fill, full)
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(BadInput, match="exists already"):
+        save_checkpoint(tmp_path / "first", config, weights.fill, full)
