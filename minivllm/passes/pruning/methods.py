@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minivllm.models.config import ModelConfig
 from minivllm.passes.pruning.options import (
+    SEMI_STRUCTURED,
     CalibrationOptions,
     LayerPruningOptions,
     MagnitudeOptions,
@@ -27,6 +28,10 @@ from minivllm.passes.pruning.shapes import (
 )
 from minivllm.passes.pruning.statistics import Statistics
 
+_READ = {
+    "dense": "; dense kernels read them all the same",
+    SEMI_STRUCTURED: ", and semi-structured kernels (experimental) leave them out",
+}
 Measure = Callable[[CalibrationOptions], Statistics]
 
 
@@ -124,9 +129,9 @@ class Magnitude(MagnitudeOptions):
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
         """See PruningMethod."""
         mask = by_magnitude(self.sparsity, self.pattern)
-        note = "pruning: the smallest weights are 0; dense kernels read them all the same"
+        note = "pruning: the smallest weights are 0" + _READ[self.kernels]
         layers = _all_layers(config)
-        return PruningPlan(dict(config), layers, mask=mask, notes=(note,))
+        return PruningPlan(dict(config), layers, None, mask, self.kernels, (note,))
 
 
 class Wanda(WandaOptions):
@@ -136,5 +141,6 @@ class Wanda(WandaOptions):
         """See PruningMethod."""
         pruned_config(self, config)  # raises where the method does not fit
         mask = by_wanda(measure(self).norms, self.sparsity, self.pattern)
-        note = "pruning: weights that contribute least are 0; dense kernels read them all the same"
-        return PruningPlan(dict(config), _all_layers(config), mask=mask, notes=(note,))
+        note = "pruning: weights that contribute least are 0" + _READ[self.kernels]
+        layers = _all_layers(config)
+        return PruningPlan(dict(config), layers, None, mask, self.kernels, (note,))

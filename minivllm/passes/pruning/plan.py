@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from minivllm.errors import BadInput
+from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.weights import WeightSource
 from minivllm.models.pass_report import PassReport
+from minivllm.passes.base import PassContext, apply_passes
+from minivllm.passes.pruning.options import SEMI_STRUCTURED
+from minivllm.passes.pruning.semi_structured import SemiStructured
 from minivllm.passes.pruning.shapes import PASS
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.format import Shapes
@@ -80,6 +84,7 @@ class PruningPlan:
         layers: original numbers of the layers that stay, in order.
         widths: of these layers, if they are narrowed.
         mask: which weights become 0, if any do.
+        kernels: that multiply the masked weights, see MagnitudeOptions.
         notes: what was chosen, for the log and the record.
         counts: how much was left out, for liveness; `zeroed` grows while weights are read.
     """
@@ -88,6 +93,7 @@ class PruningPlan:
     layers: list[int]
     widths: list[Width] | None = None
     mask: Mask | None = None
+    kernels: str = "dense"
     notes: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -98,6 +104,20 @@ class PruningPlan:
     def report(self, seconds: float) -> PassReport:
         """What was left out, once the weights are read."""
         return PassReport(PASS, len(self.layers), seconds=seconds, counters=self.counts)
+
+    def finish(self, loaded: LoadedModel, seconds: float, context: PassContext) -> None:
+        """Report what was left out of a model, once its weights are read, and compress it where
+        that is asked for.
+
+        Args:
+            loaded: the pruned model.
+            seconds: that pruning and loading took.
+            context: of the passes that follow.
+        """
+        loaded.passes.append(self.report(seconds))
+        loaded.warnings += self.notes
+        if self.kernels == SEMI_STRUCTURED:
+            apply_passes([SemiStructured()], loaded, context)
 
 
 def _leaf(name: str) -> str:

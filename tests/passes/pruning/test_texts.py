@@ -96,10 +96,10 @@ def test_the_held_out_text_is_refused_wherever_it_comes_from(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     path = tmp_path / "text.txt"
-    path.write_text("def main(): pass\n" * 100 + HELD_OUT[777:1500])
+    path.write_text("def main(): pass\n" * 30 + HELD_OUT[777:9000])
     options = CalibrationOptions(calibration=str(path), calibration_tokens=64)
     assert calibration_ids(options, tokenizer, 6144, 512)  # as it begins well
-    longer = CalibrationOptions(calibration=str(path), calibration_tokens=800)
+    longer = CalibrationOptions(calibration=str(path), calibration_tokens=1000)
     with pytest.raises(BadInput, match=r"text\.txt: \d+ % of it is in the held-out text"):
         calibration_ids(longer, tokenizer, 6144, 512)
     ids = tokenizer.encode(HELD_OUT[1000:2000])
