@@ -16,6 +16,7 @@ from minivllm.errors import BadInput
 from minivllm.interactive.answer import Answer
 from minivllm.interactive.comparison import Build, EngineComparison, state
 from minivllm.interactive.model import ChatDecoding, TerminalModel, Turn
+from minivllm.interactive.picture import picture_uri
 from minivllm.interactive.screen import Screen
 
 COMPARE = """\
@@ -23,6 +24,7 @@ COMPARE = """\
 """
 HELP = """\
 /reset              forget the conversation
+/image PATH         show a picture with the next text, to a model that takes images
 /system [text]      show or set the system prompt (and start anew)
 /params [k=v ...]   show or change decoding parameters, e.g. /params temperature=0.2 max_tokens=64
 {compare}/stats              what has been generated so far, and how fast
@@ -57,11 +59,12 @@ class TerminalChat:
         self.model = model
         self.system = system
         self.decoding = model.decoding
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.answers: list[Answer] = []
         self._screen, self._show_thinking = screen, show_thinking
         self._comparison = None if build is None else EngineComparison(model, build, screen)
         self._last: Turn | None = None  # the last turn that was answered
+        self._images: list[str] = []  # of the next turn
         self._what = self._status = f"{model.name} · {model.form}"
 
     def handle(self, text: str) -> bool:
@@ -69,6 +72,7 @@ class TerminalChat:
         command, *rest = text.split(maxsplit=1) or [""]
         actions: dict[str, Callable[[str], object]] = {
             "/reset": self._reset,
+            "/image": self._show_image,
             "/system": self._set_system,
             "/params": self._set_params,
             "/compare": self._compare,
@@ -111,7 +115,8 @@ class TerminalChat:
             self._comparison.off()
 
     def _take_turn(self, text: str) -> None:
-        turn = Turn(text, [*self.messages], self.system)
+        turn = Turn(text, [*self.messages], self.system, tuple(self._images))
+        self._images.clear()
         answer = self._answer(turn)
         self._last = turn
         if not self.model.is_base:
@@ -159,8 +164,18 @@ class TerminalChat:
 
     def _reset(self, _: str) -> None:
         self.messages.clear()
+        self._images.clear()
         self._last = None
         self._screen.note("the conversation is forgotten")
+
+    def _show_image(self, path: str) -> None:
+        if self.model.is_base:
+            raise BadInput("a base model has no messages, which alone have a place for pictures")
+        if not path:
+            raise BadInput("/image needs the path of a picture")
+        uri, (width, height) = picture_uri(path)
+        self._images.append(uri)
+        self._screen.note(f"{path} ({width} x {height} pixels) goes with the next text")
 
     def _set_system(self, text: str) -> None:
         if self.model.is_base:

@@ -11,9 +11,12 @@ from minivllm.config.decoding import check_streamable
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.extras.vision.pictures import NO_IMAGES
 from minivllm.interactive.answer import Answer, AnswerPiece, collect
 from minivllm.interactive.model import ChatDecoding, Turn
+from minivllm.interactive.picture import picture_bytes
 from minivllm.llm import LLM
+from minivllm.models.load.messages import has_images, parse_messages
 from minivllm.platform.threads import thread_count
 from minivllm.prompts import Prompt
 from minivllm.serving.parsing.reasoning import begins_thinking
@@ -73,13 +76,32 @@ class LocalModel:
         config = Config.of(self.llm.config)
         # another LLM may have set another number
         torch.set_num_threads(thread_count(config["runtime"], config.parallel.tensor))
+        prompt: Prompt
         if self.is_base:
             prompt, thinking = self.tokenizer.encode(turn.text), False
         else:
-            prompt = self.tokenizer.render_chat(turn.conversation)
-            thinking = begins_thinking(self.tokenizer, prompt)
+            prompt, thinking = self._written(turn)
         echo = turn.text if self.is_base else ""
         return stream_answer(self.llm, prompt, decoding.params, show, thinking, echo, watch)
+
+    def _written(self, turn: Turn) -> tuple[Prompt, bool]:
+        """A conversation as the chat template writes it, with its pictures, and whether the answer
+        begins with a thinking block.
+
+        Raises:
+            BadInput: the model takes no images, or the template rejects the messages.
+        """
+        pictures, messages = self.llm.pictures, turn.conversation
+        parts = pictures.parts()
+        if parts is None and any(has_images(message["content"]) for message in messages):
+            raise BadInput(NO_IMAGES)
+        ids = self.tokenizer.render_chat(parse_messages(messages, images=parts))
+        thinking = begins_thinking(self.tokenizer, ids)
+        if parts is None or not parts.sources:
+            return ids, thinking
+        images = [picture_bytes(uri) for _, uri in parts.sources]
+        whole, _ = pictures.insert(ids, images)
+        return {"prompt_token_ids": whole, "multi_modal_data": {"image": images}}, thinking
 
     def cache_use(self) -> str:
         """See TerminalModel."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from minivllm.engine.options import SamplingParams
 from minivllm.interactive.answer import Answer
@@ -12,19 +12,24 @@ from minivllm.interactive.answer import Answer
 
 @dataclass(frozen=True)
 class Turn:
-    """What is to be answered: the user's text after the conversation so far."""
+    """What is to be answered: the user's text after the conversation so far, and the pictures that
+    it is about, as data: URIs."""
 
     text: str
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     system: str | None = None
+    images: tuple[str, ...] = ()
 
     @property
-    def user(self) -> dict[str, str]:
-        """The user's text as a message."""
-        return {"role": "user", "content": self.text}
+    def user(self) -> dict[str, Any]:
+        """The user's text as a message, behind its pictures."""
+        if not self.images:
+            return {"role": "user", "content": self.text}
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": self.text}]}
 
     @property
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         """All messages, with the system prompt and the user's text."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages, self.user]
