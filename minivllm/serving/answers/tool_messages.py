@@ -48,6 +48,11 @@ def with_calls_in_content(
                 form.arguments_key: function.get("arguments", {}),
             }
             text = json.dumps(written, ensure_ascii=False)
-            one["content"] += form.before + text + form.after
+            whole = form.before + text + form.after
+            # a content with images is a list of parts
+            parts = isinstance(one["content"], list)
+            one["content"] = one["content"] + (
+                [{"type": "text", "text": whole}] if parts else whole
+            )
         result.append(one)
     return result

@@ -135,19 +135,24 @@ class _Writer:
                 f"{where}.tool_use_id: no call before it has the id {result.tool_use_id!r:.100}",
                 param=where,
             )
-        texts = result.content or ""
-        if not isinstance(texts, str):
-            blocks = [
-                block_of(given, f"{where}.content.{number}", TextBlock)
-                for number, given in enumerate(texts)
-            ]
-            texts = BETWEEN.join(one.text for one in blocks if isinstance(one, TextBlock))
+        pieces: list[str | dict[str, Any]] = []
+        given = result.content or ""
+        for number, one in enumerate([] if isinstance(given, str) else given):
+            match block_of(one, f"{where}.content.{number}", TextBlock, ImageBlock):
+                case TextBlock(text=text):
+                    pieces.append(text)
+                case ImageBlock() as image:
+                    pieces.append(image.part())
+        pieces = [given] if isinstance(given, str) else pieces
+        if result.is_error:
+            first = pieces.pop(0) if pieces and isinstance(pieces[0], str) else ""
+            pieces.insert(0, f"Error: {first}")
         self.messages.append(
             {
                 "role": "tool",
                 "tool_call_id": result.tool_use_id,
                 "name": name,
-                "content": [f"Error: {texts}" if result.is_error else texts],
+                "content": pieces,
             }
         )
 

@@ -48,7 +48,8 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
         call = {"id": call_id, "type": "function", "function": function}
         _turn(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        call_id, output = _text(item, "call_id", where), _content(item, "output", where)
+        call_id, given = _text(item, "call_id", where), item.get("output")
+        output = given if has_images(given) else _content(item, "output", where)
         messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
         _add_reasoning(messages, item, where)

@@ -62,6 +62,47 @@ def test_every_api_gives_the_same_prompt_and_picture(chat_model: ChatModel) -> N
     assert prompt_of(chat_model, [{"role": "user", "content": "what"}]).inputs is None
 
 
+def test_a_tool_may_answer_with_a_picture(chat_model: ChatModel) -> None:
+    """As tools that take screenshots do."""
+    function = {"name": "look", "arguments": "{}"}
+    call = {"id": "c", "type": "function", "function": function}
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    chat = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "ok", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [TEXT, part]},
+    ]
+    output = [
+        {"type": "input_text", "text": TEXT["text"]},
+        {"type": "input_image", "image_url": URL},
+    ]
+    items = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "ok"},
+        {"type": "function_call", "call_id": "c", **function},
+        {"type": "function_call_output", "call_id": "c", "output": output},
+    ]
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c"}
+    blocks = [TEXT, {"type": "image", "source": source}]
+    turns = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "text", "text": "ok"}, use]},
+        {"role": "user", "content": [{**result, "content": blocks}]},
+    ]
+    body = CountBody(model="m", messages=turns)
+    prompts = [
+        prompt_of(chat_model, given)
+        for given in (chat, read_input(items, None), conversation(body))
+    ]
+    assert len({tuple(one.token_ids) for one in prompts}) == 1
+    assert all(one.inputs is not None and len(one.inputs.images) == 1 for one in prompts)
+    turns[2]["content"] = [{**result, "content": blocks[1:], "is_error": True}]
+    failed = conversation(CountBody(model="m", messages=turns))[2]["content"]
+    assert failed[0] == {"type": "text", "text": "Error: "} and failed[1]["type"] == "image_url"
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

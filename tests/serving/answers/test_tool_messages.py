@@ -9,7 +9,11 @@ import pytest
 
 from minivllm.models.load.chat_template import render
 from minivllm.serving.answers.chat_model import ChatModel
-from minivllm.serving.answers.tool_messages import SYSTEM, takes_tools_in_system
+from minivllm.serving.answers.tool_messages import (
+    SYSTEM,
+    takes_tools_in_system,
+    with_calls_in_content,
+)
 from minivllm.serving.parsing.tool_forms import PHI4
 from tests.serving.chat_checkpoint import TEMPLATE
 
@@ -88,3 +92,13 @@ def test_calls_of_earlier_turns_are_in_their_texts() -> None:
 )
 def test_where_a_template_takes_tools(template: str, in_system: bool) -> None:
     assert takes_tools_in_system(template) == in_system
+
+
+def test_calls_come_behind_pictures() -> None:
+    image = {"type": "image", "placeholder": "<image>"}
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    said = {"role": "assistant", "content": [image], "tool_calls": [call]}
+    (written_,) = with_calls_in_content([said], PHI4)
+    text = f'{PHI4.before}{{"name": "f", "arguments": {{}}}}{PHI4.after}'
+    assert written_ == {"role": "assistant", "content": [image, {"type": "text", "text": text}]}
+    assert said["content"] == [image]
