@@ -24,7 +24,7 @@ from minivllm.bench.targets.base import (
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency
 from minivllm.bench.workloads.conversations import Conversations
 from minivllm.bench.workloads.stopping import Stopping
-from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest, turned
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 
@@ -100,7 +100,7 @@ def warm_up(
 
     Args:
         num_requests: how many; None is one full batch, 0 none.
-        others: with the prompts' tokens in reverse order, which no prefix cache takes for theirs.
+        others: with other prompts, see `turned`.
 
     Returns:
         Seconds that it took, or None where nothing was run.
@@ -114,10 +114,7 @@ def warm_up(
         for i, request in enumerate(islice(cycle(workload.openings), count))
     )
     if others:
-        requests = tuple(
-            replace(r, prompt_token_ids=tuple(r.prompt_token_ids)[::-1], chat=None)
-            for r in requests
-        )
+        requests = tuple(turned(request, getattr(engine, "pictures", None)) for request in requests)
     params = replace(
         params, min_tokens=min(params.min_tokens, *(request.max_tokens for request in requests))
     )

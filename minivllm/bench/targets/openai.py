@@ -8,7 +8,7 @@ import os
 import queue
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 from minivllm.bench.hardware.gpu import visible_devices
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
-from minivllm.bench.targets.http.bodies import PATHS, Bodies
+from minivllm.bench.targets.engine_pictures import SentPictures, require_pictures
+from minivllm.bench.targets.http.bodies import PATHS, SENT, Bodies
 from minivllm.bench.targets.http.counters import stream_counters
 from minivllm.bench.targets.http.response_event import read_response_event
 from minivllm.bench.targets.http.stream import Tokens, read_stream
@@ -54,15 +55,6 @@ NOTES = (
     "bandwidth is known",
     "first tokens include the way over HTTP",
 )
-MESSAGES = (
-    "prompts were sent as messages, which the server's own chat template writes: input tokens are "
-    "those of the template known here"
-)
-SENT = {
-    "completions": "prompts were sent as text: the server may cut them into other tokens",
-    "chat": MESSAGES,
-    "responses": MESSAGES,
-}
 KEEPS = (
     "the server's prefix cache was not emptied, and has what earlier measurements have shown it "
     "of these prompts (the warm-up shows it others): start it without one, or set "
@@ -102,6 +94,8 @@ class OpenAIEngine(Adapter):
         source = resolve(config["model"], allow_random=False)[1]
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
+        pictures = SentPictures.of_source(source, self.tokenizer, view.vision)
+        self.pictures = None if options.api == "completions" else pictures  # messages may have some
         self._gpus = visible_devices(view.runtime.device)
         self._api, self._bodies = options.api, Bodies(options.api, self.tokenizer)
         ids = {} if options.api == "responses" else TOKEN_IDS
@@ -110,8 +104,7 @@ class OpenAIEngine(Adapter):
         self._reset_path, self._idle_s = options.cache_reset, options.idle_timeout_s
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._tasks: dict[str, tuple[Future[None], Tokens]] = {}  # of unfinished requests
-        # when a token or an end last came, or else the first of the requests under way
-        self._heard_s = 0.0
+        self._heard_s = 0.0  # when a token or an end last came, or the first request was sent
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._child: StartedProcess | None = None
         self._clear()
@@ -294,12 +287,18 @@ class OpenAIEngine(Adapter):
                 f"request {request_id}: workload.ignore_eos=true, and the server rejects "
                 "ignore_eos: set workload.ignore_eos=false"
             )
-        body = self._asked(self._bodies.body(prompt_token_ids, max_tokens, params, chat))
+        pictures = self.pictures
+        content = None if pictures is None else pictures.content(request_id, prompt_token_ids)
+        body = self._asked(self._bodies.body(prompt_token_ids, max_tokens, params, chat, content))
         tokens = self._tokens(request_id, self._results.put, max_tokens)
         self._seen.append((len(prompt_token_ids), tokens))
         if not self._tasks:
             self._heard_s = time.monotonic()
         self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
+
+    def note_images(self, request_id: str, names: Sequence[str]) -> None:
+        """See SeeingEngine."""
+        require_pictures(self.pictures).note(request_id, names)
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
         """A body with what every request has."""
@@ -329,10 +328,9 @@ class OpenAIEngine(Adapter):
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens; see BenchEngine."""
         outputs: list[EngineOutput] = []
+        patience = None if timeout_s is None else max(timeout_s, 0)
         try:
-            outputs.append(
-                self._results.get(timeout=None if timeout_s is None else max(timeout_s, 0))
-            )
+            outputs.append(self._results.get(timeout=patience))
             while not self._results.empty():
                 outputs.append(self._results.get())
         except queue.Empty:
@@ -364,6 +362,8 @@ class OpenAIEngine(Adapter):
             task.cancel()
         self._client.wait(asyncio.sleep(0))  # by now none of them says anything any more
         self._tasks.clear()
+        if self.pictures is not None:
+            self.pictures.reset()
         while not self._results.empty():
             self._results.get()
         if self._reset_path is not None and hasattr(self, "info") and not self._keep_prefixes:

@@ -176,6 +176,7 @@ class OpenAIOptions(EngineOptions):
                 )
             ),
             "runtime": _RUNTIME,
+            "vision": Knobs(("processor",), says="vision.processor (what the server is set to)"),
         },
         package="aiohttp",
         several_devices=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -14,8 +14,7 @@ from minivllm.bench.targets.base import EngineInfo
 from minivllm.bench.targets.engine_pictures import EnginePictures
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput, first_line
-from minivllm.extras.vision.options import VisionOptions, require_no_vision
-from minivllm.extras.vision.pictures import Pictures
+from minivllm.extras.vision.options import VisionOptions
 from minivllm.kernels.device import select_device
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import model_costs
@@ -23,7 +22,8 @@ from minivllm.models.load.names import own_name
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import VISION, RandomWeights
-from minivllm.models.vision.registry import image_processor, sees
+from minivllm.models.vision.inputs import ProcessedImage
+from minivllm.models.vision.registry import sees, vision_tower
 from minivllm.platform.support import INSTALL
 from minivllm.platform.threads import thread_count
 
@@ -96,11 +96,15 @@ class Pretrained:
     ) -> EnginePictures | None:
         """The images of requests, processed as this project's engine does it, which is equal to
         transformers' to the bit; None for a model that takes none."""
-        if not sees(self.config.architecture):
-            require_no_vision(options)
-            return None
-        processor = image_processor(self.source.config, self.source.folder, options.processor or {})
-        return EnginePictures.of(Pictures(processor, tokenizer, options))
+        return EnginePictures.of_source(self.source, tokenizer, options)
+
+    def encoder_flops(self, prompts: Sequence[Sequence[ProcessedImage]]) -> float:
+        """Operations of the tower on the images of prompts, which transformers computes anew for
+        every call of generate."""
+        with torch.device("meta"):
+            tower = vision_tower(self.source.config)
+        assert tower is not None
+        return sum(tower.flops(image) for images in prompts for image in images)
 
     def _linear_parameters(self) -> list[nn.Parameter]:
         """Of the layers' linear layers alone, without the head; a mixture has classes of its own

@@ -74,7 +74,7 @@ class _Batch:
         self.live = list(enumerate(requests))
         self.width = max(len(request.prompt) for request in requests)
         self.ends = frozenset() if requests[0].params.ignore_eos else eos
-        self.cancelled = False
+        self.cancelled, self.encoder_flops = False, 0.0  # the latter of the first step
         self.started_s = self._turn_s = time.monotonic()
         self._turns = 0
         self._engine = engine
@@ -129,6 +129,7 @@ class _Batch:
                 "waiting": len(self._engine.waiting),
                 "kv_slots_wasted": allocated - context,
                 "kv_slots_allocated": allocated,
+                "encoder_flops": 0.0 if self._turns else self.encoder_flops,
                 "forward_ms": (now - self._turn_s) * 1e3,
             }
         )
@@ -302,6 +303,7 @@ class TransformersEngine(Adapter):
         images = [one.inputs.images if one.inputs else () for one in batch.requests]
         if self.pictures is None or not any(images):
             return {}
+        batch.encoder_flops = self._loaded.encoder_flops(images)
         processor = self.pictures.prompts.processor
         arrays = processor.reference_inputs(images, token_ids.numpy(force=True))
         device, dtype = self._loaded.device, self._loaded.model.dtype

@@ -15,7 +15,8 @@ from minivllm.errors import BadInput
 
 NO_IMAGES = (
     "workload.{name}: this engine or its model takes no images: use a model that does, such as "
-    "model=smolvlm_256m, with engine=minivllm or engine=transformers"
+    "model=smolvlm_256m, with engine=minivllm, engine=transformers or a server that is sent "
+    "messages (engine=openai engine.api=chat)"
 )
 IMAGE_ADVICE = (
     "lower workload.images, workload.input_len or the pictures' tokens (vision.processor), or "

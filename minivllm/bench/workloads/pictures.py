@@ -4,6 +4,7 @@ file by its content and place. Free of torch."""
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ import numpy as np
 from PIL import Image
 
 from minivllm.errors import BadInput
-from minivllm.models.vision.picture import DEFAULT_LIMITS, open_picture
+from minivllm.models.vision.picture import DEFAULT_LIMITS, FORMATS, open_picture
 from minivllm.platform.untrusted import read_bytes
 
 _STREAM = 0x91C7
+_OTHER = 1 << 30  # turned in the seed of another picture
 _CELLS = 16  # of a generated picture in each direction: colours that blend into each other
 _GENERATED = re.compile(r"generated:(\d+)x(\d+):(\d+)")
 _FILE = re.compile(r"sha256:([0-9a-f]{64})#(.+)", re.DOTALL)
@@ -33,6 +35,12 @@ class PictureReader(Protocol):
         Raises:
             BadInput: the model takes no images, or these do not fit the prompt.
         """
+
+    def parts(
+        self, token_ids: Sequence[int], pictures: Sequence[str]
+    ) -> list[tuple[int, ...] | str]:
+        """The text and the images of an expanded prompt, in order: runs of token ids, and names in
+        place of images with their marks."""
 
 
 def generated(width: int, height: int, seed: int) -> str:
@@ -51,6 +59,30 @@ def content(name: str) -> str:
     return name.partition("#")[0]
 
 
+def another(name: str) -> str:
+    """The name of a generated picture of the same size as the named one, but with other pixels."""
+    if (match := _GENERATED.fullmatch(name)) is not None:
+        width, height, seed = map(int, match.groups())
+        return generated(width, height, seed ^ _OTHER)
+    seed = int(hashlib.sha256(content(name).encode()).hexdigest()[:7], 16)
+    return generated(*draw(name).size, seed)
+
+
+def encoded(name: str) -> tuple[str, bytes]:
+    """The media type and the bytes of a picture as a file: a file's own, of a generated one PNG.
+
+    Raises:
+        BadInput: see `draw`.
+    """
+    if (match := _FILE.fullmatch(name)) is not None:
+        data = _file(*match.groups())
+        opened = Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.MIME[str(opened.format)], data
+    stream = io.BytesIO()
+    draw(name).save(stream, "PNG")
+    return Image.MIME["PNG"], stream.getvalue()
+
+
 def draw(name: str) -> Image.Image:
     """The picture of a name, in RGB.
 
@@ -65,7 +97,12 @@ def draw(name: str) -> Image.Image:
     if (match := _FILE.fullmatch(name)) is None:
         raise BadInput(f"{name!r:.60} is no picture of a workload")
     digest, path = match.groups()
+    return open_picture(_file(digest, path), what=f"image {path}")
+
+
+def _file(digest: str, path: str) -> bytes:
+    """The bytes of a file. Raises BadInput where it is another than it was."""
     data = read_bytes(Path(path), DEFAULT_LIMITS.most_bytes, f"image {path}")
     if hashlib.sha256(data).hexdigest() != digest:
         raise BadInput(f"image {path} has changed since the workload was made: make it again")
-    return open_picture(data, what=f"image {path}")
+    return data

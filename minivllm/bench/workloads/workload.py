@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
-from minivllm.bench.workloads.pictures import content
+from minivllm.bench.workloads.pictures import PictureReader, another, content
 from minivllm.platform.files import as_table, write_parquet
 
 
@@ -193,3 +193,26 @@ def _holds(path: Path, rows: list[dict[str, Any]]) -> bool:
     except (OSError, LookupError, ValueError, pyarrow.ArrowException):
         # cut off, or another file altogether
         return False
+
+
+def turned(request: WorkloadRequest, pictures: PictureReader | None) -> WorkloadRequest:
+    """A request as long as another, which no cache takes for it: its prompt's tokens in reverse
+    order, and other pictures of the same sizes.
+
+    Args:
+        request: of any engine.
+        pictures: reads the images of its prompt, if it has any; None: the engine takes none.
+    """
+    ids = tuple(request.prompt_token_ids)
+    if not request.images or pictures is None:
+        return replace(request, prompt_token_ids=ids[::-1], chat=None)
+    parts = pictures.parts(ids, request.images)[::-1]
+    names = tuple(another(part) for part in parts if isinstance(part, str))
+    marked = [
+        token
+        for part in parts
+        for token in (pictures.image_mark if isinstance(part, str) else part[::-1])
+    ]
+    return replace(
+        request, prompt_token_ids=pictures.expand(marked, names), images=names, chat=None
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from minivllm.bench.workloads.images import Images
 from minivllm.bench.workloads.pictures import draw
+from minivllm.bench.workloads.workload import turned
 from minivllm.errors import BadInput
 
 
@@ -20,6 +22,11 @@ class FourTokens:
     def expand(self, token_ids: Sequence[int], pictures: Sequence[str]) -> tuple[int, ...]:
         assert list(token_ids).count(9) == len(pictures)
         return tuple(t for token in token_ids for t in ([9] * 4 if token == 9 else [token]))
+
+    def parts(
+        self, token_ids: Sequence[int], pictures: Sequence[str]
+    ) -> list[tuple[int, ...] | str]:
+        return [*pictures, tuple(token for token in token_ids if token != 9)]
 
 
 def made(seed: int = 0, **knobs: Any) -> Any:
@@ -63,3 +70,14 @@ def test_a_workload_is_the_same_for_a_seed_and_another_for_other_pictures() -> N
 def test_a_model_without_images_is_told() -> None:
     with pytest.raises(BadInput, match="takes no images"):
         Images().generate(None, 20, 1000, 0)
+
+
+def test_a_warm_up_of_other_prompts_has_other_pictures_of_the_same_sizes() -> None:
+    request = made(images=2, width=64, height=8).requests[0]
+    other = turned(request, FourTokens())
+    assert len(other.images) == 2 and not {*other.images} & {*request.images}
+    assert [draw(name).size for name in other.images] == [(64, 8)] * 2
+    text = request.prompt_token_ids[8:]
+    assert other.prompt_token_ids == (*text[::-1], *[9] * 8)
+    plain = replace(request, images=(), prompt_token_ids=(1, 2, 3))
+    assert turned(plain, None).prompt_token_ids == (3, 2, 1)

@@ -11,6 +11,16 @@ from minivllm.models.load.tokenizer import Tokenizer
 
 # Where each API is.
 PATHS = {"completions": "completions", "chat": "chat/completions", "responses": "responses"}
+_MESSAGES = (
+    "prompts were sent as messages, which the server's own chat template writes: input tokens are "
+    "those of the template known here"
+)
+# What a record says of prompts that were not sent as ids.
+SENT = {
+    "completions": "prompts were sent as text: the server may cut them into other tokens",
+    "chat": _MESSAGES,
+    "responses": _MESSAGES,
+}
 
 
 class Bodies:
@@ -35,6 +45,7 @@ class Bodies:
         max_tokens: int,
         params: SamplingParams,
         chat: Mapping[str, Any] | None = None,
+        content: Sequence[Mapping[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """A request, but for the model's name.
 
@@ -42,7 +53,8 @@ class Bodies:
             prompt: token ids.
             max_tokens: to generate.
             params: everything else about decoding.
-            chat: of a request that has messages of its own; None makes the prompt's text one.
+            chat: of a request that has messages of its own; None makes one message.
+            content: of that message, where the prompt has images; None is the prompt's text.
         """
         if not self.past_end:
             params = replace(params, ignore_eos=False)
@@ -51,8 +63,8 @@ class Bodies:
             return completions_body(words, max_tokens, params)
         if chat is None:
             assert self._tokenizer is not None
-            text = self._tokenizer.decode(prompt)
-            chat = {"messages": [{"role": "user", "content": text}]}
+            said = self._tokenizer.decode(prompt) if content is None else content
+            chat = {"messages": [{"role": "user", "content": said}]}
         make = chat_body if self._api == "chat" else responses_body
         return make(chat, max_tokens, params)
 
