@@ -15,11 +15,14 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Zeros that take memory only when they are written to, where the system can do that.
 
     torch.zeros writes every page; numpy asks the system for zeroed pages, which take memory on
-    their first use. A pool of many GB on a CPU is then free until it is used."""
+    their first use. A pool of many GB on a CPU is then free until it is used. It begins at a
+    multiple of 64 bytes, which numpy's memory does not: a vector would lie in two cache lines."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(size + 64, dtype=np.uint8)
+    begin = -raw.ctypes.data % 64
+    return torch.from_numpy(raw[begin : begin + size]).view(dtype).view(shape)
 
 
 def bytes_per_token(

@@ -40,10 +40,13 @@ Place locate(const Attention& a, const Task& task, int64_t begin, int64_t last) 
   place.count = std::min(kKeys, last - begin);
   place.together = a.block_size;
   const int32_t* table = a.table + task.request * a.table_width;
-  int64_t block = begin / a.block_size, within = begin % a.block_size;
-  for (int64_t j = 0; j < place.count; ++j) {
-    place.at[j] = (table[block] * a.block_size + within) * a.kv_heads * a.head_dim;
-    if (++within == a.block_size) ++block, within = 0;
+  const int64_t width = a.kv_heads * a.head_dim;
+  int64_t within = begin % a.block_size;
+  for (int64_t j = 0, block = begin / a.block_size; j < place.count; ++block, within = 0) {
+    const int64_t there = std::min(a.block_size - within, place.count - j);
+    const int64_t at = (table[block] * a.block_size + within) * width;
+    for (int64_t i = 0; i < there; ++i) place.at[j + i] = at + i * width;
+    j += there;
   }
   return place;
 }

@@ -20,14 +20,19 @@ using Factor = uint16_t;  // what is multiplied: bfloat16
 template <int M>
 using Sums = __m512[M][4];
 
+// The p-th pair of inputs, for every column.
+MINIVLLM_INLINE inline __m512bh pair_of(const Factor* x, int64_t p) {
+  int32_t pair;
+  std::memcpy(&pair, x + 2 * p, 4);
+  return (__m512bh)_mm512_set1_epi32(pair);
+}
+
 // held[m][n] += x[m][2 p, 2 p + 1] times b[n], 16 columns of two inputs side by side.
 template <int M>
 MINIVLLM_INLINE inline void multiply_pair(const Factor* x, int64_t stride, int64_t p, const __m512bh (&b)[4],
                                           Sums<M>& held) {
   each<M>([&](auto m) MINIVLLM_INLINE {
-    int32_t pair;
-    std::memcpy(&pair, x + m * stride + 2 * p, 4);
-    const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
+    const __m512bh a = pair_of(x + m * stride, p);
     each<4>([&](auto n) MINIVLLM_INLINE { held[m][n] = _mm512_dpbf16_ps(held[m][n], a, b[n]); });
   });
 }

@@ -100,18 +100,9 @@ class PanelTiles {
   }
 
   void score(int64_t row, int64_t count, float* scores) {
-    const int64_t step = asked_ ? dim_ : kStep;
     with_rows<kRows>(count, [&](auto rows) {
-      __m512 sums[rows()][4] = {};
-      const Factor* query = queries_.data() + row * dim_;
-      for (int64_t d = 0; d < dim_; d += step) {
-        if (!asked_) ask<kStep * 2>(next_keys_, d / kStep);
-        const uint16_t* const at[] = {keys_[0] + d * kGroup, keys_[1] + d * kGroup, keys_[2] + d * kGroup,
-                                      keys_[3] + d * kGroup};
-        meet<rows()>(query + d, dim_, at, 2 * kGroup, step / 2, sums);
-      }
-      for (int m = 0; m < rows(); ++m)
-        for (int n = 0; n < 4; ++n) _mm512_store_ps(scores + m * kKeys + 16 * n, sums[m][n]);
+      if (asked_) return score_rows<rows(), false>(row, scores);
+      score_rows<rows(), true>(row, scores);
     });
     asked_ = true;
   }
@@ -122,21 +113,10 @@ class PanelTiles {
       _mm512_store_si512(rounded + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(weights + i + 16),
                                                                    _mm512_load_ps(weights + i)));
     with_rows<kRows>(count, [&](auto rows) {
-      for (int64_t d = 0; d < dim_; d += kColumns) {
-        __m512 sums[rows()][4];
-        float* to = sums_.data() + row * dim_ + d;
-        for (int m = 0; m < rows(); ++m)
-          for (int n = 0; n < 4; ++n)
-            sums[m][n] = _mm512_mul_ps(_mm512_loadu_ps(to + m * dim_ + 16 * n), _mm512_set1_ps(fades[m]));
-        for (int64_t g = 0; g < kGroups && g * kGroup / 2 < pairs_; ++g) {
-          if (!asked_values_) ask<kColumns / 2>(next_values_, d / kColumns * kGroups + g);
-          const uint16_t* from = values_[g] + 2 * d;
-          const uint16_t* const at[] = {from, from + 32, from + 64, from + 96};
-          meet<rows()>(rounded + g * kGroup, kKeys, at, 2 * dim_, std::min(kGroup / 2, pairs_ - g * kGroup / 2), sums);
-        }
-        for (int m = 0; m < rows(); ++m)
-          for (int n = 0; n < 4; ++n) _mm512_storeu_ps(to + m * dim_ + 16 * n, sums[m][n]);
-      }
+      // Values are read from end to end where the sums of whole rows stay in registers.
+      if constexpr (rows() <= 3)
+        if (dim_ % (2 * kColumns) == 0) return add_rows<rows(), 2 * kColumns>(row, rounded, fades);
+      add_rows<rows(), kColumns>(row, rounded, fades);
     });
     asked_values_ = true;
   }
@@ -146,7 +126,7 @@ class PanelTiles {
   }
 
  private:
-  static constexpr int64_t kGroup = 16, kGroups = kKeys / kGroup, kStep = 8;  // keys of a panel, dimensions at a time
+  static constexpr int64_t kGroup = 16, kGroups = kKeys / kGroup;  // keys of a panel
 
   static bool lies(int64_t block_size) { return block_size % kGroup == 0; }
 
@@ -165,24 +145,78 @@ class PanelTiles {
     }
   }
 
-  // sums[m][16 n] += x[m][2 * pairs] times the n-th panel, from whose pair to pair there are `apart` numbers.
-  template <int M>
-  [[gnu::always_inline]] static void meet(const Factor* x, int64_t stride, const uint16_t* const (&panels)[4],
-                                          int64_t apart, int64_t pairs, __m512 (&sums)[M][4]) {
-    for (int64_t p = 0; p < pairs; ++p) {
-      __m512bh b[4];
-      for (int n = 0; n < 4; ++n) b[n] = (__m512bh)_mm512_loadu_si512(panels[n] + p * apart);
-      multiply_pair(x, stride, p, b, sums);
+  // Each line of a tile that is read is followed by asking for one of the next tile: of keys while scores are computed, of
+  // values while they are added, one panel after another, so that memory is busy throughout.
+  template <int M, bool kAsks>
+  [[gnu::noinline]] void score_rows(int64_t row, float* scores) const {
+    const Factor* query = queries_.data() + row * dim_;
+    Sums<M> sums;
+    each<M * 4>([&](auto i) MINIVLLM_INLINE { sums[i / 4][i % 4] = _mm512_setzero_ps(); });
+    const int64_t panels = kAsks ? kGroups : 1, pairs = dim_ / 2 / panels;
+    for (int64_t g = 0, p = 0; g < panels; ++g) {
+      const char* next = reinterpret_cast<const char*>(next_keys_[g]);
+      for (const int64_t end = p + pairs; p < end; ++p) {
+        __m512bh b[4];
+        each<4>([&](auto n) MINIVLLM_INLINE {
+          b[n] = load_kept(keys_[n] + p * 2 * kGroup);
+          if constexpr (kAsks) minivllm::ask(next, 1);
+        });
+        multiply_pair<M>(query, dim_, p, b, sums);
+      }
+    }
+    each<M * 4>([&](auto i) MINIVLLM_INLINE { _mm512_store_ps(scores + i / 4 * kKeys + i % 4 * 16, sums[i / 4][i % 4]); });
+  }
+
+  template <int M, int64_t kWidth>
+  void add_rows(int64_t row, const uint16_t* weights, const float* fades) {
+    for (int64_t d = 0; d < dim_; d += kWidth) {
+      if (asked_values_)
+        add_columns<M, kWidth, false>(row, d, weights, fades);
+      else
+        add_columns<M, kWidth, true>(row, d, weights, fades);
     }
   }
 
-  // Asks memory for the `part`th kLines lines of the next tile's panels, one panel after another: of keys while scores are
-  // computed, of values while they are added, so that memory is busy throughout.
-  template <int64_t kLines>
-  MINIVLLM_ASKS void ask(const BFloat16* const (&panels)[kGroups], int64_t part) const {
-    const int64_t lines = dim_ / 2, panel = part * kLines / lines, line = part * kLines - panel * lines;
-    const char* next = reinterpret_cast<const char*>(panels[panel] + line * 32);
-    minivllm::ask(next, kLines);
+  template <int M, int64_t kWidth, bool kAsks>
+  [[gnu::noinline]] void add_columns(int64_t row, int64_t d, const uint16_t* weights, const float* fades) {
+    constexpr int kCount = kWidth / 16;
+    __m512 sums[M][kCount];
+    float* to = sums_.data() + row * dim_ + d;
+    each<M * kCount>([&](auto i) MINIVLLM_INLINE {
+      constexpr int m = i / kCount, n = i % kCount;
+      sums[m][n] = _mm512_mul_ps(_mm512_loadu_ps(to + m * dim_ + 16 * n), _mm512_set1_ps(fades[m]));
+    });
+    for (int64_t g = 0; g < kGroups && g * kGroup / 2 < pairs_; ++g) {
+      const int64_t line = (d / kWidth * kGroups + g) * kGroup / 2 * kCount, lines = dim_ / 2;
+      const char* next = reinterpret_cast<const char*>(next_values_[line / lines] + line % lines * 32);
+      const uint16_t* from = values_[g] + 2 * d;
+      const int64_t pairs = std::min(kGroup / 2, pairs_ - g * kGroup / 2);
+      for (int64_t p = 0; p < pairs; ++p, from += 2 * dim_) {
+        const uint16_t* x = weights + g * kGroup;
+        if constexpr (kCount == 4) {
+          __m512bh b[4];
+          each<4>([&](auto n) MINIVLLM_INLINE { b[n] = load_kept(from + 32 * n); });
+          if constexpr (kAsks) minivllm::ask(next, 4);
+          multiply_pair<M>(x, kKeys, p, b, sums);
+        } else {
+          __m512bh a[M];
+          each<M>([&](auto m) MINIVLLM_INLINE { a[m] = pair_of(x + m * kKeys, p); });
+          each<kCount>([&](auto n) MINIVLLM_INLINE {
+            const __m512bh b = load_kept(from + 32 * n);
+            if constexpr (kAsks) minivllm::ask(next, 1);
+            each<M>([&](auto m) MINIVLLM_INLINE { sums[m][n] = _mm512_dpbf16_ps(sums[m][n], a[m], b); });
+          });
+        }
+      }
+    }
+    each<M * kCount>([&](auto i) MINIVLLM_INLINE {
+      _mm512_storeu_ps(to + i / kCount * dim_ + i % kCount * 16, sums[i / kCount][i % kCount]);
+    });
+  }
+
+  // In a register from here on, see `kept`.
+  MINIVLLM_INLINE static __m512bh load_kept(const uint16_t* from) {
+    return (__m512bh)kept((Vector)_mm512_loadu_si512(from));
   }
 
   void make_panels(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift) {
