@@ -165,7 +165,10 @@ def _check_model(config: dict[str, Any], workload: Any, source: Source) -> Model
         from minivllm.bench.workloads.images import NO_IMAGES
         from minivllm.extras.vision.fit import require_vision_fits
 
-        if not require_vision_fits(view.vision, source) and asked:
+        takes = support is None or (
+            support.own_torch and (support.knobs is None or "vision" in support.knobs)
+        )
+        if not (require_vision_fits(view.vision, source) and takes) and asked:
             raise BadInput(NO_IMAGES.format(name=workload.name))
     return sizes
 

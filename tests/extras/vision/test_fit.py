@@ -34,7 +34,17 @@ def test_it_is_said_before_weights_are_loaded(
         build_engine(config)
 
 
-def test_a_workload_of_images_is_for_models_that_take_them() -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [[], [*SMOLVLM, "engine=simulated"], [*SMOLVLM, "engine=transformers_continuous"]],
+    ids=["a text model", "simulated", "transformers_continuous"],
+)
+def test_a_workload_of_images_is_for_engines_and_models_that_take_them(
+    overrides: list[str],
+) -> None:
     with pytest.raises(BadInput, match=r"workload\.images: .* takes no images"):
-        check(compose(["workload=images"]))
+        check(compose(["workload=images", *overrides]))
+
+
+def test_images_of_a_model_that_takes_them_pass() -> None:
     check(compose([*SMOLVLM, "workload=images", "model.max_model_len=2048"]))
