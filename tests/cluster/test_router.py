@@ -204,6 +204,34 @@ def test_a_remembered_block_comes_with_all_blocks_before_it(
             assert there == sorted(there, reverse=True)
 
 
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), max_size=30),
+    blocks=st.integers(1, 12),
+    dead=st.integers(0, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_all_replicas_are_looked_up_at_once(
+    prompts: list[list[int]], blocks: int, dead: int
+) -> None:
+    router = prefix_router(3, blocks=blocks)
+    for number, prompt in enumerate(prompts):
+        router.route(request(f"r{number}", prompt))
+    router.lose(dead)
+    alive = sorted(router.alive)
+    for prompt in prompts:
+        hashes = block_hashes(prompt, 4)
+        one_by_one = {
+            replica: next(
+                (i for i, name in enumerate(hashes) if name not in router._held[replica]),
+                len(hashes),
+            )
+            for replica in alive
+        }
+        assert router._num_held(hashes, alive) == one_by_one
+    known = {name for held in router._held for name in held}
+    assert {*router._holders} == known  # nothing else is remembered
+
+
 def test_emptied_caches_are_forgotten_and_a_dead_replica_s() -> None:
     router = prefix_router(2)
     router.route(request("r0", [1] * 9))
