@@ -86,11 +86,11 @@ def pairs(one: Combination) -> set[tuple[tuple[str, str], tuple[str, str]]]:
 def pairwise() -> Iterator[Combination]:
     """A short list of combinations in which each possible pair of choices occurs."""
     every = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
-    every = [one for one in every if possible(one)]
-    missing = set().union(*(pairs(one) for one in every))
+    known = [(one, pairs(one)) for one in every if possible(one)]
+    missing = set().union(*(found for _, found in known))
     while missing:
-        best = max(every, key=lambda one: len(pairs(one) & missing))
-        missing -= pairs(best)
+        best, found = max(known, key=lambda pair: len(pair[1] & missing))
+        missing -= found
         yield best
 
 
