@@ -12,7 +12,6 @@ import pytest
 
 from minivllm.bench.records.events import write_events
 from minivllm.bench.records.record import RecordedEvents
-from tests.bench.targets.fake_server import POLL_S
 from tests.report.synthetic import make_record, write
 from tests.report.view.recording import ENGINE
 
@@ -125,7 +124,7 @@ def test_a_running_server_is_shown_until_it_ends(
     if key is not None:
         monkeypatch.setenv("OPENAI_API_KEY", key)
     with serve(answer, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(POLL_S,))
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws/events"
         done = cli("task=view", f"task.url={url}", "view.tui=true")
