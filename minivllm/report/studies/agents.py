@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cell import Cell
+from minivllm.analysis.cell import Cell, like_for_like
 from minivllm.analysis.cells import name_columns, names_of
-from minivllm.analysis.format import count, sig
+from minivllm.analysis.format import MISSING, count, interval, ratio, sig
+from minivllm.analysis.rows import number
+from minivllm.analysis.statistics import Estimate, paired
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import FAINT, SLATE
 from minivllm.report.figures.render import Described, Plot
@@ -25,10 +28,11 @@ if TYPE_CHECKING:
 
 BLOCKS, BLOCK_SIZE = "config.cache.num_blocks", "config.cache.block_size"
 HIT, OPTIMAL, LIVE = "jobs.hit_rate", "jobs.optimal_hit_rate", "jobs.live_tokens"
+LATENCY = "jobs.latency_s.mean"
 POINT = 0.01  # of the hit rate that a cache may lose and still be large enough
 COLUMNS = (
     Column("jobs.num_jobs", "Jobs", "", whole=True),
-    Column("jobs.latency_s.mean", "Job latency", "s", terminal=True),
+    Column(LATENCY, "Job latency", "s", terminal=True),
     Column("jobs.jobs_per_hour", "Jobs", "/h", terminal=True),
     Column("jobs.jobs_per_hour_per_user", "Jobs of a user", "/h"),
     Column(HIT, "Hit rate", "%", 100.0, terminal=True),
@@ -81,8 +85,10 @@ class AgentsStudy(Study[list[Cell]]):
         return [cell for cell in inputs.cells if cell.mean("jobs.sessions") is not None] or None
 
     def statements(self, result: list[Cell], inputs: ReportInputs) -> list[str]:
-        """A sentence for a lone cell; of several where the cliff is."""
-        return [sentence(result[0])] if len(inputs.cells) == 1 else cliffs(ladders(result))
+        """A sentence for a lone cell; of several how engines differ, and where the cliff is."""
+        if len(inputs.cells) == 1:
+            return [sentence(result[0])]
+        return [*engines(result), *cliffs(ladders(result))]
 
     def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
         """A row a cell, where there are several."""
@@ -92,12 +98,9 @@ class AgentsStudy(Study[list[Cell]]):
         """agents.md: the table, for a README."""
         columns = [column for column in _used(result) if column.terminal]
         names = name_columns(result)
-        rows = [
-            [*names_of(cell, names), cell.marked_status, *(text(cell, one) for one in columns)]
-            for cell in result[:MAX_ROWS]
-        ]
-        heads = [column.heading for column in columns]
-        return {"agents.md": markdown_table([*names, "status"], heads, rows)}
+        heads = [*(column.heading for column in columns), *_compared_heads(result)]
+        table = markdown_table([*names, "status"], heads, _rows(result, names, columns, True))
+        return {"agents.md": table}
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> Iterable[Described | None]:
         """The hit rate by the size of the cache."""
@@ -111,14 +114,66 @@ class AgentsStudy(Study[list[Cell]]):
         names = name_columns(result)
         table = {
             "title": "Jobs",
-            "headings": [*names, *(column.heading for column in columns)],
-            "rows": [
-                [*names_of(cell, names), *(text(cell, column) for column in columns)]
-                for cell in result[:MAX_ROWS]
+            "headings": [
+                *names,
+                *(column.heading for column in columns),
+                *_compared_heads(result),
             ],
+            "rows": _rows(result, names, columns, False),
         }
         sentences = self.statements(result, inputs)
         return {"statements": sentences, "plots": plots, "tables": [table]}
+
+
+def compared(cell: Cell, first: Cell) -> Estimate | None:
+    """The latency of a cell's jobs over that of another's, from pairs of one block; None where they
+    did not do the same work, or in too few blocks for an interval."""
+    if cell is first or not like_for_like(first, cell):
+        return None
+    own, other = (
+        {row.get("block"): number(row.get(LATENCY)) for row in one.timed} for one in (cell, first)
+    )
+    pairs = [(mine, other.get(block)) for block, mine in own.items()]
+    logs = [math.log(mine / theirs) for mine, theirs in pairs if mine and theirs]
+    found = paired(logs) if logs else None
+    return None if found is None or found.low is None else found
+
+
+def engines(cells: Sequence[Cell]) -> list[str]:
+    """How much longer or shorter jobs take on another engine than on that of the first cell."""
+    first = cells[0]
+    return [
+        f"A job takes {ratio(found.ratio)} as long with {cell.label} as with {first.label} (95 %: "
+        f"{interval(found.low, found.high)}, {count(found.n, 'block')})."
+        for cell in cells
+        if cell.first("choices.engine") != first.first("choices.engine")
+        and (found := compared(cell, first)) is not None
+    ]
+
+
+def _compared_heads(cells: Sequence[Cell]) -> list[str]:
+    """Headings of the comparison with the first cell; none where no cell has one."""
+    told = any(compared(cell, cells[0]) is not None for cell in cells)
+    return ["Job latency, × first", "95 %"] if told else []
+
+
+def _rows(
+    cells: Sequence[Cell], names: list[str], columns: Sequence[Column], status: bool
+) -> list[list[str]]:
+    """A row a cell: its names, its status if asked for, its figures, the comparison."""
+    rows, told = [], bool(_compared_heads(cells))
+    for cell in cells[:MAX_ROWS]:
+        found = compared(cell, cells[0])
+        ends = MISSING if found is None else interval(found.low, found.high)
+        rows.append(
+            [
+                *names_of(cell, names),
+                *([cell.marked_status] if status else []),
+                *(text(cell, column) for column in columns),
+                *([MISSING if found is None else ratio(found.ratio), ends] if told else []),
+            ]
+        )
+    return rows
 
 
 def cache_tokens(cell: Cell) -> int | None:
@@ -222,8 +277,8 @@ def _terminal_table(cells: list[Cell]) -> Table:
 
     columns = [column for column in _used(cells) if column.terminal]
     names = name_columns(cells)
-    table = rich_table(names, [(column.title, column.unit) for column in columns])
-    for cell in cells:
-        words = [*names_of(cell, names), cell.marked_status, *(text(cell, c) for c in columns)]
+    heads = [(column.title, column.unit) for column in columns]
+    table = rich_table(names, heads + [(head, "") for head in _compared_heads(cells)])
+    for words in _rows(cells, names, columns, True):
         table.add_row(*map(escape, words))
     return table

@@ -94,3 +94,31 @@ def test_the_page_has_a_row_a_cell_and_a_figure(tmp_path: Path) -> None:
     assert len(table) == 4 and "Hit rate (%)" in table[0] and "| 50.0 | 80.0 | 6,500 |" in table[2]
     figures: Any = ("Job latency", "5.25", "6,500", "A cache of 512 tokens is large enough")
     assert all(one in text for one in figures)
+
+
+def test_engines_are_compared_in_pairs_of_one_block(tmp_path: Path) -> None:
+    records = []
+    for block, machine in enumerate((1.0, 1.1, 0.9, 1.2, 1.0, 0.8)):
+        for engine, latency_s in (("minivllm", 2.0), ("vllm_server", 3.0)):
+            index = 0 if engine == "minivllm" else 1
+            record = working(513, 0.75, index)
+            record.config["choices"] = {**record.config["choices"], "engine": engine}
+            record.arm, record.block = f"engine={engine}", block
+            record.run_id = f"{index}{block}".ljust(12, "0")
+            assert record.jobs is not None
+            record.jobs.latency_s = Percentiles(mean=latency_s * machine, n=8)
+            records.append(record)
+    inputs = inputs_of(tmp_path, records)
+    found = STUDY.find(inputs)
+    assert found is not None
+    (sentence,) = STUDY.statements(found, inputs)
+    assert sentence == (
+        "A job takes 1.50× as long with vllm_server as with minivllm (95 %: 1.50 to 1.50, 6 "
+        "blocks)."
+    )
+    table = STUDY.files(found, inputs)["agents.md"].splitlines()
+    assert "| Job latency, × first | 95 % |" in table[0]
+    assert table[2].endswith("| – | – |") and table[3].endswith("| 1.50× | 1.50 to 1.50 |")
+    few = inputs_of(tmp_path / "few", [record for record in records if record.block < 3])
+    assert STUDY.statements(STUDY.find(few) or [], few) == []
+    assert "× first" not in STUDY.files(STUDY.find(few) or [], few)["agents.md"]
