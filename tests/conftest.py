@@ -216,10 +216,10 @@ def plug_in(user_dir: Path) -> Callable[[str, str, str], None]:
     return write
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_template_process_is_left() -> Iterator[None]:
     """Tests of processes ask whether any is left: the one that renders chat templates ends with its
-    test."""
+    file."""
     yield
     if (module := sys.modules.get("minivllm.models.load.chat_template")) is not None:
         module._renderer(os.getpid()).stop()
