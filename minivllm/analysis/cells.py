@@ -140,7 +140,10 @@ def _label(cells: list[Cell]) -> None:
     for cell in cells:
         cell.columns = columns
         cell.varying = {title: cell.named(key) for key, title in columns.items()}
-        parts = [spoken(title, value) for title, value in cell.varying.items() if value != MISSING]
+    titles = _telling(cells) if len(columns) > MAX_LABEL_PARTS else list(columns.values())
+    for cell in cells:
+        values = {title: cell.varying[title] for title in titles}
+        parts = [spoken(title, value) for title, value in values.items() if value != MISSING]
         named = cell.arm and (
             not cell.configured
             or not parts
@@ -159,6 +162,22 @@ def _label(cells: list[Cell]) -> None:
         if counts[cell.label] > 1:
             seen[cell.label] += 1
             cell.label = f"{cell.label} #{seen[cell.label]}"
+
+
+def _telling(cells: list[Cell]) -> list[str]:
+    """Titles of columns that tell cells apart as well as all columns do: the later ones that follow
+    from those before are left out."""
+
+    def told_apart(titles: list[str]) -> int:
+        return len({tuple(cell.varying[title] for title in titles) for cell in cells})
+
+    kept = list(cells[0].varying)
+    most = told_apart(kept)
+    for title in reversed(kept.copy()):
+        rest = [other for other in kept if other != title]
+        if told_apart(rest) == most:
+            kept = rest
+    return kept
 
 
 def spoken(title: str, value: str) -> str:

@@ -28,3 +28,13 @@ def varying(root: Path, section: str, first: Any, second: Any) -> list[str]:
 def test_how_results_are_shown_is_no_name_of_a_cell(tmp_path: Path, section: str) -> None:
     assert varying(tmp_path, section, 1, 2) == []
     assert varying(tmp_path / "engine", "cache", 1, 2) != []
+
+
+def test_a_label_leaves_out_what_follows_from_other_columns(tmp_path: Path) -> None:
+    records = []
+    for name, size, other in (("first", 1, 0), ("second", 2, 0), ("third", 2, 5)):
+        record = make_record(cell_id=name, run_id=name, arm=f"{name}=${{long}}")
+        record.config["cache"] = {**dict.fromkeys("abcde", size), "f": other}
+        records.append(record)
+    rows, _ = read_rows(write(tmp_path, records, parquet=False))
+    assert [cell.label for cell in gather(rows)] == ["a=1 · f=0", "a=2 · f=0", "a=2 · f=5"]

@@ -191,6 +191,15 @@ def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(
     assert whole and 'width="295.2pt"' in narrow  # a drawing of its own
 
 
+def test_a_long_word_does_not_widen_the_page(
+    browser: Browser, built: Built, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(built.index.read_text().replace("</main>", f"<p>{'x' * 200}</p></main>"))
+    width, errors = visit(browser, page, "document.documentElement.scrollWidth")
+    assert width == 390 and errors == []
+
+
 def test_on_a_phone_the_first_column_has_all_that_varies(browser: Browser, built: Built) -> None:
     cells = "[...document.querySelector('#cells tbody tr').cells].filter((c) => c.offsetWidth)"
     shown = f"{cells}.slice(0, 3).map((cell) => cell.innerText)"
