@@ -89,7 +89,7 @@ async def serve(config: dict[str, Any]) -> int:
         print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
         if options.view:
             replicas = view.parallel.replicas
-            whose = f" (of the first of {replicas} replicas)" if replicas > 1 else ""
+            whose = f" (of one of {replicas} replicas at a time)" if replicas > 1 else ""
             print(f"live view at http://{host}:{port}/{whose}", flush=True)
         with json_lines():
             code = await _until_stopped(server, service, listener)

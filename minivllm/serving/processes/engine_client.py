@@ -274,13 +274,29 @@ class EngineClient:
                 self.router.forget_prefixes()
             self._reset.set_result(self._all_reset)
 
-    def watch(self, on: bool) -> None:
-        """Have the first replica that lives send its whole state and what changes, or no more of
-        it."""
-        if on and (self._watched is None or not self._watched.is_alive):
-            self._watched = next((link for link in self._links if link.is_alive), None)
-        if self._watched is not None and self._watched.is_alive:
-            self._watched.send(Watch(on))
+    @property
+    def watched(self) -> int:
+        """The number of the replica that is watched, or would be."""
+        link = self._watched
+        if link is None or not link.is_alive:
+            link = next((one for one in self._links if one.is_alive), self._links[0])
+        return link.number
+
+    def watch(self, on: bool, number: int | None = None) -> None:
+        """Have a replica send its whole state and what changes, or no more of it: the one that is
+        watched already, else the first that lives.
+
+        Args:
+            number: watch this one from now on, if it lives.
+        """
+        before = self._watched
+        if number is not None and self._links[number].is_alive:
+            self._watched = self._links[number]
+        self._watched = link = self._links[self.watched]
+        if before is not None and before is not link and before.is_alive:
+            before.send(Watch(False))
+        if link.is_alive:
+            link.send(Watch(on))
         if not on:
             self._watched = None
 

@@ -7,11 +7,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import HTMLResponse
+from pydantic import Field
 
 from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.report.view.page import live_page
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.limits import ApiKeys
+from minivllm.serving.openai.fields import Body
 from minivllm.serving.service import Service
 from minivllm.serving.view.gauges import Gauges
 from minivllm.serving.view.load import LoadBody, SyntheticLoad
@@ -30,6 +32,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+
+
+class ReplicaBody(Body):
+    """The replica that is to be watched."""
+
+    number: int = Field(ge=0)
 
 
 def router(service: Service, gpu: NullGpu) -> APIRouter:
@@ -57,8 +65,10 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
         """Describe the server; without a key that is needed, say only that it is."""
         if keys and not any([keys.fit(key) for key in keys.given(request.headers)]):
             return {"key": True}
-        tokenizer = service.tokenizer
+        tokenizer, count = service.tokenizer, len(service.client.pids)
+        several = {"replicas": count, "replica": service.client.watched} if count > 1 else {}
         return {
+            **several,
             "key": bool(keys),
             "model": service.model,
             "block_size": service.info.block_size,
@@ -67,6 +77,8 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
             "text": tokenizer is not None,
             "chat": tokenizer is not None and tokenizer.chat_template is not None,
         }
+
+    _add_choice(routes, service, viewers)
 
     @routes.post("/view/load")
     async def set_load(body: LoadBody) -> dict[str, Any]:
@@ -85,3 +97,18 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
         await serve_viewer(socket, service, viewers, keys)
 
     return routes
+
+
+def _add_choice(routes: APIRouter, service: Service, viewers: Viewers) -> None:
+    """Add the command that chooses one of several replicas."""
+
+    @routes.post("/view/replica")
+    async def choose_replica(body: ReplicaBody) -> dict[str, Any]:
+        """Let all who watch see another replica."""
+        body.require_known()
+        if body.number >= len(service.client.pids):
+            raise ApiError(400, f"number: {len(service.client.pids)} replicas count from 0")
+        if not viewers:
+            raise ApiError(409, "nobody watches")
+        viewers.choose(body.number)
+        return {"replica": service.client.watched}

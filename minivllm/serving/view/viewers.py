@@ -123,6 +123,10 @@ class Viewers:
         for listener in self.on_empty:
             listener()
 
+    def choose(self, number: int) -> None:
+        """Let all viewers watch another replica."""
+        self._service.client.watch(True, number)
+
     def _ask(self) -> None:
         """Have the engine send its whole state soon, at most every `STATE_S` seconds."""
         if self._asking is None:

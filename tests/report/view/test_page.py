@@ -195,6 +195,9 @@ class Server:
             route.fulfill(json=self.info)
         else:
             self.commands.append((path, json.loads(route.request.post_data or "null")))
+            if path == "view/replica":
+                route.fulfill(json={"replica": self.commands[-1][1]["number"]})
+                return
             pieces = [{"choices": [{"delta": {"content": word}}]} for word in ("Hello", " there")]
             lines = [f"data: {json.dumps(piece)}\n\n" for piece in pieces]
             route.fulfill(body="".join(lines) + "data: [DONE]\n\n")
@@ -270,6 +273,28 @@ def test_another_key_takes_the_place_of_a_connection(
     until(page, lambda: page.locator(".status").text_content() == "live")
     page.wait_for_timeout(2000)  # longer than the pause before another attempt
     assert len(server.sockets) == 4 and errors == []
+
+
+def test_another_replica_can_be_chosen(
+    live: tuple[Page, Server, list[str]], recorded: Recorded
+) -> None:
+    page, server, errors = live
+    assert page.locator("select[name=replica]").count() == 0
+    server.info |= {"replicas": 3, "replica": 1}
+    server.sockets[-1].close()
+    chosen = page.locator("select[name=replica]")
+    chosen.wait_for()
+    assert chosen.input_value() == "1" and chosen.locator("option").count() == 3
+    server.send(recorded.items[:100])
+    until(page, lambda: shown(page) > 0)
+    chosen.select_option("2")
+    until(page, lambda: bool(server.commands))
+    assert server.commands == [("view/replica", {"number": 2})]
+    until(page, lambda: chosen.input_value() == "2")
+    until(page, lambda: len(server.sockets) == 3)  # another history
+    server.send(recorded.items[:20])
+    until(page, lambda: 0 <= shown(page) < 20)
+    assert errors == []
 
 
 def test_commands_go_by_post(live: tuple[Page, Server, list[str]], recorded: Recorded) -> None:

@@ -254,3 +254,23 @@ def test_requests_are_served_while_a_replica_of_each_kind_lives() -> None:
         assert refused.value.status == 503
 
     asyncio.run(run())
+
+
+def test_the_view_goes_to_the_replica_that_is_chosen() -> None:
+    async def run() -> None:
+        replicas = Replicas(3)
+        client, sent = replicas.client, replicas.sent
+        client.watch(True)
+        assert client.watched == 0
+        client.watch(True, 2)
+        client.watch(True)
+        assert client.watched == 2
+        assert sent == [[Watch(True), Watch(False)], [], [Watch(True), Watch(True)]]
+        replicas.die(2)
+        assert client.watched == 0 and sent[0][2:] == [Watch(True)]
+        client.watch(True, 2)  # it is dead
+        assert client.watched == 0 and sent[0][3:] == [Watch(True)]
+        client.watch(False)
+        assert sent[0][4:] == [Watch(False)] and sent[1] == []
+
+    asyncio.run(run())

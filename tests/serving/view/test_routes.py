@@ -54,6 +54,15 @@ def test_commands_need_the_key_and_a_load_needs_leave(guarded: RunningServer) ->
     assert refused.status == 403 and "task.view_load" in refused.error["message"]
 
 
+def test_a_replica_that_is_not_there_cannot_be_watched(
+    server: RunningServer, guarded: RunningServer
+) -> None:
+    assert ask(guarded.url, "/view/replica", {"number": 0}).status == 401
+    assert ask(server.url, "/view/replica", {"number": -1}).status == 400
+    refused = ask(server.url, "/view/replica", {"number": 1})
+    assert refused.status == 400 and "1 replica" in refused.error["message"]
+
+
 @pytest.mark.parametrize("path", ["/view/load", "/reset_prefix_cache"])
 def test_pages_of_other_sites_cannot_command(server: RunningServer, path: str) -> None:
     port = server.url.rpartition(":")[2]

@@ -169,6 +169,19 @@ function Vitals() {
   )}</dl>`;
 }
 
+// Chooses the replica that all viewers of a server see.
+function Replica() {
+  const { info } = view;
+  const choose = async ({ target }) => {
+    const answer = await post("view/replica", { number: Number(target.value) });
+    show({ info: { ...info, ...(await answer.json()) } });
+    connect(); // What the other replica did before is another history.
+  };
+  return html`<label>replica <select name="replica" onChange=${choose}>${[...Array(info.replicas).keys()].map(
+    (number) => html`<option key=${number} value=${number} selected=${number === info.replica}>${number}</option>`,
+  )}</select></label>`;
+}
+
 function App() {
   const { timeline, isLive, isPlaying, connection, info, index } = view;
   const { engine } = timeline;
@@ -179,6 +192,7 @@ function App() {
       <p>${[info?.model, engine && `batching ${engine.batching}`, engine && `preemption ${engine.preemption}`,
         engine && `at most ${engine.max_num_seqs} requests and ${engine.max_num_batched_tokens} tokens a step`,
       ].filter(Boolean).join(" · ")}</p>
+      ${isLive && info?.replicas > 1 && html`<${Replica} />`}
       <span class="status ${isLive ? connection.split(" ")[0] : ""}" role="status">${status}</span>
     </header>
     <${Vitals} />
