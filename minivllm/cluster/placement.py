@@ -9,6 +9,9 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.platform.threads import shares, usual_threads, wanted_cores
 
+# What a replica has in place of the knobs of all.
+ALONE = {"replicas": 1, "disaggregated": False, "backend": "processes"}
+
 
 def placements(
     runtime: Mapping[str, Any], replicas: int, gpus: Sequence[int], ranks: int = 1

@@ -56,13 +56,13 @@ class RayCluster:
                 with _kept_handlers():
                     ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                why = first_line(error.__cause__ or error)  # Ray wraps what a cluster has said
                 raise BadInput(
                     f"parallel.backend=ray: RAY_ADDRESS={address} is no cluster that can be "
-                    f"used ({first_line(error)}); start one with `ray start --head`, or unset "
+                    f"used ({why}); start one with `ray start --head`, or unset "
                     "RAY_ADDRESS, and one is started on this machine"
                     if address
-                    else f"parallel.backend=ray: no cluster can be started on this machine: "
-                    f"{first_line(error)}"
+                    else f"parallel.backend=ray: no cluster can be started on this machine: {why}"
                 ) from None
             self._connected = True
             atexit.register(self.close)  # before Ray's own: the folder is removed after the end

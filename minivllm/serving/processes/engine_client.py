@@ -13,7 +13,7 @@ from typing import Any
 from minivllm.bench.hardware.gpu import replica_gpus
 from minivllm.cluster.actors import RayActors
 from minivllm.cluster.handover import make_handovers
-from minivllm.cluster.placement import placements
+from minivllm.cluster.placement import ALONE, placements
 from minivllm.cluster.router import CacheShape, RoutedRequest, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
@@ -37,8 +37,6 @@ from minivllm.serving.processes.messages import (
 from minivllm.serving.processes.started import MODULE, ActorEngine, LocalEngine, StartedEngine
 from minivllm.serving.processes.token_stream import TokenStream
 
-# What a replica has in place of the knobs of all.
-ALONE = {"replicas": 1, "disaggregated": False, "backend": "processes"}
 DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
 

@@ -35,15 +35,13 @@ from minivllm.bench.targets.replicas.messages import (
 )
 from minivllm.bench.targets.replicas.routed import RoutedEngine
 from minivllm.cluster.handover import make_handovers
+from minivllm.cluster.placement import ALONE
 from minivllm.cluster.router import RoutedRequest, make_router
 from minivllm.config.tensor import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.channel import wait
-
-# What a replica has in place of the knobs of all.
-ALONE = {"replicas": 1, "disaggregated": False, "backend": "processes"}
 
 
 def is_replicated(config: Mapping[str, Any]) -> bool:
