@@ -72,6 +72,15 @@ class Agentic(AgenticOptions, Generator):
                 "workload.length_scale is of recorded sessions: set workload.path, or the lengths "
                 "of generated ones"
             )
+        if self.path is None:
+            self._check_random_starts(self.num_sessions or GENERATED)
+
+    def _check_random_starts(self, sessions: int) -> None:
+        if self.random_starts > sessions:
+            raise BadInput(
+                f"workload.random_starts={self.random_starts} are more than the {sessions} "
+                "sessions: set workload.num_sessions too, or fewer"
+            )
 
     def check_lengths(self, max_model_len: int) -> None:
         """See Generator."""
@@ -98,6 +107,7 @@ class Agentic(AgenticOptions, Generator):
             sessions, notes = self._recorded(limit)
         replay = SessionReplay(reader.vocab_size, seed, self.ignore_eos, self.cache_bust)
         replays = self.num_sessions or len(sessions)
+        self._check_random_starts(replays)
         calls = sum(len(sessions[i % len(sessions)].calls) for i in range(replays))
         check_amount("workload.num_sessions", calls, 0, FEWER)  # prompts take no memory
         requests, priming = [], []

@@ -125,6 +125,13 @@ def test_an_engine_that_cannot_be_primed_is_told_of_it() -> None:
     require_priming(engine, Agentic(num_sessions=2).generate(None, 100, 2048, 0))
 
 
+def test_no_more_sessions_start_midway_than_there_are(ten: Path) -> None:
+    with pytest.raises(BadInput, match=r"workload\.random_starts=3 are more than the 2 sessions"):
+        Agentic(num_sessions=2, random_starts=3)
+    with pytest.raises(BadInput, match=r"workload\.random_starts=11 are more than the 10"):
+        made(path=str(ten), random_starts=11)
+
+
 def test_prompts_are_exactly_as_long_as_recorded(ten: Path) -> None:
     workload = made(path=str(ten), num_sessions=1)
     own = [r for r in workload.requests if r.max_tokens == 40]
