@@ -48,8 +48,11 @@ def _aside(directory: Path) -> Path:
 
 
 def recover(directory: Path) -> None:
-    """Put back a finished record that was to be replaced by a measurement that did not end."""
+    """Put back a finished record that was to be replaced by a measurement that did not end, and
+    remove what its writer was ended before it could remove."""
     aside = _aside(directory)
+    if (directory / RECORD).exists():
+        (directory / HANDOVER).unlink(missing_ok=True)
     if not aside.exists():
         return
     if (directory / RECORD).exists():

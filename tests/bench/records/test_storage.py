@@ -173,6 +173,9 @@ def test_what_a_worker_handed_over_replaces_the_record_that_was_put_aside(tmp_pa
         files.write_json(directory / storage.HANDOVER, measurement.record("ok").to_dict())
         assert complete(measurement, {}, [], None) == ("ok", "")
     assert [path.name for path in tmp_path.iterdir()] == ["cell-1"]
+    (directory / storage.HANDOVER).write_text("{}")  # the supervisor was killed at this moment
+    storage.recover(directory)
+    assert not (directory / storage.HANDOVER).exists() and (directory / storage.RECORD).exists()
     storage.remove(directory)
     storage.recover(directory)
     # a record that somebody deletes does not come back as an older one
