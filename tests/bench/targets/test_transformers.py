@@ -452,5 +452,5 @@ def test_compiling_is_asked_of_transformers(folder: Path, monkeypatch: pytest.Mo
         assert calls and {call.mode for call in calls} == {"default"}
     finally:
         compiling.close()
-    with pytest.raises(BadInput, match=r"engine\.compile=True needs engine\.mode=static_cache"):
+    with pytest.raises(BadInput, match=r"engine\.compile=true needs engine\.mode=static_cache"):
         configuration(folder, "engine.compile=true")
