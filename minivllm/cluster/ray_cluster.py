@@ -134,5 +134,6 @@ def _kept_handlers() -> Iterator[None]:
 
 def require_ray(parallel: Mapping[str, Any]) -> None:
     """Raise NotInstalled where `parallel.backend` needs Ray and it is not installed."""
-    if parallel["backend"] == "ray" and parallel["replicas"] > 1 and find_spec("ray") is None:
+    several = parallel.get("replicas", 1) > 1
+    if several and parallel["backend"] == "ray" and find_spec("ray") is None:
         raise NotInstalled(f"{NEEDED}, which is not installed: {install('ray')}")

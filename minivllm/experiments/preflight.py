@@ -103,7 +103,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     plug_ins.check(config)
     installed.require(config["engine"], config["choices"].get("engine"))
     require_supported(config)
-    require_ray(config["parallel"])
+    require_ray(config.get("parallel") or {})
     view = Config.of(config)
     simulated = view.target("engine") == SIMULATED
     if simulated:
