@@ -88,7 +88,9 @@ def assert_nothing_is_left(before: set[psutil.Process]) -> float:
     """Wait for the processes to be gone, and look for what they leave; returns the seconds."""
     seconds = until(lambda: set(family()) <= before, GONE_S, f"processes are left: {family()}")
     left = [one.name for one in Path(tempfile.gettempdir()).iterdir()]
-    left = [name for name in left if name.startswith(("minivllm-ranks-", "ray-"))]
+    left = [
+        name for name in left if name.startswith(("minivllm-ranks-", "minivllm-handover-", "ray-"))
+    ]
     assert not left, f"folders are left: {left}"
     return seconds
 

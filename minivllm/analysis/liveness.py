@@ -44,6 +44,7 @@ DECISIVE = {
     "decoding.priority": ("batching.requests_overtaken",),
     "parallel.backend": ("parallel.backend",),
     "parallel.disaggregated": ("parallel.tokens_handed_over",),
+    "parallel.handover": ("parallel.files_handed_over",),
     "parallel.load_weight": ("parallel.overloads_avoided",),
     "parallel.replicas": ("parallel.replicas",),
     "parallel.router": ("parallel.assignment",),

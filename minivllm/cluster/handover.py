@@ -10,6 +10,7 @@ from minivllm.cache.prefix import TokenSequence
 from minivllm.cluster.router import LeastTokens, RoutedRequest
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.parallel.handover import Content, Handover, HandoverFolder, Stored, drop
 from minivllm.parallel.options import ParallelOptions
 
 # Of an answer as a whole, which neither replica has.
@@ -46,13 +47,29 @@ class Handovers:
     Args:
         num_prefill: replicas that compute prompts.
         num_replicas: of both kinds.
+        folder: for files of keys and values; None: messages have them.
     """
 
-    def __init__(self, num_prefill: int, num_replicas: int) -> None:
+    def __init__(
+        self, num_prefill: int, num_replicas: int, folder: HandoverFolder | None = None
+    ) -> None:
         self.num_prefill = num_prefill
         self.decoders = LeastTokens(num_replicas - num_prefill)
-        self.num_tokens = 0  # handed over
+        self.num_tokens = self.num_files = 0  # handed over
         self._rests: dict[str, Rest] = {}
+        self._folder = folder
+        self._files: dict[str, Stored] = {}  # of requests that have not ended
+
+    def by(self, number: int) -> Handover:
+        """How a replica hands over keys and values."""
+        return Handover(None if self._folder is None else self._folder.path, number)
+
+    def received(self, request_id: str, content: Content) -> None:
+        """Note what a replica has handed over: a file that nobody has read by then is deleted when
+        the request ends."""
+        if isinstance(content, Stored):
+            self.num_files += 1
+            self._files[request_id] = content
 
     def split(
         self, request_id: str, prompt: TokenSequence, params: SamplingParams, wanted: int
@@ -94,10 +111,20 @@ class Handovers:
         """Forget a request; it may be unknown."""
         self._rests.pop(request_id, None)
         self.decoders.end(request_id)
+        drop(self._files.pop(request_id, b""))
+
+    def lose(self, number: int) -> None:
+        """Delete what a replica that has died has written and told nobody."""
+        self.by(number).remove_all_but(self._files.values())
+
+    def close(self) -> None:
+        """Delete all files."""
+        if self._folder is not None:
+            self._folder.close()
 
     def recount(self) -> None:
         """Count from 0."""
-        self.num_tokens = 0
+        self.num_tokens = self.num_files = 0
         self.decoders.recount()
 
     @property
@@ -106,8 +133,15 @@ class Handovers:
         return self.decoders.given
 
 
-def make_handovers(options: ParallelOptions) -> Handovers | None:
-    """What `parallel.disaggregated` asks for; None: replicas serve whole requests."""
+def make_handovers(
+    options: ParallelOptions, folder: HandoverFolder | None = None
+) -> Handovers | None:
+    """What `parallel.disaggregated` asks for; None: replicas serve whole requests.
+
+    Args:
+        options: the knobs of the group.
+        folder: see Handovers.
+    """
     if not options.disaggregated:
         return None
-    return Handovers(options.prefill_replicas, options.replicas)
+    return Handovers(options.prefill_replicas, options.replicas, folder)

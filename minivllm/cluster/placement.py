@@ -10,7 +10,7 @@ from minivllm.errors import BadInput
 from minivllm.platform.threads import shares, usual_threads, wanted_cores
 
 # What a replica has in place of the knobs of all.
-ALONE = {"replicas": 1, "disaggregated": False, "backend": "processes"}
+ALONE = {"replicas": 1, "disaggregated": False, "handover": "memory", "backend": "processes"}
 
 
 def placements(

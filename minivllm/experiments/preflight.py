@@ -22,6 +22,7 @@ from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
+from minivllm.parallel.handover import require_folder
 from minivllm.platform.threads import validate_cores
 from minivllm.tracking.base import SafeTracker
 
@@ -115,6 +116,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         require_one_completion(params)
         if view.parallel.disaggregated:
             require_splittable(params)
+    require_folder(view.parallel, config.get("cache") or {})
     workload = _check_load(config, simulated)
     if view.target("model") not in OPTIONS:
         return config, identity.digest(model), []

@@ -1,5 +1,4 @@
-"""Requests that go from one engine to another, with the keys and values of their prompts, through
-host memory."""
+"""Requests that go from one engine to another, with the keys and values of their prompts."""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.engine.engine import Engine
 from minivllm.engine.request import Request
 from minivllm.extras.insert_prefix import insert_prefix
+from minivllm.parallel.handover import Content, HandoverFailed, taken
 
 
 def take_prefix(cache: CacheManager, transfers: BlockTransfers, token_ids: TokenSequence) -> bytes:
@@ -25,9 +25,9 @@ def take_prefix(cache: CacheManager, transfers: BlockTransfers, token_ids: Token
 
 
 def put_prefix(
-    cache: CacheManager, transfers: BlockTransfers, token_ids: TokenSequence, content: bytes
+    cache: CacheManager, transfers: BlockTransfers, token_ids: TokenSequence, content: Content
 ) -> int:
-    """Put blocks that `take_prefix` gave into this engine's prefix cache.
+    """Put blocks that `take_prefix` gave into this engine's prefix cache. A file is deleted.
 
     Args:
         token_ids: of the prompt.
@@ -35,10 +35,20 @@ def put_prefix(
 
     Returns:
         See insert_prefix.
+
+    Raises:
+        HandoverFailed: it is not whole blocks of this prompt; or see `taken`.
     """
-    if not content:
+    width = transfers.row_bytes
+    data = taken(content, len(token_ids) // cache.block_size * width)
+    if not data:
         return 0
-    rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, transfers.row_bytes)
+    if len(data) % width:
+        raise HandoverFailed(
+            f"{len(data)} bytes of keys and values were handed over, and a block has {width}: the "
+            "replicas differ"
+        )
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, width)
 
     def write(first: int, blocks: Sequence[int]) -> None:
         transfers.fill(torch.tensor(blocks), rows[first:])

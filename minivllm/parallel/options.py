@@ -36,6 +36,7 @@ class ParallelOptions(Options):
         load_weight: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
         disaggregated: whether prompts and answers are computed by different replicas.
         prefill_replicas: how many of them compute prompts, where `disaggregated`.
+        handover: what keys and values are handed over through, where `disaggregated`.
     """
 
     group = "parallel"
@@ -46,6 +47,7 @@ class ParallelOptions(Options):
     load_weight: float = knob(0.1, at_least=0, unasked=True)
     disaggregated: bool = knob(False, unasked=True)
     prefill_replicas: int = knob(1, at_least=1, unasked=True)
+    handover: Literal["memory", "file"] = knob("memory", unasked=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +60,8 @@ class ParallelOptions(Options):
                 "prefill_replicas",
                 f"must leave a replica for answers: parallel.replicas={self.replicas}",
             )
+        if self.handover == "file" and not self.disaggregated:
+            raise self.bad("handover", "hands nothing over: set parallel.disaggregated=true")
 
 
 def require_prefixes(parallel: Mapping[str, Any], cache: Mapping[str, Any]) -> None:

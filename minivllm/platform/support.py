@@ -52,6 +52,7 @@ class Support:
         actors: whether `parallel.backend` may be ray.
         tensor: whether `parallel.tensor` may be.
         disaggregated: whether `parallel.disaggregated` may be true.
+        handover_files: whether `parallel.handover` may be file.
     """
 
     engine: str
@@ -67,6 +68,7 @@ class Support:
     actors: bool = False
     tensor: bool = False
     disaggregated: bool = False
+    handover_files: bool = False
 
 
 @dataclass(frozen=True)

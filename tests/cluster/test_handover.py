@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.experiments.preflight import check
+from minivllm.parallel.handover import HandoverFolder
 from minivllm.parallel.options import ParallelOptions
 
 
@@ -60,3 +62,33 @@ def test_it_is_made_where_it_is_asked_for() -> None:
     assert made is not None and made.num_prefill == 3 and len(made.given) == 1
     with pytest.raises(BadInput, match=r"parallel\.prefill_replicas=4.*parallel\.replicas=4"):
         ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=4)
+
+
+def test_files_end_with_their_requests(tmp_path: Path) -> None:
+    folder = HandoverFolder(str(tmp_path))
+    handovers = Handovers(1, 2, folder)
+
+    def files() -> int:
+        return len(list(Path(folder.path).iterdir()))
+
+    for name in "abc":
+        handovers.received(name, handovers.by(0).give(b"keys"))
+    handovers.received("d", b"keys")
+    assert handovers.num_files == 3 == files()
+    handovers.by(0).give(b"keys")  # of which nobody is told
+    handovers.end("a")
+    handovers.end("d")
+    assert files() == 3
+    handovers.lose(0)
+    assert files() == 2
+    handovers.recount()
+    assert handovers.num_files == 0
+    handovers.close()
+    assert not list(tmp_path.iterdir())
+    assert Handovers(1, 2).by(0).folder is None
+
+
+def test_a_folder_that_is_missing_is_told_before_anything_is_loaded() -> None:
+    apart = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
+    with pytest.raises(BadInput, match=r"parallel\.handover=file.*cache\.offload_dir=/not/there"):
+        check(compose([*apart, "parallel.handover=file", "cache.offload_dir=/not/there"]))

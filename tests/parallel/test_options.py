@@ -18,6 +18,8 @@ from minivllm.errors import BadInput
         (["parallel.router=nearest"], r"parallel\.router='nearest' must be"),
         (["parallel.router={name: mine}"], "must be {_target_: my_package.MyRouter"),
         (["parallel.load_weight=-1"], "must be at least 0"),
+        (["parallel.handover=disk"], r"parallel\.handover='disk' must be"),
+        (["parallel.handover=file"], r"hands nothing over: set parallel\.disaggregated=true"),
         (
             ["parallel.replicas=2", "parallel.router=prefix_aware"],
             r"parallel\.router=prefix_aware goes by cached prefixes",
@@ -34,6 +36,13 @@ def test_a_wrong_knob_is_named(overrides: list[str], wrong: str) -> None:
 def test_an_engine_without_replicas_says_so(engine: str) -> None:
     with pytest.raises(BadInput, match=rf"parallel\.replicas=2.* not supported by engine={engine}"):
         require_supported(compose([f"engine={engine}", "parallel.replicas=2"]))
+
+
+def test_a_simulation_has_the_speed_of_a_file_as_a_link() -> None:
+    apart = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
+    config = compose(["engine=simulated", *apart, "parallel.handover=file"])
+    with pytest.raises(BadInput, match=r"parallel\.handover=file .*engine\.link_gb_s"):
+        require_supported(config)
 
 
 def test_one_process_has_one_engine() -> None:

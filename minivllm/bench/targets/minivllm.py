@@ -48,6 +48,7 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
+from minivllm.parallel.handover import Content
 from minivllm.passes.compile import CompileLayers
 from minivllm.passes.linear_layers import linear_layers
 from minivllm.passes.order import OWN_NAMES
@@ -202,7 +203,7 @@ class MinivllmEngine(Adapter):
         """The keys and values of a prompt, for another engine of the same configuration."""
         return take_prefix(self.engine.cache, self.engine.transfers, token_ids)
 
-    def put_prefix(self, token_ids: list[int], content: bytes) -> None:
+    def put_prefix(self, token_ids: list[int], content: Content) -> None:
         """Take the keys and values of a prompt that another engine has computed."""
         put_prefix(self.engine.cache, self.engine.transfers, token_ids, content)
 

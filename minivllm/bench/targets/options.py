@@ -32,6 +32,7 @@ class MinivllmOptions(EngineOptions):
         replicas=True,
         actors=True,
         disaggregated=True,
+        handover_files=True,
     )
 
 

@@ -83,6 +83,13 @@ def _require_degrees(config: Mapping[str, Any], support: Support | None) -> None
     if parallel.get("disaggregated") and not (support is not None and support.disaggregated):
         engine = config["engine"].get("_target_") if support is None else support.engine
         raise BadInput(f"parallel.disaggregated=true is not supported by {engine}: leave it out")
+    by_file = parallel.get("handover", "memory") == "file"
+    if by_file and not (support is not None and support.handover_files):
+        engine = config["engine"].get("_target_") if support is None else support.engine
+        raise BadInput(
+            f"parallel.handover=file is not supported by {engine}: leave it out; a simulation has "
+            "the speed of the file as engine.link_gb_s and engine.link_us"
+        )
 
 
 def require_line_sampling(engine: Mapping[str, Any], workload: Workload) -> None:

@@ -18,6 +18,7 @@ from minivllm.cluster.router import CacheShape, RoutedRequest, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.parallel.handover import make_folder
 from minivllm.serving.errors import ApiError, internal, too_late, unavailable
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import (
@@ -59,7 +60,8 @@ class EngineClient:
         self._config, self._most_waiting = config, slow_reader_pieces
         view = Config.of(config)
         self._parallel, self._seed = view.parallel, view.measure.seed
-        self.handovers = make_handovers(self._parallel)
+        folder = make_folder(self._parallel, config.get("cache") or {})
+        self.handovers = make_handovers(self._parallel, folder)
         self.streams: dict[str, TokenStream] = {}  # that have not ended
         self.listeners: list[Callable[[Step], None]] = []  # told of every step
         self.submitted: list[Callable[[TokenStream], None]] = []  # told of every request
@@ -70,7 +72,8 @@ class EngineClient:
             for number in range(self._parallel.replicas)
         ]
         self._at: dict[str, EngineLink] = {}  # who has each request
-        self._unanswered: dict[str, tuple[RoutedRequest, Submit]] = {}  # nothing has come back
+        # Requests of which nothing has come back, and whether another replica may continue them.
+        self._unanswered: dict[str, tuple[RoutedRequest, Submit, bool]] = {}
         self._to_continue: dict[str, Submit] = {}  # requests that are to be handed over
         self._begun = False  # requests can be routed
         self._count = 0
@@ -134,7 +137,10 @@ class EngineClient:
 
     def _lose(self, number: int) -> list[str]:
         """Note that a replica is dead, for who chooses among those of its kind; its requests."""
-        if self.handovers is not None and number >= self.handovers.num_prefill:
+        if self.handovers is None:
+            return self.router.lose(number)
+        self.handovers.lose(number)
+        if number >= self.handovers.num_prefill:
             return self.handovers.decoders.lose(number - self.handovers.num_prefill)
         return self.router.lose(number)
 
@@ -204,28 +210,30 @@ class EngineClient:
         most = params.n * (params.max_tokens or 0)
         self._send(
             RoutedRequest(request_id, prompt_token_ids, most, session),
-            Submit(request_id, prompt_token_ids, params, inputs, self._hands_over(params, inputs)),
+            Submit(request_id, prompt_token_ids, params, inputs),
+            hands_over=params.n == params.beam_width == 1 and inputs is None,
         )
         for listener in self.submitted:
             listener(stream)
         return stream
 
-    def _hands_over(self, params: SamplingParams, inputs: RequestInputs | None) -> bool:
-        alone = params.n == params.beam_width == 1 and inputs is None
-        return alone and self.handovers is not None
-
-    def _send(self, request: RoutedRequest, message: Submit) -> None:
+    def _send(self, request: RoutedRequest, message: Submit, hands_over: bool) -> None:
         link = self._links[self.router.route(request)]
         self._at[request.request_id] = link
-        self._unanswered[request.request_id] = request, message
-        if message.hands_over:
+        self._unanswered[request.request_id] = request, message, hands_over
+        if hands_over and self.handovers is not None:
+            message = message._replace(hands_over=self.handovers.by(link.number))
             self._to_continue[request.request_id] = message
         link.send(message)
 
     def _continue(self, done: HandedOver) -> None:
         """Let another replica continue a request, unless its client has left."""
         message = self._to_continue.pop(done.request_id, None)
-        if message is None or self.handovers is None or not self.is_alive:
+        if self.handovers is None:
+            return
+        self.handovers.received(done.request_id, done.content)
+        if message is None or not self.is_alive:
+            self.handovers.end(done.request_id)
             return
         prompt, params = message.prompt_token_ids, message.params
         params = replace(params, seed=done.seed, prompt_logprobs=None)
@@ -372,3 +380,5 @@ class EngineClient:
         await asyncio.gather(*(link.stop() for link in self._links))
         if self._actors is not None:
             self._actors.close()
+        if self.handovers is not None:
+            self.handovers.close()

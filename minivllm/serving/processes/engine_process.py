@@ -19,6 +19,7 @@ from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.handover import put_prefix, resume, take_prefix
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
+from minivllm.parallel.handover import Handover, HandoverFailed
 from minivllm.platform.channel import Channel
 from minivllm.platform.children import die_with
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
@@ -58,7 +59,8 @@ class EngineLoop:
         self._places: dict[str, tuple[str, int]] = {}
         self._failures = 0
         self._unbegun: set[str] = set()  # requests without a step
-        self._handing_over: set[str] = set()  # requests whose first token ends them here
+        # Requests whose first token ends them here.
+        self._handing_over: dict[str, Handover] = {}
         self._begun: list[tuple[str, float]] = []  # what the next message tells
         self._counters_due_s = 0.0
         engine.events.subscribe(self._note_begun, StateChanged)
@@ -99,7 +101,7 @@ class EngineLoop:
             case Abort(request_id):
                 self._unbegun.discard(request_id)
                 self._compiler.drop(request_id)
-                self._handing_over.discard(request_id)
+                self._handing_over.pop(request_id, None)
                 for member in self._members.pop(request_id, ()):
                     self._places.pop(member.request_id, None)
                     self.engine.abort(member.request_id)
@@ -128,6 +130,9 @@ class EngineLoop:
             if rest is not None:
                 put_prefix(self.engine.cache, self.engine.transfers, ids, rest.content)
             first = self.engine.add_request(request_id, ids, message.params, inputs=inputs)
+        except HandoverFailed as error:
+            self._send([_failed(request_id, 0, error)])
+            return
         except BadInput as error:
             self._reject(message, error)
             return
@@ -135,8 +140,8 @@ class EngineLoop:
             self._unbegun.add(request_id)
         else:
             resume(self.engine, first, rest.token_ids)
-        if message.hands_over:
-            self._handing_over.add(request_id)
+        if message.hands_over is not None:
+            self._handing_over[request_id] = message.hands_over
         members = self._members[request_id] = [first, *first.unstarted]
         for index, member in enumerate(members):
             self._places[member.request_id] = request_id, index
@@ -149,32 +154,35 @@ class EngineLoop:
             return
         self._failures = 0
         if outputs:
-            handed_over = [one for output in outputs if (one := self._handed_over(output))]
+            to_hand_over = [one for output in outputs if (one := self._to_hand_over(output))]
             self._send([piece for output in outputs if (piece := self._piece(output))])
-            for one in handed_over:
-                self._handle(Abort(one.request_id))
-                self.channel.send(one)
+            for request, how in to_hand_over:
+                self._hand_over(request, how)
 
-    def _handed_over(self, output: TokenOutput) -> HandedOver | None:
-        """What another engine needs of a request whose first token this is; None: it ends here."""
-        request = output.request
-        if request.request_id not in self._handing_over:
-            return None
-        self._handing_over.discard(request.request_id)
-        if output.finish_reason is not None:
-            return None
+    def _to_hand_over(self, output: TokenOutput) -> tuple[Request, Handover] | None:
+        """A request whose first token this is, if another engine continues it."""
+        how = self._handing_over.pop(output.request.request_id, None)
+        return None if how is None or output.finish_reason is not None else (output.request, how)
+
+    def _hand_over(self, request: Request, how: Handover) -> None:
+        """End a request here and send what another engine needs of it."""
+        request_id = request.request_id
         prompt = request.token_ids[: request.num_prompt_tokens]
         content = take_prefix(self.engine.cache, self.engine.transfers, prompt)
-        return HandedOver(request.request_id, request.output_token_ids, request.seed, content)
+        self._handle(Abort(request_id))
+        try:
+            given = how.give(content)
+        except HandoverFailed as error:
+            self._send([_failed(request_id, 0, error)])
+            return
+        tokens = request.output_token_ids
+        self.channel.send(HandedOver(request_id, tokens, request.seed, given))
 
     def _fail(self, error: Exception) -> None:
         """End all requests: the step may have lost tokens of each."""
         traceback.print_exc()
         self.engine.abort_all()
-        pieces = [
-            Piece(request_id, index, None, 0, "", "error", None, None, 0, None, first_line(error))
-            for request_id, index in self._places.values()
-        ]
+        pieces = [_failed(request_id, index, error) for request_id, index in self._places.values()]
         self._unbegun.clear()
         self._handing_over.clear()
         self._members.clear()
@@ -226,6 +234,11 @@ class EngineLoop:
         return EngineState(
             len(scheduler.running), len(scheduler.waiting), engine.cache.pool.num_used, counters
         )
+
+
+def _failed(request_id: str, index: int, error: Exception) -> Piece:
+    """The end of a completion for which the client is not to blame."""
+    return Piece(request_id, index, None, 0, "", "error", None, None, 0, None, first_line(error))
 
 
 def _told(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.parallel.handover import Content, Handover
 
 # ---- to the engine
 
@@ -18,7 +19,7 @@ class Submit(NamedTuple):
     prompt_token_ids: list[int]
     params: SamplingParams
     inputs: RequestInputs | None = None  # its images
-    hands_over: bool = False
+    hands_over: Handover | None = None
     rest: HandedOver | None = None
 
 
@@ -74,7 +75,7 @@ class HandedOver(NamedTuple):
     request_id: str
     token_ids: list[int]  # of its answer so far
     seed: int
-    content: bytes  # keys and values of its prompt's full blocks
+    content: Content  # keys and values of its prompt's full blocks
 
 
 class Piece(NamedTuple):

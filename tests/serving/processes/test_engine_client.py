@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -37,6 +38,9 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         self.sent += Frames().push(data)
+
+    def close(self) -> None:
+        pass
 
 
 def piece(completion: int, token_id: int | None, reason: str | None, error: str | None) -> Piece:
@@ -78,9 +82,15 @@ def test_a_completion_that_fails_ends_its_request_in_the_engine(last: Piece, sta
 class Replicas:
     """A client with replicas that nobody has started; each keeps what it is sent."""
 
-    def __init__(self, count: int, router: str = "round_robin", **parallel: Any) -> None:
+    def __init__(
+        self,
+        count: int,
+        router: str = "round_robin",
+        folder: str | None = None,
+        **parallel: Any,
+    ) -> None:
         parallel |= {"replicas": count, "router": router}
-        config = {"parallel": parallel, "cache": {"prefix_caching": True}}
+        config = {"parallel": parallel, "cache": {"prefix_caching": True, "offload_dir": folder}}
         self.client = EngineClient(config, 9)
         self.sent = []
         for link in self.client._links:
@@ -233,6 +243,29 @@ def test_another_replica_continues_what_has_its_prompt_computed() -> None:
         for params in (SamplingParams(n=2), SamplingParams(beam_width=2)):
             client.submit([1, 2], params)
             assert not sent[0][-1].hands_over
+
+    asyncio.run(run())
+
+
+def test_the_file_of_a_request_that_ends_is_deleted(tmp_path: Path) -> None:
+    async def run() -> None:
+        replicas = Replicas(3, folder=str(tmp_path), disaggregated=True, handover="file")
+        client, sent = replicas.client, replicas.sent
+        streams = [client.submit([1, 2], SamplingParams(max_tokens=9)) for _ in range(3)]
+        for number, message in enumerate(list(sent[0])):
+            replicas.answer(0, message.request_id)
+            if number == 2:
+                client._abort(streams[2])  # its client leaves before the handover comes
+            given = message.hands_over.give(b"keys")
+            client._links[0].receive(HandedOver(message.request_id, [5], 77, given))
+        assert len(list(tmp_path.glob("*/0-*"))) == 2
+        client._abort(streams[0])  # before another replica has read it
+        assert len(list(tmp_path.glob("*/*"))) == 1
+        client._links[1].lose()
+        client._links[2].lose()
+        assert not list(tmp_path.glob("*/*")) and streams[1].is_over
+        await client.stop()
+        assert not list(tmp_path.iterdir())
 
     asyncio.run(run())
 

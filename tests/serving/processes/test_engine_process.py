@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minivllm import LLM, SamplingParams
 from minivllm.engine.options import StructuredOutputs
+from minivllm.parallel.handover import Handover, Stored
 from minivllm.serving.processes.engine_process import EngineLoop
 from minivllm.serving.processes.messages import Abort, HandedOver, Piece, Step, Submit
 
@@ -74,7 +76,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_answer_is_the_same_where_another_engine_continues(
-    case: str, llms: tuple[LLM, LLM]
+    case: str, llms: tuple[LLM, LLM], tmp_path: Path
 ) -> None:
     params = CASES[case]
     tokenizer = llms[0].tokenizer
@@ -85,12 +87,14 @@ def test_an_answer_is_the_same_where_another_engine_continues(
     assert not none and begun == ["whole"] and whole[-1].finish_reason
     for llm in llms:
         llm.engine.cache.reset_prefix_cache()
-    first, (handed,), begun = one.serve(Submit("r", ids, params, hands_over=True))
+    how = Handover(str(tmp_path) if case == "sampled" else None)
+    first, (handed,), begun = one.serve(Submit("r", ids, params, hands_over=how))
+    assert isinstance(handed.content, Stored) == bool(how.folder) == bool(list(tmp_path.iterdir()))
     assert begun == ["r"] and len(first) == 1 and first[0].finish_reason is None
     assert handed.token_ids == [first[0].token_id] and not one.engine.has_unfinished
     params = replace(params, prompt_logprobs=None)
     rest, none, begun = other.serve(Submit("r", ids, params, rest=handed))
-    assert not none and not begun
+    assert not none and not begun and not list(tmp_path.iterdir())
     assert rest[0].num_cached_tokens == len(ids) // 4 * 4
     for both, alone in zip([*first, *rest], whole, strict=True):
         same = (both.token_id, both.text, both.num_output, both.finish_reason, both.stop_reason)
@@ -108,7 +112,7 @@ def test_a_stop_string_may_begin_in_the_first_token(llms: tuple[LLM, LLM]) -> No
     plain, _, _ = one.serve(Submit("plain", ids, CASES["greedy"]))
     text = "".join(piece.text for piece in plain)
     stopping = SamplingParams(max_tokens=24, ignore_eos=True, stop=(text[:6],))
-    first, (handed,), _ = one.serve(Submit("r", ids, stopping, hands_over=True))
+    first, (handed,), _ = one.serve(Submit("r", ids, stopping, hands_over=Handover()))
     assert first[0].text == ""  # it may be the beginning of the stop string
     rest, _, _ = other.serve(Submit("r", ids, stopping, rest=handed))
     assert rest[-1].finish_reason == "stop" and "".join(piece.text for piece in rest) == ""
@@ -117,8 +121,33 @@ def test_a_stop_string_may_begin_in_the_first_token(llms: tuple[LLM, LLM]) -> No
 def test_what_ends_with_its_first_token_is_not_handed_over(llms: tuple[LLM, LLM]) -> None:
     loop = Loop(llms[0])
     params = SamplingParams(max_tokens=1, ignore_eos=True)
-    (only,), none, _ = loop.serve(Submit("r", [5, 6, 7], params, hands_over=True))
+    (only,), none, _ = loop.serve(Submit("r", [5, 6, 7], params, hands_over=Handover()))
     assert only.finish_reason == "length" and not none
-    loop.loop._handle(Submit("gone", [5, 6, 7], CASES["greedy"], hands_over=True))
+    gone = Submit("gone", [5, 6, 7], CASES["greedy"], hands_over=Handover())
+    loop.loop._handle(gone)
     loop.loop._handle(Abort("gone"))
     assert not loop.engine.has_unfinished and not loop.loop._handing_over
+
+
+def test_a_handover_that_fails_ends_its_request_alone(
+    llms: tuple[LLM, LLM], tmp_path: Path
+) -> None:
+    one, other = map(Loop, llms)
+    ids, params = list(range(5, 14)), CASES["greedy"]
+    for llm in llms:
+        llm.engine.cache.reset_prefix_cache()
+    lost = Handover(str(tmp_path / "gone"))
+    (first, last), none, _ = one.serve(Submit("lost", ids, params, hands_over=lost))
+    assert first.finish_reason is None and last.finish_reason == "error" and not none
+    assert not last.bad_input and "cannot be written to" in str(last.error)
+    how = Handover(str(tmp_path))
+    _, (handed,), _ = one.serve(Submit("r", ids, params, hands_over=how))
+    assert isinstance(handed.content, Stored)
+    Path(handed.content.path).unlink()
+    for content, words in ((handed.content, "cannot be read"), (b"keys", "the replicas differ")):
+        wrong = Submit("r", ids, params, rest=handed._replace(content=content))
+        (only,), none, _ = other.serve(wrong)
+        assert only.finish_reason == "error" and not only.bad_input and not none
+        assert words in str(only.error) and not other.engine.has_unfinished
+    whole, _, _ = other.serve(Submit("r", ids, params))
+    assert whole[-1].finish_reason == "length"

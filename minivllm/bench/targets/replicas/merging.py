@@ -80,6 +80,7 @@ def routing_counters(router: Router, handovers: Handovers | None) -> dict[str, f
         "replicas": float(len(given)),
         "requests": " | ".join(map(str, given)),
         "tokens_handed_over": float(handovers.num_tokens),
+        "files_handed_over": float(handovers.num_files),
     }
 
 

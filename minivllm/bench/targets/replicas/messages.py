@@ -8,6 +8,7 @@ from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.cluster.router import CacheShape
 from minivllm.engine.options import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.parallel.handover import Content, Handover
 
 # ---- to a replica
 
@@ -23,8 +24,8 @@ class Serve(NamedTuple):
     prompt_token_ids: list[int]
     params: SamplingParams
     confirm: bool = False
-    hands_over: bool = False
-    prefix: bytes = b""
+    hands_over: Handover | None = None
+    prefix: Content = b""
 
 
 class Ask(NamedTuple):
@@ -63,7 +64,7 @@ class Prefix(NamedTuple):
     """The keys and values of a request's prompt, which another replica goes on with."""
 
     request_id: str
-    content: bytes
+    content: Content
 
 
 class NextTokens(NamedTuple):

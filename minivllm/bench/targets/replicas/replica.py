@@ -45,7 +45,7 @@ class ReplicaLoop:
     def __init__(self, engine: Any, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
         self._unfinished: set[str] = set()
-        self._handing_over: dict[str, list[int]] = {}  # prompts
+        self._handing_over: dict[str, Serve] = {}
 
     def run(self) -> None:
         """Serve until the other end is gone.
@@ -70,8 +70,8 @@ class ReplicaLoop:
                     self._engine.put_prefix(prompt, message.prefix)
                 self._engine.submit(request_id, prompt, params)
                 self._unfinished.add(request_id)
-                if message.hands_over:
-                    self._handing_over[request_id] = prompt
+                if message.hands_over is not None:
+                    self._handing_over[request_id] = message
                 if message.confirm:
                     self._channel.send(Reply(None))
             case Ask(method, arguments):
@@ -94,10 +94,11 @@ class ReplicaLoop:
         for one in outputs:
             if one.finish_reason is not None:
                 self._unfinished.discard(one.request_id)
-                prompt = self._handing_over.pop(one.request_id, None)
-                if prompt is not None and one.finish_reason == "length":
-                    content = self._engine.take_prefix(prompt)
-                    self._channel.send(Prefix(one.request_id, content))
+                asked = self._handing_over.pop(one.request_id, None)
+                if asked and asked.hands_over and one.finish_reason == "length":
+                    content = self._engine.take_prefix(asked.prompt_token_ids)
+                    given = asked.hands_over.give(content)
+                    self._channel.send(Prefix(one.request_id, given))
         if outputs:
             self._channel.send(step_message(outputs))
 

@@ -41,6 +41,7 @@ from minivllm.config.tensor import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
+from minivllm.parallel.handover import Content, make_folder
 from minivllm.platform.channel import wait
 
 
@@ -84,7 +85,10 @@ class ReplicatedEngine(RoutedEngine):
         self._open: set[str] = set()  # unfinished requests
         self._sessions: dict[str, str] = {}  # of requests that are to come
         self._replicas: list[Replica] = []
+        self._handovers = None
         try:
+            folder = make_folder(view.parallel, view.tree.get("cache") or {})
+            self._handovers = make_handovers(view.parallel, folder)
             for place in self._places:
                 alone = {**view["parallel"], **ALONE}
                 of_one = {**view.tree, "runtime": place, "parallel": alone}
@@ -95,8 +99,7 @@ class ReplicatedEngine(RoutedEngine):
         except BaseException:
             self.close()
             raise
-        self._handovers = make_handovers(view.parallel)
-        self._prefixes: dict[str, bytes] = {}  # of requests whose prompt is computed
+        self._prefixes: dict[str, Content] = {}  # of requests whose prompt is computed
         self.tokenizer = built[0].tokenizer
         self._threads = [one.threads for one in built]
         device = device_of(view.tree, built[0].info.model.get("device"))
@@ -142,13 +145,15 @@ class ReplicatedEngine(RoutedEngine):
         one that is rejected later ends with the reason `refused`."""
         session = self._sessions.pop(request_id, None)
         wanted = params.max_tokens or 0
-        hands_over = self._handovers is not None and wanted != 1
         if self._handovers is not None:
             most = wanted or self.info.max_model_len - len(prompt_token_ids)
             params = self._handovers.split(request_id, prompt_token_ids, params, most)
         routed = RoutedRequest(request_id, prompt_token_ids, wanted, session)
         number = self.router.route(routed)
         confirm = not self._open
+        hands_over = None
+        if self._handovers is not None and wanted != 1:
+            hands_over = self._handovers.by(number)
         message = Serve(request_id, prompt_token_ids, params, confirm, hands_over)
         self._replicas[number].channel.send(message)
         self._open.add(request_id)
@@ -203,6 +208,8 @@ class ReplicatedEngine(RoutedEngine):
                     ]
                 case Prefix(request_id, content):
                     self._prefixes[request_id] = content
+                    if self._handovers is not None:
+                        self._handovers.received(request_id, content)
                 case Loading(done, total):
                     if number == 0 and self._progress is not None:
                         self._progress(done, total)
@@ -279,6 +286,8 @@ class ReplicatedEngine(RoutedEngine):
         while self._replicas:
             self._replicas.pop().stop()
         self._backend.close()
+        if self._handovers is not None:
+            self._handovers.close()
 
 
 def _dated(output: EngineOutput, ahead_s: float) -> EngineOutput:

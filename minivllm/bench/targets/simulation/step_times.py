@@ -44,7 +44,10 @@ SAME = (
 # whose steps are those of this scheduler
 MEASURED = "minivllm.bench.targets.minivllm.MinivllmEngine"
 # Knobs of `parallel` that decide where a request goes, not how long a step takes.
-WHICH_REPLICA = ("replicas", "router", "load_weight", "disaggregated", "prefill_replicas")
+WHICH_REPLICA = (
+    *("replicas", "router", "load_weight"),
+    *("disaggregated", "prefill_replicas", "handover"),
+)
 SETTLED = ("weights", "max_model_len")  # of the model; they do not
 NOTHING = 1e-100  # a column of smaller values is 0: what it is divided by would overflow
 # Knobs of `speculative` that decide only how many tokens are drafted and which are kept.

@@ -14,6 +14,7 @@ from minivllm.bench.targets.replicas.messages import Built
 from minivllm.bench.targets.replicas.replica import ReplicaLoop, broken
 from minivllm.cluster.router import CacheShape
 from minivllm.errors import BadInput
+from minivllm.parallel.handover import Content, taken
 from minivllm.platform.channel import Channel
 
 LIMIT = 64  # tokens of a prompt and its output
@@ -53,6 +54,12 @@ class CountingEngine:
             outputs.append(EngineOutput(request_id, (length + left,), reason, self.started_s))
         self.count += len(outputs)
         return outputs
+
+    def take_prefix(self, token_ids: list[int]) -> bytes:
+        return b"keys"
+
+    def put_prefix(self, token_ids: list[int], content: Content) -> None:
+        assert taken(content, 4) == b"keys"
 
     def reset(self) -> None:
         self.recount()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,8 +218,12 @@ def test_replicas_of_two_ranks_are_one_engine(monkeypatch: pytest.MonkeyPatch) -
     assert "2 ranks each, of 1 thread each" in info.warnings[-1]
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(kv_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "handover"), [("auto", "memory"), ("int8", "memory"), ("auto", "file")]
+)
+def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(
+    kv_dtype: str, handover: str, tmp_path: Path
+) -> None:
     """Replicas in threads, each with an engine that computes; in float32 to the token."""
     knobs = ["quant=fp32", "cache.prefix_caching=true", "cache.block_size=8"]
     overrides = [*SMALL, *knobs, f"cache.kv_dtype={kv_dtype}"]
@@ -231,11 +236,14 @@ def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(kv_dtype: s
     known = drive(alone, Workload(requests), Offline(), params, Clock())
     alone.close()
     apart = [*overrides, "parallel.replicas=3", "parallel.disaggregated=true"]
-    config = compose(apart)
+    config = compose([*apart, f"parallel.handover={handover}", f"cache.offload_dir={tmp_path}"])
     engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
     traces = drive(engine, Workload(requests), Offline(), params, Clock())
     counted, steps = engine.liveness(), engine.steps()
+    assert not list(tmp_path.glob("*/*"))  # they are deleted as they are read
     engine.close()
+    assert not list(tmp_path.iterdir())
+    assert counted["parallel"]["files_handed_over"] == (4.0 if handover == "file" else 0.0)
     assert [trace.token_ids for trace in traces] == [trace.token_ids for trace in known]
     assert [trace.finish_reason for trace in traces] == ["length"] * 5
     prompts = [len(request.prompt_token_ids) for request in requests]
@@ -245,6 +253,57 @@ def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(kv_dtype: s
     # What no full block of a prompt has is computed again.
     again = [1 + length % 8 for length in prompts[1:]]
     assert sum(row["num_prefill_tokens"] for row in steps) == sum(prompts) + sum(again)
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Group]:
+    """Replicas that hand over through files, of which none may be left."""
+    knobs = ["parallel.disaggregated=true", "parallel.handover=file", "cache.prefix_caching=true"]
+    group = Group(*knobs, f"cache.offload_dir={tmp_path}")
+    yield group
+    group.engine.close()
+    assert not list(tmp_path.iterdir())
+
+
+def wait_for_file(folder: Path) -> None:
+    """Until a file is whole that is handed over."""
+    end = time.monotonic() + 30
+    while not list(folder.glob("*/0-*")):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_what_ends_before_it_is_continued_leaves_no_file(apart: Group, tmp_path: Path) -> None:
+    for number in range(3):
+        apart.engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
+    wait_for_file(tmp_path)
+    apart.engine.reset()
+    assert not list(tmp_path.glob("*/*"))
+    drive(apart.engine, workload(3), Offline(), GREEDY, Clock())  # the names are free again
+    assert apart.engine.liveness()["parallel"]["files_handed_over"] == 3.0
+    assert not list(tmp_path.glob("*/*"))
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_a_dead_replica_leaves_no_file(apart: Group, tmp_path: Path, victim: int) -> None:
+    for number in range(4):
+        apart.engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
+    wait_for_file(tmp_path)
+    apart.replicas[victim].die()
+    with pytest.raises(Crashed, match=rf"replica {victim} of 3"):
+        while True:
+            apart.engine.poll(1.0)
+
+
+def test_a_folder_that_disappears_ends_the_measurement_with_its_name(
+    apart: Group, tmp_path: Path
+) -> None:
+    (folder,) = tmp_path.iterdir()
+    folder.rmdir()
+    with pytest.raises(BadInput, match=rf"cannot be written to {folder} \(No such file"):
+        apart.engine.submit("r0", [2, 3], SamplingParams(max_tokens=50))
+        while True:
+            apart.engine.poll(1.0)
 
 
 def test_the_record_of_a_killed_replica_says_so(
