@@ -66,7 +66,7 @@ class Tensor:
 def get_version():
     return "1.2"
 """
-# Echoes prompt tokens, one a step.
+# Echoes prompt tokens, one a step; the answer to [7, 7] has no end.
 GENAI = """
 import json, os
 from types import SimpleNamespace as Names
@@ -97,7 +97,7 @@ class Handle:
         self.count = self.config.max_new_tokens
     def step(self):
         token = self.ids[self.count % len(self.ids)]
-        self.count += 1
+        self.count += self.ids != [7, 7]
         end = "STOP" if token in self.config.stop_token_ids else (
             "LENGTH" if self.count >= self.config.max_new_tokens else "NONE")
         if end == "STOP":
@@ -242,11 +242,11 @@ def test_the_end_of_sequence_ends_a_request_unless_ignored(engine: OpenVINOEngin
 
 
 def test_reset_leaves_nothing_behind(engine: OpenVINOEngine, interpreter: dict[str, str]) -> None:
-    engine.submit("long", [5, 6], SamplingParams(max_tokens=100_000, ignore_eos=True))
+    engine.submit("endless", [7, 7], SamplingParams(max_tokens=100_000, ignore_eos=True))
     assert engine.poll(10)
     engine.reset()
     assert engine.poll(0.05) == [] and engine.liveness()["engine"]["steps"] == 0
-    assert {"cancelled": [5, 6]} in notes(interpreter)
+    assert {"cancelled": [7, 7]} in notes(interpreter)
     assert [trace.token_ids for trace in run(engine, requests([(5, 6)], (2,)))] == [[5, 6]]
 
 
