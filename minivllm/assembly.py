@@ -35,7 +35,7 @@ from minivllm.extras.speculative.attach import speculate
 from minivllm.extras.speculative.fit import is_of_models, require_drafts_fit
 from minivllm.extras.speculative.proposer import NoProposer, Proposer
 from minivllm.extras.vision.encoder import Encoder, make_encoder
-from minivllm.extras.vision.fit import require_vision_fits
+from minivllm.extras.vision.fit import fitting_processor
 from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
@@ -305,7 +305,7 @@ def _require_fit(config: Config) -> None:
     if config.target("model") in OPTIONS and (drafts or images):
         source = resolve(config["model"], allow_random=True)[1]
         if images:
-            require_vision_fits(config.vision, source)
+            fitting_processor(config.vision, source)
         if drafts:
             target = ModelConfig.from_dict(pruned_config(config.pruning, source.config))
             length = target.context(config.model.max_model_len)

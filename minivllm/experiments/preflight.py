@@ -165,12 +165,12 @@ def _check_model(config: dict[str, Any], workload: Any, source: Source) -> Model
     asked = isinstance(workload, ImagesOptions)
     if asked or view.vision.is_set:
         from minivllm.bench.workloads.images import NO_IMAGES
-        from minivllm.extras.vision.fit import require_vision_fits
+        from minivllm.extras.vision.fit import fitting_processor
 
         takes = support is None or (
             support.own_torch and (support.knobs is None or "vision" in support.knobs)
         )
-        if not (require_vision_fits(view.vision, source) and takes) and asked:
+        if (fitting_processor(view.vision, source) is None or not takes) and asked:
             raise BadInput(NO_IMAGES.format(name=workload.name))
     return sizes
 

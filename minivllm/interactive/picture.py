@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import io
 from pathlib import Path
 
-from PIL import Image
-
-from minivllm.models.vision.picture import FORMATS, open_picture
+from minivllm.models.vision.picture import data_uri, open_picture
 from minivllm.platform.untrusted import MIB, read_bytes
 
 MOST_BYTES = 32 * MIB
@@ -23,8 +20,7 @@ def picture_uri(path: str) -> tuple[str, tuple[int, int]]:
     what = f"/image {path}"
     data = read_bytes(Path(path).expanduser(), MOST_BYTES, what, "give a smaller picture")
     size = open_picture(data, what=what).size
-    kind = Image.MIME[str(Image.open(io.BytesIO(data), formats=FORMATS).format)]
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}", size
+    return data_uri(data), size
 
 
 def picture_bytes(uri: str) -> bytes:

@@ -19,10 +19,10 @@ from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
 from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
+from minivllm.extras.vision.fit import fitting_processor
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.vision.registry import image_processor, sees
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.serving.app import build_app
 from minivllm.serving.http.connections import HttpConnection, SocketConnection, watch
@@ -65,10 +65,8 @@ async def serve(config: dict[str, Any]) -> int:
     require_ray(config["parallel"])
     source = resolve(config["model"], allow_random=False)[1]
     tokenizer = Tokenizer.load(source.folder)
-    pictures = None
-    if sees(source.config["architectures"][0]):
-        processor = image_processor(source.config, source.folder, view.vision.processor or {})
-        pictures = Pictures(processor, tokenizer, view.vision)
+    processor = fitting_processor(view.vision, source)
+    pictures = None if processor is None else Pictures(processor, tokenizer, view.vision)
     name = options.served_model_name or config["choices"].get("model") or "model"
     recorder = Recorder(config, source) if options.record else None
     validate_cores({"cores": options.cores}, "task")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -10,13 +9,14 @@ from PIL import Image
 
 from minivllm.bench.workloads.pictures import draw, encoded
 from minivllm.errors import BadInput
-from minivllm.extras.vision.options import VisionOptions, require_no_vision
+from minivllm.extras.vision.fit import fitting_processor
+from minivllm.extras.vision.options import VisionOptions
 from minivllm.extras.vision.pictures import NO_IMAGES, Pictures
 from minivllm.models.load.source import Source
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.models.vision.picture import data_uri
 from minivllm.models.vision.processor import PromptImages
-from minivllm.models.vision.registry import image_processor, sees
 
 
 class EnginePictures:
@@ -48,11 +48,7 @@ class EnginePictures:
         Raises:
             BadInput: a setting of the processor is wrong, or set for a model that takes no images.
         """
-        if not sees(str(source.config["architectures"][0])):
-            require_no_vision(options)
-            return None
-        processor = image_processor(source.config, source.folder, options.processor or {})
-        return cls.of(Pictures(processor, tokenizer, options))
+        return cls.of(Pictures(fitting_processor(options, source), tokenizer, options))
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[str]) -> tuple[int, ...]:
         """See PictureReader."""
@@ -128,8 +124,7 @@ class SentPictures(EnginePictures):
 
     def _uri(self, name: str) -> str:
         if name not in self._uris:
-            kind, data = encoded(name)
-            self._uris[name] = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+            self._uris[name] = data_uri(encoded(name))
         return self._uris[name]
 
 

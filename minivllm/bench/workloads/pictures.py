@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from minivllm.errors import BadInput
-from minivllm.models.vision.picture import DEFAULT_LIMITS, FORMATS, open_picture
+from minivllm.models.vision.picture import DEFAULT_LIMITS, open_picture
 from minivllm.platform.untrusted import read_bytes
 
 _STREAM = 0x91C7
@@ -68,19 +68,17 @@ def another(name: str) -> str:
     return generated(*draw(name).size, seed)
 
 
-def encoded(name: str) -> tuple[str, bytes]:
-    """The media type and the bytes of a picture as a file: a file's own, of a generated one PNG.
+def encoded(name: str) -> bytes:
+    """The bytes of a picture as a file: a file's own, of a generated one PNG.
 
     Raises:
         BadInput: see `draw`.
     """
     if (match := _FILE.fullmatch(name)) is not None:
-        data = _file(*match.groups())
-        opened = Image.open(io.BytesIO(data), formats=FORMATS)
-        return Image.MIME[str(opened.format)], data
+        return _file(*match.groups())
     stream = io.BytesIO()
     draw(name).save(stream, "PNG")
-    return Image.MIME["PNG"], stream.getvalue()
+    return stream.getvalue()
 
 
 def draw(name: str) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import struct
@@ -101,6 +102,12 @@ def _opened(source: Any, limits: PictureLimits, what: str) -> Image.Image:
         f"{what} is a {type(source).__name__}: give a PIL image, a path, the bytes of a file or an "
         "array uint8 [height, width, 3]"
     )
+
+
+def data_uri(data: bytes) -> str:
+    """A picture's file, in one of FORMATS, as a data: URI."""
+    kind = Image.MIME[str(Image.open(io.BytesIO(data), formats=FORMATS).format)]
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _check_size(shape: tuple[int, int], limits: PictureLimits, what: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from minivllm.bench.workloads.pictures import another, content, draw, encoded, generated, of_file
 from minivllm.errors import BadInput
-from minivllm.models.vision.picture import open_picture
+from minivllm.models.vision.picture import data_uri, open_picture
 from tests.seeing import encoded as file_of
 from tests.seeing import picture
 
@@ -36,9 +36,10 @@ def test_what_is_no_name_is_told() -> None:
 def test_a_picture_is_sent_as_its_file_or_as_png(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(file_of(picture(9, 7), "JPEG"))
-    assert encoded(of_file(path, "line 1")) == ("image/jpeg", path.read_bytes())
-    kind, data = encoded(generated(9, 7, 3))
-    assert kind == "image/png"
+    data = encoded(of_file(path, "line 1"))
+    assert data == path.read_bytes() and data_uri(data).startswith("data:image/jpeg;base64,")
+    data = encoded(generated(9, 7, 3))
+    assert data_uri(data).startswith("data:image/png;base64,")
     assert open_picture(data).tobytes() == draw(generated(9, 7, 3)).tobytes()
 
 
