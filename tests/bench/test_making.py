@@ -13,20 +13,12 @@ from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.workloads.synthetic import Smoke
 from minivllm.models.load.tokenizer import DATE, Tokenizer
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
-
-TINY = Path(__file__).resolve().parents[2] / "minivllm" / "assets" / "tiny"
-TEMPLATE = (
-    "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no "
-    "robots') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}{{ date_string "
-    "}}{% if add_generation_prompt %}<a>{% endif %}"
-)
+from tests.chat_template import templated_tokenizer
 
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    loaded = Tokenizer(TINY)
-    loaded.chat_template = TEMPLATE
-    return loaded
+    return templated_tokenizer()
 
 
 def test_a_workload_is_made_once_for_measurements_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

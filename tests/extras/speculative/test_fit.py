@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from minivllm import LLM, assembly
-from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
-from minivllm.errors import BadInput
-from minivllm.experiments.preflight import check
+from tests.told_early import assert_told_before_weights
 
 WRONG = [
     (["speculative=early_exit", "speculative.exit_layer=8"], "speculative.exit_layer=8"),
@@ -36,15 +34,7 @@ def test_it_is_said_before_weights_are_loaded(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = compose([*overrides, "runtime.device=cpu", f"runs_dir={tmp_path}"])
-    with pytest.raises(BadInput, match=words):
-        check(config)
-
-    def load(*args: object, **kwargs: object) -> None:
-        raise AssertionError("weights are loaded")
-
-    monkeypatch.setattr(assembly._Parts, "model", load)
-    with pytest.raises(BadInput, match=words):
-        build_engine(config)
+    assert_told_before_weights(config, words, monkeypatch)
 
 
 @pytest.mark.parametrize("drafts", ["none", "ngram", "draft"])

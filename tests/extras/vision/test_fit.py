@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm import assembly
-from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.experiments.preflight import check
+from tests.told_early import assert_told_before_weights
 
 SMOLVLM = ["model=smolvlm_256m", "model.weights=random"]
 WRONG = [
@@ -23,15 +22,7 @@ def test_it_is_said_before_weights_are_loaded(
     overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose([*overrides, "runtime.device=cpu"])
-    with pytest.raises(BadInput, match=words):
-        check(config)
-
-    def load(*args: object, **kwargs: object) -> None:
-        raise AssertionError("weights are loaded")
-
-    monkeypatch.setattr(assembly._Parts, "model", load)
-    with pytest.raises(BadInput, match=words):
-        build_engine(config)
+    assert_told_before_weights(config, words, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,13 @@ from __future__ import annotations
 import pytest
 
 from minivllm.errors import BadInput
-from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import DATE, Tokenizer, chat_renderer
-
-TEMPLATE = (
-    "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no "
-    "robots') }}{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}{{ date_string "
-    "}}{% if add_generation_prompt %}<a>{% endif %}"
-)
+from tests.chat_template import templated_tokenizer
 
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    loaded = Tokenizer(EMBEDDED)
-    loaded.chat_template = TEMPLATE
-    return loaded
+    return templated_tokenizer()
 
 
 def test_messages_are_written_by_the_models_template(tokenizer: Tokenizer) -> None:

@@ -6,24 +6,12 @@ import fcntl
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from minivllm.bench.targets.servers import keeper
-
-PATIENCE_S = 60.0
-
-
-def wait_until(happens: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if happens():
-            return True
-        time.sleep(0.02)
-    return False
+from tests.bench.targets.servers.waiting import wait_until
 
 
 def keep(folder: Path) -> None:

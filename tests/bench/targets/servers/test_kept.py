@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,9 @@ from minivllm.bench.targets import openai
 from minivllm.bench.targets.servers import kept
 from minivllm.config.compose import build, compose
 from minivllm.errors import BadInput
+from tests.bench.targets.servers.waiting import wait_until
 
 pytest.importorskip("aiohttp")
-PATIENCE_S = 60.0
-
-
-def wait_until(happens: Any) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if happens():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_server_is_found_again_and_ends_when_nobody_comes(
