@@ -76,7 +76,9 @@ FORBIDDEN = {
         ),
         HEAVY,
     ),
-    **dict.fromkeys(("bench.targets.supported_knobs", "bench.targets.installed"), HEAVY),
+    **dict.fromkeys(
+        ("bench.targets.support.supported_knobs", "bench.targets.support.installed"), HEAVY
+    ),
     **dict.fromkeys(("bench.targets.vllm", "bench.targets.openai"), HEAVY),
     **dict.fromkeys(("interactive.chat", "interactive.remote", "tasks.chat"), HEAVY),
     **dict.fromkeys(("serving.server", "serving.app", "serving.http", "serving.openai"), HEAVY),
@@ -121,8 +123,8 @@ TORCH_FREE = (
     "minivllm.bench.workloads.arrivals",
     "minivllm.bench.records.reading",
     "minivllm.report",
-    "minivllm.report.studies.kernels",
-    "minivllm.bench.targets.supported_knobs",
+    "minivllm.report.studies.alone.kernels",
+    "minivllm.bench.targets.support.supported_knobs",
     "minivllm.bench.targets.vllm",
     "minivllm.bench.targets.openai",
     "minivllm.analysis.ablation.effects",

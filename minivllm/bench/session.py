@@ -45,7 +45,7 @@ from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Record
 from minivllm.bench.targets.base import BenchEngine, SpeculatingEngine
 from minivllm.bench.targets.building import build_target
-from minivllm.bench.targets.supported_knobs import require_line_sampling
+from minivllm.bench.targets.support.supported_knobs import require_line_sampling
 from minivllm.config.compose import build
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams

@@ -12,8 +12,8 @@ from minivllm.bench.hardware.gpu import is_torch_for_gpus
 from minivllm.bench.records import identity
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.supervisor import EventListener
-from minivllm.bench.targets import installed
-from minivllm.bench.targets.supported_knobs import require_supported, support_of
+from minivllm.bench.targets.support import installed
+from minivllm.bench.targets.support.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.cluster.handover import require_splittable

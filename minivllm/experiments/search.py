@@ -227,7 +227,7 @@ class Search:
     def _conclude(self) -> int:
         """Report all trials; returns the exit code."""
         from minivllm.experiments.ending import conclude
-        from minivllm.report.studies.tuning import TuningStudy
+        from minivllm.report.studies.searches.tuning import TuningStudy
 
         if not self.cells:
             return 1

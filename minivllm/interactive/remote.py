@@ -16,7 +16,7 @@ from minivllm.bench.targets.http.stream_event import (
     read_event,
     served_models,
 )
-from minivllm.bench.targets.supported_knobs import HARNESS, defaults
+from minivllm.bench.targets.support.supported_knobs import HARNESS, defaults
 from minivllm.config.decoding import check_streamable, params_of
 from minivllm.config.groups import GROUPS
 from minivllm.config.typed import Config

@@ -42,7 +42,7 @@ def run(config: dict[str, Any]) -> int:
         raise BadInput(f"name={name} is for one report; a run of task=kernels has its own")
     from minivllm.report.inputs import read
     from minivllm.report.page import write_report
-    from minivllm.report.studies import kernels
+    from minivllm.report.studies.alone import kernels
     from minivllm.report.studies.listed import configured
 
     if measured:

@@ -6,7 +6,7 @@ import pytest
 
 from minivllm.assembly import build_engine
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 

@@ -29,7 +29,7 @@ from minivllm.bench.targets.http.stream_event import (
 )
 from minivllm.bench.targets.options import OpenAIOptions
 from minivllm.bench.targets.peer_process import Child, StartedProcess
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput

@@ -18,7 +18,7 @@ from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.engine_pictures import require_pictures
 from minivllm.bench.targets.options import TransformersOptions
 from minivllm.bench.targets.pretrained import import_transformers, load
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer

@@ -11,11 +11,11 @@ from typing import Any
 
 from minivllm.bench.hardware.gpu import open_gpu, visible_devices
 from minivllm.bench.targets.base import EngineInfo
-from minivllm.bench.targets.degrees import degrees
-from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.interpreters.piped import PipedEngine
 from minivllm.bench.targets.options import VllmOptions
-from minivllm.bench.targets.supported_knobs import is_default, require_supported
+from minivllm.bench.targets.support.degrees import degrees
+from minivllm.bench.targets.support.installed import require
+from minivllm.bench.targets.support.supported_knobs import is_default, require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput

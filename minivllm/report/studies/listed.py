@@ -10,16 +10,16 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.studies.ablation import AblationStudy
 from minivllm.report.studies.agents import AgentsStudy
 from minivllm.report.studies.base import Study
-from minivllm.report.studies.capacity import CapacityStudy
 from minivllm.report.studies.drafts import DraftsStudy
 from minivllm.report.studies.images import ImagesStudy
 from minivllm.report.studies.peers import PeersStudy
 from minivllm.report.studies.precision import PrecisionStudy
 from minivllm.report.studies.scale_out import ScaleOutStudy
 from minivllm.report.studies.scaling import ScalingStudy
+from minivllm.report.studies.searches.capacity import CapacityStudy
+from minivllm.report.studies.searches.tuning import TuningStudy
 from minivllm.report.studies.simulation import SimulationStudy
 from minivllm.report.studies.speculation import SpeculationStudy
-from minivllm.report.studies.tuning import TuningStudy
 from minivllm.report.tables import summary_table
 
 if TYPE_CHECKING:

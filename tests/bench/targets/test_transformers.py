@@ -17,7 +17,7 @@ from minivllm import LLM, BadInput, SamplingParams
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.options import TransformersOptions
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.bench.targets.transformers import TransformersEngine, _Batch
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.targets.base import EngineInfo
-from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.interpreters.options import OpenVINOOptions
 from minivllm.bench.targets.interpreters.piped import PipedEngine
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.installed import require
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput

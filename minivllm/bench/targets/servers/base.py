@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 from minivllm.bench.records.identity import digest, engine_id
 from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.targets.http.stream_event import ServerError
-from minivllm.bench.targets.installed import require
 from minivllm.bench.targets.openai import OpenAIEngine
 from minivllm.bench.targets.options import OpenAIOptions
 from minivllm.bench.targets.peer_process import StartedProcess
 from minivllm.bench.targets.servers.kept import KeptServer
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
 from minivllm.bench.targets.servers.options import ServerOptions
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.installed import require
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput

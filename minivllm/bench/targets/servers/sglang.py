@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm.bench.hardware.gpu import visible_devices
-from minivllm.bench.targets.degrees import degrees
 from minivllm.bench.targets.servers.arguments import merged, words
 from minivllm.bench.targets.servers.base import HOST, StartedServer, interpreter
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
 from minivllm.bench.targets.servers.options import FP8, NGRAM, SglangOptions
-from minivllm.bench.targets.supported_knobs import is_default
+from minivllm.bench.targets.support.degrees import degrees
+from minivllm.bench.targets.support.supported_knobs import is_default
 from minivllm.models.load.source import Source
 
 KV_DTYPE = {"auto": None, "fp8": "fp8_e4m3"}

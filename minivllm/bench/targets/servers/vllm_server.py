@@ -9,13 +9,13 @@ from typing import Any
 
 from minivllm.bench.hardware.gpu import open_gpu
 from minivllm.bench.records.provenance import peer_packages
-from minivllm.bench.targets.degrees import degrees
 from minivllm.bench.targets.openai import TOKEN_IDS
 from minivllm.bench.targets.servers.arguments import merged, words
 from minivllm.bench.targets.servers.base import HOST, StartedServer, interpreter
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
 from minivllm.bench.targets.servers.options import FP8, NF4, NGRAM, VllmServerOptions
-from minivllm.bench.targets.supported_knobs import is_default
+from minivllm.bench.targets.support.degrees import degrees
+from minivllm.bench.targets.support.supported_knobs import is_default
 from minivllm.bench.targets.vllm import CPU_KV_CACHE_GB, vllm_environment
 from minivllm.models.load.source import Source
 

@@ -151,7 +151,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in is only there with `engine.env`, which the question for versions does not
     use."""
     monkeypatch.setattr(
-        "minivllm.bench.targets.installed.peer_packages", lambda python: {"openvino-genai": "9.9"}
+        "minivllm.bench.targets.support.installed.peer_packages",
+        lambda python: {"openvino-genai": "9.9"},
     )
 
 

@@ -17,7 +17,7 @@ from minivllm.bench.driver import prime, warm_up
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.targets import openai
 from minivllm.bench.targets.servers.metrics_page import MetricsPage
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.bench.workloads.arrivals import Concurrency, Offline
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench.driver import request_params
-from minivllm.bench.targets.supported_knobs import require_line_sampling
+from minivllm.bench.targets.support.supported_knobs import require_line_sampling
 from minivllm.bench.workloads.from_file.file import File
 from minivllm.bench.workloads.workload import Workload
 from minivllm.engine.options import SamplingParams

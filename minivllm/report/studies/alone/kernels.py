@@ -21,9 +21,9 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.provenance import facts
 from minivllm.report.sections import MAX_ROWS
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
-from minivllm.report.studies.alone import write_alone
+from minivllm.report.studies.alone.kernel_findings import case_name, findings
+from minivllm.report.studies.alone.page import write_alone
 from minivllm.report.studies.base import Study
-from minivllm.report.studies.kernel_findings import case_name, findings
 from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder
 

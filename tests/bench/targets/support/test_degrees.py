@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.bench.targets.degrees import degrees
-from minivllm.bench.targets.supported_knobs import require_supported
+from minivllm.bench.targets.support.degrees import degrees
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.compose import compose
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput

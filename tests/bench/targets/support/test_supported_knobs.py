@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.targets.supported_knobs import defaults, require_supported, support_of
+from minivllm.bench.targets.support.supported_knobs import defaults, require_supported, support_of
 from minivllm.config.compose import OPTIONS, compose
 from minivllm.platform.options import type_hints
 from minivllm.platform.support import ALL, EngineOptions
 
-PAGE = Path(__file__).parents[3] / "docs" / "guides" / "peers.md"
+PAGE = Path(__file__).parents[4] / "docs" / "guides" / "peers.md"
 # Supported knobs by peer, then group.
 PEERS = {
     cls.support.engine.removeprefix("engine="): cls.support.knobs

@@ -13,8 +13,8 @@ from minivllm.analysis.ablation.findings import Goal
 from minivllm.bench.records.record import Record, Validity
 from minivllm.report.figures.render import Described, Plot, finish
 from minivllm.report.inputs import ReportInputs, read
-from minivllm.report.studies import tuning
-from minivllm.report.studies.trials import Tuning, heading
+from minivllm.report.studies.searches import tuning
+from minivllm.report.studies.searches.trials import Tuning, heading
 from tests.report.pagereader import Page, build, table
 from tests.report.studies.test_precision import sweep_with_quality
 from tests.report.synthetic import failed, make_record, write

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minivllm.bench.records.provenance import peer_packages
-from minivllm.bench.targets import installed
+from minivllm.bench.targets.support import installed
 from minivllm.config.compose import compose
 from minivllm.errors import NotInstalled
 

@@ -16,7 +16,7 @@ from minivllm.bench.records.record import Record
 from minivllm.bench.records.storage import write_record
 from minivllm.report.figures.render import finish
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.studies import capacity
+from minivllm.report.studies.searches import capacity
 from tests.report.pagereader import Page, build_report
 from tests.report.synthetic import make_record
 

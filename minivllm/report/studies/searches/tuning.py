@@ -20,7 +20,7 @@ from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS, place_of, unshown
 from minivllm.report.studies.base import Study
-from minivllm.report.studies.trials import Trial, Tuning, find
+from minivllm.report.studies.searches.trials import Trial, Tuning, find
 from minivllm.report.tables import Column, entries, text
 from minivllm.report.terminal import rich_table
 from minivllm.report.verdict import remarks

@@ -1,0 +1,1 @@
+"""What an engine under test supports: which knobs and GPUs, and whether it is installed."""
