@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,6 +15,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
 from minivllm.config.loader import remembering
+from minivllm.platform.folders import TemporaryFolder
 
 UNSUPPORTED = ("fresh", "retry")
 
@@ -111,7 +111,7 @@ class TuneSweeper(Sweeper):
         self.search.define(fixed, texts, self.view.sweep.name, self.optuna.n_trials)
         self.optuna.launcher = self
         if self.view.sweep.dry_run:
-            with TemporaryDirectory() as folder:
+            with TemporaryFolder("minivllm-search-") as folder:
                 pending = self.search.follow(lambda: self._propose(arguments, folder))
             measurements = [m for cell in self.search.cells.values() for m in cell.measurements]
             show_search(self.search.aim, measurements, space, self._trials(), pending)

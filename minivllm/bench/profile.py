@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +24,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.platform import files
+from minivllm.platform.folders import TemporaryFolder
 from minivllm.platform.plug_ins import locate
 
 PROFILED_STEPS = 64  # at most: a step of a large model is thousands of events
@@ -130,7 +130,7 @@ def _export(seen: Any, path: Path) -> None:
         OSError: it could not be written. Torch only logs that: on a full disk its file is empty, or
             so long that there is no room for a copy.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{storage.TRACE}.", dir=path.parent) as beside:
+    with TemporaryFolder(f".{storage.TRACE}.", str(path.parent)) as beside:
         plain = Path(beside) / "trace.json"
         seen.export_chrome_trace(str(plain))
         if not (plain.exists() and plain.stat().st_size):

@@ -18,7 +18,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -46,6 +45,7 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.platform import files, untrusted
+from minivllm.platform.folders import TemporaryFolder
 from minivllm.platform.untrusted import MAX_TEXT, place, read_object
 
 FOLDER = "quality"
@@ -185,7 +185,7 @@ def _remove_unfinished(root: Path) -> None:
 def _compute_apart(config: dict[str, Any], folder: Path) -> None:
     """Run `compute` in a process of its own; what it prints goes where this process's output
     goes."""
-    with tempfile.TemporaryDirectory(prefix="minivllm-") as scratch:
+    with TemporaryFolder("minivllm-reference-") as scratch:
         job = Path(scratch) / "job.json"
         job.write_text(json.dumps({"config": config, "folder": str(folder)}, default=str))
         command = [

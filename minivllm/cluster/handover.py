@@ -10,8 +10,9 @@ from minivllm.cache.prefix import TokenSequence
 from minivllm.cluster.router import LeastTokens, RoutedRequest
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.parallel.handover import Content, Handover, HandoverFolder, Stored, drop
+from minivllm.parallel.handover import Content, Handover, Stored, drop
 from minivllm.parallel.options import ParallelOptions
+from minivllm.platform.folders import TemporaryFolder
 
 # Of an answer as a whole, which neither replica has.
 WHOLE = (
@@ -51,7 +52,7 @@ class Handovers:
     """
 
     def __init__(
-        self, num_prefill: int, num_replicas: int, folder: HandoverFolder | None = None
+        self, num_prefill: int, num_replicas: int, folder: TemporaryFolder | None = None
     ) -> None:
         self.num_prefill = num_prefill
         self.decoders = LeastTokens(num_replicas - num_prefill)
@@ -134,7 +135,7 @@ class Handovers:
 
 
 def make_handovers(
-    options: ParallelOptions, folder: HandoverFolder | None = None
+    options: ParallelOptions, folder: TemporaryFolder | None = None
 ) -> Handovers | None:
     """What `parallel.disaggregated` asks for; None: replicas serve whole requests.
 

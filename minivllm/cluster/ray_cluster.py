@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from minivllm.errors import BadInput, NotInstalled, first_line, install
+from minivllm.platform.folders import TemporaryFolder
 
 OBJECT_STORE = 100_000_000  # bytes: no object is put there, and Ray asks for at least 75 MiB
 NEEDED = "parallel.backend=ray needs Ray"
@@ -47,7 +47,7 @@ class RayCluster:
             raise NotInstalled(f"{NEEDED} ({first_line(error)}): {install('ray')}") from None
         self.ray: Any = ray
         self._connected = False
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: TemporaryFolder | None = None
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         if not ray.is_initialized():
@@ -75,14 +75,14 @@ class RayCluster:
     def _own(self, cpus: int) -> dict[str, Any]:
         """Arguments of `ray.init` for a cluster of this machine, with its files in a folder of its
         own: a short name, for sockets are among them."""
-        self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        self._folder = TemporaryFolder("ray-")
         return {
             "address": "local",
             "num_cpus": cpus,
             "num_gpus": 0,
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE,
-            "_temp_dir": self._folder.name,
+            "_temp_dir": self._folder.path,
         }
 
     def _require(self, needed: Mapping[str, float]) -> None:
@@ -110,7 +110,7 @@ class RayCluster:
             with _kept_handlers():
                 self.ray.shutdown()
             if self._folder is not None:
-                self._folder.cleanup()
+                self._folder.close()
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-import tempfile
 import uuid
 import zlib
 from collections.abc import Collection, Mapping
@@ -18,11 +15,10 @@ from typing import Any, NamedTuple
 from minivllm.errors import BadInput
 from minivllm.parallel.options import ParallelOptions
 from minivllm.platform.files import atomically
+from minivllm.platform.folders import TemporaryFolder
 
 KNOB = "parallel.handover=file"
 PREFIX = "minivllm-handover-"
-# Removes a folder once the process that has started it is gone, however that ended.
-KEEPER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 class HandoverFailed(BadInput):
@@ -136,39 +132,7 @@ def drop(content: Content) -> None:
             os.unlink(content.path)
 
 
-class HandoverFolder:
-    """A new folder that is removed when this process ends, even by SIGKILL: a process that does
-    nothing else waits for that.
-
-    Args:
-        parent: where it is made; None: in the system's folder for temporary files.
-
-    Raises:
-        BadInput: it cannot be made.
-    """
-
-    def __init__(self, parent: str | None) -> None:
-        try:
-            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=parent and os.path.expanduser(parent))
-        except OSError as error:
-            raise BadInput(
-                f"{KNOB}: no folder can be made in cache.offload_dir={parent or 'null'} "
-                f"({error.strerror or error}); name a folder that exists and may be written to"
-            ) from None
-        self._keeper = subprocess.Popen(
-            (sys.executable, "-I", "-S", "-c", KEEPER, self.path),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a signal to this process's group does not end it
-        )
-
-    def close(self) -> None:
-        """Remove the folder with all that is in it."""
-        self._keeper.communicate()
-
-
-def make_folder(parallel: ParallelOptions, cache: Mapping[str, Any]) -> HandoverFolder | None:
+def make_folder(parallel: ParallelOptions, cache: Mapping[str, Any]) -> TemporaryFolder | None:
     """The folder that `parallel.handover` needs; None: it needs none.
 
     Args:
@@ -186,7 +150,13 @@ def make_folder(parallel: ParallelOptions, cache: Mapping[str, Any]) -> Handover
             f"{KNOB}: replicas of parallel.backend=ray may be on other machines; name a folder "
             "that all of them have with cache.offload_dir"
         )
-    return HandoverFolder(folder)
+    try:
+        return TemporaryFolder(PREFIX, folder and os.path.expanduser(folder))
+    except OSError as error:
+        raise BadInput(
+            f"{KNOB}: no folder can be made in cache.offload_dir={folder or 'null'} "
+            f"({error.strerror or error}); name a folder that exists and may be written to"
+        ) from None
 
 
 def require_folder(parallel: ParallelOptions, cache: Mapping[str, Any]) -> None:

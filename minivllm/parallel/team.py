@@ -15,7 +15,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -34,6 +33,7 @@ from minivllm.errors import BadInput, Crashed
 from minivllm.parallel.member import Member
 from minivllm.parallel.place import CALLS, JOIN, STORE, launched
 from minivllm.parallel.ranks import GroupRanks
+from minivllm.platform.folders import TemporaryFolder
 
 MODULE = "minivllm.cluster.rank"  # the program of a rank that is started from here
 LATE_S = 2.0  # between the error of a collective and the end of the process that has caused it
@@ -61,15 +61,16 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size, self._closing = size, threading.Event()
-        self._folder = tempfile.TemporaryDirectory(prefix="minivllm-ranks-")
         self._members: list[Member] = []
         self._channels: list[Connection] = []
         self._fates: list[str] = []  # of members that have died
         self._out_of_step = False
         self._launched = launched()
+        self._folder: TemporaryFolder | None = None  # of ranks that are started from here
         self._store: Store
         if self._launched is None:
-            self._start()
+            self._folder = TemporaryFolder("minivllm-ranks-")
+            self._start(self._folder.path)
         elif self._launched.size == size:
             self._store = self._launched.store
         else:
@@ -79,8 +80,7 @@ class Team:
             )
         self._end = weakref.finalize(self, _end, self._members, self._channels, self._folder)
 
-    def _start(self) -> None:
-        folder = self._folder.name
+    def _start(self, folder: str) -> None:
         self._store = FileStore(f"{folder}/{STORE}", self.size)
         program = (sys.executable, "-m", MODULE, str(os.getpid()), folder, str(self.size))
         tell: Tell = weakref.WeakMethod(self._note_death)
@@ -115,12 +115,13 @@ class Team:
 
     def _listen(self) -> None:
         key = secrets.token_bytes(32)
-        if self._launched is None:
-            listener = Listener(f"{self._folder.name}/calls", "AF_UNIX", authkey=key)
-            address: Any = listener.address
-        else:
+        if self._launched is not None:
             listener = Listener((self._launched.host, 0), "AF_INET", authkey=key)
-            address = list(listener.address)
+            address: Any = list(listener.address)
+        else:
+            assert self._folder is not None
+            listener = Listener(f"{self._folder.path}/calls", "AF_UNIX", authkey=key)
+            address = listener.address
         with listener:
             self._store.set(CALLS, json.dumps([address, key.hex()]))
             # The listener itself cannot wait for so long and no longer.
@@ -234,7 +235,7 @@ def _tell(method: Tell, member: Member) -> None:
 def _end(
     members: Sequence[Member],
     channels: Sequence[Connection],
-    folder: tempfile.TemporaryDirectory[str],
+    folder: TemporaryFolder | None,
 ) -> None:
     """End ranks, however busy they are."""
     for channel in channels:
@@ -243,7 +244,8 @@ def _end(
         member.process.kill()
         member.process.wait()
         member.watch.join(1.0)
-    folder.cleanup()
+    if folder is not None:
+        folder.close()
 
 
 def _send_at_once(channel: Connection) -> None:

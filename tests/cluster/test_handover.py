@@ -12,8 +12,8 @@ from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.experiments.preflight import check
-from minivllm.parallel.handover import HandoverFolder
 from minivllm.parallel.options import ParallelOptions
+from minivllm.platform.folders import TemporaryFolder
 
 
 def test_both_parts_make_the_whole() -> None:
@@ -65,7 +65,7 @@ def test_it_is_made_where_it_is_asked_for() -> None:
 
 
 def test_files_end_with_their_requests(tmp_path: Path) -> None:
-    folder = HandoverFolder(str(tmp_path))
+    folder = TemporaryFolder("files-", str(tmp_path))
     handovers = Handovers(1, 2, folder)
 
     def files() -> int:

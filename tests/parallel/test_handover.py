@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,6 @@ from minivllm.errors import BadInput
 from minivllm.parallel.handover import (
     Handover,
     HandoverFailed,
-    HandoverFolder,
     Stored,
     drop,
     make_folder,
@@ -96,35 +91,12 @@ def test_what_a_dead_replica_told_nobody_is_deleted(tmp_path: Path) -> None:
 
 def test_the_folder_ends_with_what_is_in_it(tmp_path: Path) -> None:
     folder = make_folder(BY_FILE, {"offload_dir": str(tmp_path)})
-    assert isinstance(folder, HandoverFolder)
+    assert folder is not None
     given(Path(folder.path))
     folder.close()
     folder.close()
     assert not list(tmp_path.iterdir())
     assert make_folder(ParallelOptions(), {}) is None
-
-
-def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
-    """A kill of the whole group, as by the supervisor of a benchmark."""
-    script = (
-        "import sys; from minivllm.parallel.handover import Handover, HandoverFolder; "
-        "folder = HandoverFolder(sys.argv[1]); Handover(folder.path).give(b'keys'); "
-        "print('ready', flush=True); sys.stdin.read()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    with process:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        assert list(tmp_path.glob("*/0-*"))
-        os.killpg(process.pid, signal.SIGKILL)
-    end = time.monotonic() + 30
-    while list(tmp_path.iterdir()) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:

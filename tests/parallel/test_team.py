@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -101,6 +102,31 @@ def test_a_closed_engine_leaves_no_rank(folder: Path) -> None:
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
     assert not [*folder.glob("minivllm-ranks-*")]
+
+
+def test_a_killed_rank_0_leaves_no_folder_and_no_rank(tmp_path: Path) -> None:
+    """Of which it can remove nothing itself; the kill is of its whole group."""
+    script = (
+        "import sys; from minivllm.parallel.team import Team; team = Team(3); "
+        "print(*team.processes, flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        ranks = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        assert len(ranks) == 2 and [*tmp_path.glob("minivllm-ranks-*/store")]
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not psutil.wait_procs(ranks, MOST_S)[1]
+    end = time.monotonic() + MOST_S
+    while [*tmp_path.glob("minivllm-ranks-*")] and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not [*tmp_path.glob("minivllm-ranks-*")]
 
 
 def test_torchrun_starts_as_many_processes_as_there_are_ranks(

@@ -23,6 +23,7 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.platform.folders import TemporaryFolder
 from minivllm.platform.threads import thread_count
 
 CPU_KV_CACHE_GB = 4.0
@@ -62,11 +63,13 @@ class VllmEngine(PipedEngine):
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         given = {**_arguments(view, source, options.kv_cache_gb), **(options.args or {})}
         random = source.weights == "random"
-        self._begin(
-            str(options.python),
-            vllm_environment(view, options.env or {}),
-            {"args": given, "config": source.config if random else None},
-        )
+        config_json = source.config if random else None
+        with TemporaryFolder("minivllm-vllm-") as folder:  # until the engine is built
+            self._begin(
+                str(options.python),
+                vllm_environment(view, options.env or {}),
+                {"args": given, "config": config_json, "folder": folder},
+            )
         self.info = self._describe(view, source, sizes, time.monotonic() - begin)
         self.info.warnings += [DUMMY] * random
 

@@ -6,7 +6,7 @@ the standard library.
 Commands come on standard input, one JSON object a line; the first says how to build the engine.
 Answers go to the descriptor, in the same form, so that nothing that vLLM prints can disturb them.
 
-    -> {"args": {...EngineArgs...}, "config": {...config.json...} or null}
+    -> {"args": {...EngineArgs...}, "config": {...config.json...} or null, "folder": for the config}
     <- {"ready": {...}}                      or {"error": "...", "type": "..."}
     -> {"add": [[id, [token ids], {...SamplingParams...}], ...]}
     <- {"tokens": [[id, [token ids], finish reason or null], ...]}      once a step
@@ -22,7 +22,6 @@ import json
 import os
 import queue
 import sys
-import tempfile
 import threading
 from typing import Any
 
@@ -57,7 +56,7 @@ class VllmWorker:
         while data:
             data = data[os.write(self.descriptor, data) :]
 
-    def build(self, args: dict[str, Any], config: dict[str, Any] | None) -> Any:
+    def build(self, args: dict[str, Any], config: dict[str, Any] | None, folder: str) -> Any:
         """Load the engine; a model that is only a config gets vLLM's dummy weights."""
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -70,12 +69,11 @@ class VllmWorker:
             config["model_type"] = getattr(
                 transformers, config["architectures"][0]
             ).config_class.model_type
-        with tempfile.TemporaryDirectory(prefix="minivllm-") as folder:
-            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-                json.dump(config, file)
-            return LLMEngine.from_engine_args(
-                EngineArgs(**{"model": folder, "load_format": "dummy", **args})
-            )
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        return LLMEngine.from_engine_args(
+            EngineArgs(**{"model": folder, "load_format": "dummy", **args})
+        )
 
     def describe(self) -> dict[str, Any]:
         """What was settled on."""

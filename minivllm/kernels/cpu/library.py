@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 
 from minivllm.errors import BadInput, first_line
 from minivllm.platform.files import cache_folder
+from minivllm.platform.folders import TemporaryFolder
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
@@ -138,7 +138,7 @@ def _compile(path: Path) -> None:
     os.environ["PATH"] = os.pathsep.join(
         (os.environ.get("PATH", ""), str(Path(sys.executable).parent))
     )
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with TemporaryFolder(f".{_NAME}.", str(path.parent)) as folder:
         cpp_extension.load(
             _NAME,
             [str(source) for source in sorted(_FOLDER.glob("*.cpp"))],

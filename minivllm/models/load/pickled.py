@@ -9,13 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import INDEX, SINGLE, Checkpoint
 from minivllm.platform.children import module_path
+from minivllm.platform.folders import TemporaryFolder
 from minivllm.platform.untrusted import (
     MAX_TOKENIZER,
     MIB,
@@ -111,7 +111,8 @@ def convert(
     _check_output(output, sum(file.stat().st_size for file in files))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        temporary = TemporaryFolder(f".{output.name}.", str(output.parent))
+        place = Path(temporary.path)
     except OSError as error:
         raise BadInput(f"task.output={output} cannot be written: {error.strerror}") from None
     try:
@@ -126,7 +127,7 @@ def convert(
     except OSError as error:
         raise BadInput(f"task.output={output} cannot be written: {error.strerror}") from None
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        temporary.close()
     return count
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.loading import tensor_shapes
 from minivllm.models.vision.registry import stored_name, vision_tower
+from minivllm.platform.folders import TemporaryFolder
 
 
 def require_new(output: Path) -> None:
@@ -62,7 +62,7 @@ def save_checkpoint(
         tensor = tensors[stored_name(name, architecture)] = torch.empty(shape, dtype=dtype)
         fill(name, tensor)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
+    with TemporaryFolder(f".{output.name}.", str(output.parent)) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
         save_file(tensors, made / "model.safetensors", {"format": "pt"})

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import socket
-import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.source import Source, resolve
+from minivllm.platform.folders import TemporaryFolder
 from minivllm.platform.threads import thread_count
 
 HOST = "127.0.0.1"
@@ -97,7 +97,7 @@ class StartedServer(OpenAIEngine):
                 self._kept = KeptServer(key, port)
                 self.folder, port = self._kept.folder, self._kept.port
             else:
-                temporary = tempfile.TemporaryDirectory(prefix="minivllm-server-")
+                temporary = TemporaryFolder("minivllm-server-")
                 self.folder = Path(self._ending.enter_context(temporary))
             command = shlex.join(self.command(source, port))
             print(f"{self.starter}: {command}", flush=True)

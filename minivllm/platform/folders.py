@@ -1,0 +1,59 @@
+"""Folders for a while, which a killed process does not leave behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+
+# Removes a folder once the process that has started it is gone, however that ended. What else
+# ended with that process may be writing into it for a moment yet.
+KEEPER = """
+import os, shutil, sys, time
+sys.stdin.read()
+for _ in range(100):
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.lexists(sys.argv[1]):
+        break
+    time.sleep(0.1)
+"""
+
+
+class TemporaryFolder:
+    """A new folder that is removed when this process ends, even by SIGKILL: a process that does
+    nothing else waits for that.
+
+    Args:
+        prefix: of its name.
+        parent: where it is made; None: in the system's folder for temporary files.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        self.path = tempfile.mkdtemp(prefix=prefix, dir=parent)
+        self._keeper = subprocess.Popen(
+            (sys.executable, "-I", "-S", "-c", KEEPER, self.path),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a signal to this process's group does not end it
+        )
+
+    def __enter__(self) -> str:
+        """Its path."""
+        return self.path
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder with all that is in it."""
+        self._keeper.communicate()
