@@ -170,12 +170,15 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
     from omegaconf.errors import OmegaConfBaseException
 
     from minivllm.config import interpolation
-    from minivllm.config.explain import omegaconf_line
+    from minivllm.config.explain import omegaconf_line, several
 
     if choices is None:
         choices = (
             OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
         )
+        for group in GROUPS:
+            if group in cfg and group not in choices:  # Hydra merged a list of options
+                raise several(group)
     chosen = {
         str(k): None if v is None else str(v) for k, v in choices.items() if "/" not in str(k)
     }

@@ -97,7 +97,7 @@ def explain(
             "characters takes quotes of its own, as in 'KEY=\"a value\"' or 'KEY=[\"a b\",c]'"
         )
     if isinstance(error, MissingConfigException):
-        return _missing_option(error)
+        return _missing_option(error, load)
     if isinstance(error, UnicodeDecodeError):
         return BadInput(f"a file of options is not UTF-8 text ({error}); save it as UTF-8")
     message = str(error)
@@ -117,9 +117,7 @@ def explain(
     if match := re.match(r"Could not append to config\. An item is already at '([^']+)'", message):
         return BadInput(f"{match[1]} exists already: write {match[1]}=... without the +")
     if message.startswith("Config group override must be a string"):
-        return BadInput(
-            f"{_group_without_option(overrides)}: a group takes the name of one of its options"
-        )
+        return _no_name(_group_without_option(overrides), load)
     if match := re.match(r"Error merging override (.*)", message):
         return BadInput(f"{match[1]}: {omegaconf_line(error.__cause__ or error)}")
     if (
@@ -149,7 +147,27 @@ def omegaconf_line(error: BaseException) -> str:
     return text
 
 
-def _missing_option(error: MissingConfigException) -> BadInput:
+def several(group: str) -> BadInput:
+    """A group was given a list of options."""
+    return BadInput(
+        f"{group}: a group takes the name of one option; -m {group}=A,B sweeps over several"
+    )
+
+
+def _no_name(override: str, load: Callable[[Sequence[str]], DictConfig]) -> BadInput:
+    """A group was given a number or null in place of an option's name."""
+    group, _, value = override.partition("=")
+    with contextlib.suppress(HydraException):
+        try:
+            load([f"{group}='{value}'"])  # a name that Hydra looks for, and tells what there is
+        except MissingConfigException as error:
+            return _missing_option(error, load)
+    return BadInput(f"{override}: a group takes the name of one of its options")
+
+
+def _missing_option(
+    error: MissingConfigException, load: Callable[[Sequence[str]], DictConfig]
+) -> BadInput:
     name_of_file = error.missing_cfg_file or ""
     if "/" not in name_of_file or error.options is None:
         return BadInput(str(error).split("\n")[0])
@@ -164,9 +182,25 @@ def _missing_option(error: MissingConfigException) -> BadInput:
             f"{group}={name}: no such option; a checkpoint's folder or hub id is model=hf "
             f"model.path={name}"
         )
+    settings = _settings(group, load)
+    if name in settings:
+        return BadInput(f"{group}={name}: no such option; write {group}.{name}=VALUE")
+    if settings and len(options) == 1:
+        return BadInput(
+            f"{group}={name}: no such option; settings of {group} are written {group}.NAME=VALUE, "
+            f"and {group}={options[0]} --help lists them"
+        )
     hint = nearest(name, options)
     listed = "" if hint.startswith("choose") else f" ({group}: {', '.join(options)})"
     return BadInput(f"{group}={name}: no such option; {hint}{listed}")
+
+
+def _settings(group: str, load: Callable[[Sequence[str]], DictConfig]) -> list[str]:
+    """The settings of the option that a group has unless another one is chosen."""
+    if group not in GROUPS:
+        return []
+    node = load([])[group]
+    return [str(name) for name in node if name != "_target_"] if OmegaConf.is_dict(node) else []
 
 
 def _unknown_key(

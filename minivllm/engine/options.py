@@ -9,7 +9,7 @@ from functools import cached_property
 from json import dumps, loads
 from typing import Any, Literal
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, nearest
 from minivllm.platform.given import (
     FLOAT32,
     LEAST,
@@ -146,7 +146,7 @@ _FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 
 
 @known_fields_only
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StructuredOutputs:
     """What the text of an output has to be: exactly one of these, named as vLLM names them.
 
@@ -187,7 +187,7 @@ class StructuredOutputs:
             raise BadInput(f"{what}.json_object={value!r} must be true or false")
         elif given[0] == "choice":
             if isinstance(value, str) or not value:
-                raise BadInput(f"{what}.choice={value!r} must be a list of texts")
+                raise BadInput(f"{what}.choice={value!r} must be a list of texts, at least one")
             object.__setattr__(self, "choice", texts(f"{what}.choice", value))
         elif given[0] != "json_object" and [*texts(f"{what}.{given[0]}", value)] != [value]:
             raise BadInput(f"{what}.{given[0]}={value!r} must be one text")
@@ -202,7 +202,21 @@ class StructuredOutputs:
                 f"decoding.structured_outputs={value!r} must be a dictionary such as "
                 '{"regex": "[0-9]+"}, or null'
             )
-        return cls(**named("decoding.structured_outputs", value))
+        given, known = (
+            named("decoding.structured_outputs", value),
+            [one.name for one in fields(cls)],
+        )
+        for name in given:
+            if name not in known:
+                raise BadInput(
+                    f"decoding.structured_outputs.{name}: no such field; {nearest(name, known)}"
+                )
+        return cls(**given)
+
+    def __repr__(self) -> str:
+        """As it is written in a configuration."""
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        return repr({name: value for name, value in given.items() if value not in (None, False)})
 
 
 def _schema_text(what: str, schema: Any) -> str:

@@ -66,7 +66,7 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     caption = (
         "The slope is the measured bandwidth, the flat part the measured matrix rate. A point "
         "on the slope is limited by memory, one on the flat part by arithmetic; the distance "
-        f"below the roof is what is left to gain.{looks.note}{thinning(cells)}"
+        f"below the roofline is what is left to gain.{looks.note}{thinning(cells)}"
     )
     if any(cell.first("roofline.fits_cache") for cell in cells):
         caption += (
@@ -91,7 +91,7 @@ def _lines(rooflines: dict[str, tuple[float, float]], left: float, right: float)
         xs = sorted({left, min(max(ridge, left), right), max(right, 2 * ridge)})
         ys = [min(rate, x * bandwidth) * GIGA for x in xs]
         words = f"{name}: {sig(bandwidth * GIGA)} GB/s and {sig(rate * GIGA)} GFLOP/s"
-        label = f"measured roof: {name}"
+        label = f"measured roofline: {name}"
         lines.append(Series(label, colour, xs, ys, "line", dashed=dashed, names=[words] * len(xs)))
     return lines
 

@@ -268,11 +268,21 @@ def test_needs(folder: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = StructuredOutputs(regex="ab")
     with pytest.raises(BadInput, match=r"needs a tokenizer"):
         Grammars(None, VOCAB).compile(outputs)
-    with pytest.raises(BadInput, match="beam_width=2 must be null"):
+    said = r"^decoding\.structured_outputs=\{'regex': 'ab'\} with beam_width=2 must be null"
+    with pytest.raises(BadInput, match=said):
         SamplingParams(beam_width=2, structured_outputs=outputs)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(NotInstalled, match="structured outputs need llguidance"):
         Grammars(Tokenizer(folder), VOCAB).compile(outputs)
+
+
+def test_a_wrong_field_is_named_as_it_was_given() -> None:
+    with pytest.raises(
+        BadInput, match=r"^decoding\.structured_outputs\.regexp: no such field; did"
+    ):
+        SamplingParams(structured_outputs={"regexp": "a"})
+    with pytest.raises(BadInput, match=r"choice=\[\] must be a list of texts, at least one"):
+        SamplingParams(structured_outputs={"choice": []})
 
 
 def test_the_configuration_may_hold_them(folder: Path) -> None:

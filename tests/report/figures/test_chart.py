@@ -290,7 +290,7 @@ def test_roofs_of_two_dtypes_can_be_told_apart(tmp_path: Path) -> None:
     records = make_record(roofline=counted()), make_record("int8", index=1, roofline=other)
     plot = figure_of(roofline, cells_of(tmp_path, *records))
     assert plot is not None
-    rooflines = [entry for entry in plot.legend if entry["label"].startswith("measured roof")]
+    rooflines = [entry for entry in plot.legend if entry["label"].startswith("measured roofline")]
     assert len({(entry["colour"], entry["dashed"]) for entry in rooflines}) == 2
 
 

@@ -1,5 +1,5 @@
 """A record of task=kernels for people: a table, what it comes to, and each kernel under the
-measured roof."""
+measured roofline."""
 
 from __future__ import annotations
 
