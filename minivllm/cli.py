@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -179,7 +180,9 @@ def _withhold(arguments: list[str]) -> list[str]:
         BadInput: a flag that Hydra does not have, or a secret that Hydra would store.
     """
     _withheld.clear()
-    given, unknown = get_args_parser().parse_known_args(arguments)
+    parser = get_args_parser()
+    parser.error = _wrong_flag  # type: ignore[method-assign]
+    given, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise BadInput(
             f"{unknown[0]}: no such flag; settings are given as KNOB=VALUE, and --help lists both"
@@ -193,6 +196,11 @@ def _withhold(arguments: list[str]) -> list[str]:
     if not given.cfg and _ours_to_sweep(kept, bool(given.multirun), given.config_dir):
         _withheld.extend(text for text in given.overrides if text not in kept)
     return [argument for argument in arguments if argument not in _withheld]
+
+
+def _wrong_flag(message: str) -> NoReturn:
+    """In place of the usage that argparse prints."""
+    raise BadInput(f"{message.removeprefix('argument ')}; --hydra-help lists the flags")
 
 
 def _require_no_stored_secret(

@@ -139,6 +139,8 @@ def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
         (["--config-name=nothing"], "nothing"),
         (["--cfg=job", "--run"], "Only one of"),
         (["--frsh"], "--frsh: no such flag"),
+        (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from"),
+        (["--config-dir"], "--config-dir/-cd: expected one argument"),
         (["-m", "--frsh", "quant=int8,nf4"], "--frsh: no such flag"),
         (["task=report"], "runs is empty"),
         (

@@ -176,9 +176,8 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
         choices = (
             OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
         )
-        for group in GROUPS:
-            if group in cfg and group not in choices:  # Hydra merged a list of options
-                raise several(group)
+        for group in sorted({*GROUPS} & {*cfg} - {*choices}):  # Hydra merged a list of options
+            raise several(group)
     chosen = {
         str(k): None if v is None else str(v) for k, v in choices.items() if "/" not in str(k)
     }

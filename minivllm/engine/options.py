@@ -9,11 +9,12 @@ from functools import cached_property
 from json import dumps, loads
 from typing import Any, Literal
 
-from minivllm.errors import BadInput, nearest
+from minivllm.errors import BadInput
 from minivllm.platform.given import (
     FLOAT32,
     LEAST,
     Range,
+    as_given,
     biases,
     known_fields_only,
     named,
@@ -202,21 +203,9 @@ class StructuredOutputs:
                 f"decoding.structured_outputs={value!r} must be a dictionary such as "
                 '{"regex": "[0-9]+"}, or null'
             )
-        given, known = (
-            named("decoding.structured_outputs", value),
-            [one.name for one in fields(cls)],
-        )
-        for name in given:
-            if name not in known:
-                raise BadInput(
-                    f"decoding.structured_outputs.{name}: no such field; {nearest(name, known)}"
-                )
-        return cls(**given)
+        return cls(**named("decoding.structured_outputs", cls, value))
 
-    def __repr__(self) -> str:
-        """As it is written in a configuration."""
-        given = {item.name: getattr(self, item.name) for item in fields(self)}
-        return repr({name: value for name, value in given.items() if value not in (None, False)})
+    __repr__ = as_given
 
 
 def _schema_text(what: str, schema: Any) -> str:
@@ -373,11 +362,7 @@ class SamplingParams:
             ("temperature", self.greedy, "0: it keeps the likeliest beams, and draws none"),
             ("stop", not self.stop, "empty: a beam ends at token ids; use stop_token_ids"),
             ("logprobs", self.logprobs is None, "null: each output has its cumulative_logprob"),
-            (
-                "structured_outputs",
-                self.structured_outputs is None,
-                "null: a grammar follows one output, and beams change theirs",
-            ),
+            ("structured_outputs", self.structured_outputs is None, "null: a grammar has one text"),
         )
         for name, holds, expected in rules:
             if not holds:

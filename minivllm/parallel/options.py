@@ -58,7 +58,8 @@ class ParallelOptions(Options):
         if self.disaggregated and self.prefill_replicas >= self.replicas:
             raise self.bad(
                 "prefill_replicas",
-                f"must leave a replica for answers: parallel.replicas={self.replicas}",
+                f"must leave a replica for answers: parallel.replicas={self.replicas} must be "
+                f"{self.prefill_replicas + 1} or more",
             )
         if self.handover == "file" and not self.disaggregated:
             raise self.bad("handover", "hands nothing over: set parallel.disaggregated=true")

@@ -71,12 +71,23 @@ def known_fields_only(cls: type[T]) -> type[T]:
     return cls
 
 
-def named(what: str, value: Mapping[Any, Any]) -> dict[str, Any]:
-    """A mapping from outside as arguments by name. Raises BadInput where a name is no text."""
+def named(what: str, cls: Any, value: Mapping[Any, Any]) -> dict[str, Any]:
+    """A mapping from outside as the fields of a dataclass. Raises BadInput where a name is no text,
+    or is no field."""
+    known = [item.name for item in fields(cls)]
     for name in value:
         if not isinstance(name, str):
             raise BadInput(f"{what}={value!r} must have names of fields, and {name!r} is none")
+        if name not in known:
+            raise BadInput(f"{what}.{name}: no such field; {nearest(name, known)}")
     return dict(value)
+
+
+def as_given(self: Any) -> str:
+    """The `__repr__` of a dataclass whose fields are off at None and False: the others, as a
+    configuration has them."""
+    values = {item.name: getattr(self, item.name) for item in fields(self)}
+    return repr({name: value for name, value in values.items() if value not in (None, False)})
 
 
 def token_ids(what: str, ids: Iterable[Any] | None) -> tuple[int, ...] | None:

@@ -71,16 +71,15 @@ def find_runs(patterns: list[str] | str, runs_dir: Path) -> list[Path]:
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns:
         raise BadInput(
-            f"runs is empty: name the records to report, such as 'runs=[{runs_dir}/<name>]' "
+            f"runs is empty: name the records, such as 'runs=[{runs_dir}/<name>]' "
             f"or 'runs=[\"{runs_dir}/*\"]'"
         )
     runs: list[Path] = []
     for pattern in (str(place(pattern, f"runs={pattern}")) for pattern in map(str, patterns)):
         matches = _matches(Path(), pattern) or _matches(runs_dir, pattern)
         if not matches:
-            raise BadInput(
-                f"runs: no records at {pattern} nor at {runs_dir / pattern}; {_available(runs_dir)}"
-            )
+            places = dict.fromkeys((pattern, str(runs_dir / pattern)))  # one, if it is absolute
+            raise BadInput(f"runs: no records at {' nor at '.join(places)}; {_available(runs_dir)}")
         runs += [path for path in matches if path not in runs]
     return runs
 

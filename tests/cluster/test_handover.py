@@ -60,7 +60,9 @@ def test_it_is_made_where_it_is_asked_for() -> None:
     assert make_handovers(ParallelOptions(replicas=4)) is None
     made = make_handovers(ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=3))
     assert made is not None and made.num_prefill == 3 and len(made.given) == 1
-    with pytest.raises(BadInput, match=r"parallel\.prefill_replicas=4.*parallel\.replicas=4"):
+    with pytest.raises(
+        BadInput, match=r"prefill_replicas=4 .*parallel\.replicas=4 must be 5 or more"
+    ):
         ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=4)
 
 

@@ -39,7 +39,7 @@ def test_runs_may_lie_in_the_home_folder(
     write(tmp_path / "mine", [make_record(sweep="old", run_id="0")], parquet=False)
     assert cli("task=report", "runs=['~/mine/old']").code == 0
     assert cli("task=report", "runs=['~/mine/older']").err.startswith(
-        f"error: runs: no records at {tmp_path}/mine"
+        f"error: runs: no records at {tmp_path}/mine/older; "
     )
 
 

@@ -105,6 +105,7 @@ def test_what_cannot_be_shown_is_one_line(
 ) -> None:
     done = cli("task=view", *overrides)
     assert done.code == 2 and message in done.err and done.err.count("\n") == 1
+    assert not done.out
 
 
 @pytest.mark.parametrize("key", ["abcdef123", None])
@@ -131,7 +132,8 @@ def test_a_running_server_is_shown_until_it_ends(
         server.shutdown()
         thread.join()
     if key is None:
-        assert (done.code, done.err) == (2, f"error: task.url={url}: a key is needed\n")
+        said = f"error: task.url={url}: a key is needed\n"
+        assert (done.code, done.out, done.err) == (2, "", said)
     else:
         assert done.code == 0 and f"{url}  step 0  1 running" in done.out, done.err
         assert "the server has closed the connection" in done.err

@@ -74,12 +74,17 @@ class TerminalView:
         if len(self._ended) == ENDED:
             self._account.lives.pop(self._ended[0], None)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a step to show."""
+        return self._state.engine is not None
+
     def frame(self, width: int, height: int) -> Group:
         """The lines of a screen of this size."""
         from rich.console import Group
         from rich.text import Text
 
-        if self._state.engine is None:
+        if not self.has_begun:
             return Group(self._head(), Text("waiting for the first step"))
         said = [Text(one, no_wrap=True, overflow="ellipsis") for one in self._decisions()]
         said += [Text("")] * (DECISIONS - len(said))
@@ -286,7 +291,8 @@ class _Painter:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
-        self._console.print(self._frame())
+        if self._view.has_begun:
+            self._console.print(self._frame())
 
     def _frame(self) -> Group:
         size = self._console.size

@@ -31,7 +31,8 @@ class AgenticOptions(Options):
         output_len: tokens of an answer.
         result_len: tokens of a tool's result.
         tool_s: mean seconds of a tool call, exponential.
-        fan_outs: how many times the main agent starts sub-agents and waits for them.
+        fan_outs: how many times the main agent starts sub-agents and waits for them, at most once
+            between two of its calls.
         subagents: sub-agents of a fan-out.
         subagent_turns: calls of a sub-agent.
         compact_at: tokens of context from which on an agent summarises it; None: never.

@@ -60,6 +60,11 @@ class TraceColumns:
             fitting = [name for name in names if row_lengths.plain(name) in usual]
             if known in given:
                 fitting = [name for name in names if name == given[known]]
+                if not fitting:
+                    raise BadInput(
+                        f"{where}: there is no column {short_name(given[known])}, which "
+                        f"workload.columns names as the {known}; the columns are {there}"
+                    )
             if len(fitting) != 1:
                 what = f"{' and '.join(map(short_name, fitting))} may be it" if fitting else "none"
                 raise BadInput(

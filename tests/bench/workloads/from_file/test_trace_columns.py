@@ -95,7 +95,7 @@ def test_hash_ids_are_shared_prefixes(tmp_path: Path) -> None:
         (
             "ts,isl,osl\n1,2,3\n",
             {"time_unit": "s", "columns": {"input_len": "gone"}},
-            r"input_len of a request\? none of the columns ts, isl, osl",
+            r"no column gone, which workload\.columns names as the input_len; the columns are ts",
         ),
         ("a,b,c\n1,2,3\n", {}, r"or name its columns with workload\.columns"),
         ('{"ts": 1, "isl": 2, "osl": 3}\n[]\n', {"time_unit": "s"}, r":2: the line is no JSON obj"),
