@@ -78,6 +78,7 @@ def named(what: str, cls: Any, value: Mapping[Any, Any]) -> dict[str, Any]:
     for name in value:
         if not isinstance(name, str):
             raise BadInput(f"{what}={value!r} must have names of fields, and {name!r} is none")
+    for name in value:
         if name not in known:
             raise BadInput(f"{what}.{name}: no such field; {nearest(name, known)}")
     return dict(value)

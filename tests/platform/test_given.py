@@ -45,10 +45,12 @@ def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
 @pytest.mark.parametrize("name", [None, 3, ("json",)])
 def test_a_name_that_is_no_text_is_bad_input(name: Any) -> None:
     with pytest.raises(BadInput, match=r"x=.* must have names of fields, and .* is none"):
-        named("x", {"first": 1, name: 2})
+        named("x", Sample, {"first": 1, name: 2})
     with pytest.raises(BadInput, match=r"structured_outputs=.* must have names of fields"):
         StructuredOutputs.of({name: None})
-    assert named("x", {"first": 1}) == {"first": 1}
+    with pytest.raises(BadInput, match=r"^x\.secnd: no such field; did you mean second\?$"):
+        named("x", Sample, {"first": 1, "secnd": 2})
+    assert named("x", Sample, {"first": 1}) == {"first": 1}
 
 
 @pytest.mark.parametrize("value", [3, 3.0, np.int64(3), torch.tensor(3).item()])
