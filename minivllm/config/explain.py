@@ -119,7 +119,11 @@ def explain(
     if message.startswith("Config group override must be a string"):
         return _no_name(_group_without_option(overrides), load)
     if match := re.match(r"Error merging override (.*)", message):
-        return BadInput(f"{match[1]}: {omegaconf_line(error.__cause__ or error)}")
+        line = omegaconf_line(error.__cause__ or error)
+        if line == "Cannot merge DictConfig with ListConfig":
+            is_list = re.search(r"=\s*\[", match[1])
+            line = f"must be {'settings, {NAME: VALUE}' if is_list else 'a list, [A, B]'}"
+        return BadInput(f"{match[1]}: {line}")
     if (
         isinstance(error, ConfigCompositionException)
         and error.__cause__ is not None
@@ -257,7 +261,8 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
     having = _having(config, seen, part) if seen in GROUPS else []
     if having:
         return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
-    if difflib.get_close_matches(part, names, n=1, cutoff=0.8):
+    # of a section's few names one that is less close is meant, rather than one of another group
+    if difflib.get_close_matches(part, names, n=1, cutoff=0.6 if "." in seen else 0.8):
         return nearest(part, names)
     leaf = key.rpartition(".")[2]
     elsewhere = [

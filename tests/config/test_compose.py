@@ -213,6 +213,12 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
             "cache.block_size exists already: write cache.block_size=... without the +",
         ),
         ("hydra.foo=3", "hydra.foo: Hydra has no such setting"),
+        ("measure.slo=[1]", "measure.slo=[1]: must be settings, {NAME: VALUE}"),
+        ("runs={a:1}", "runs={a:1}: must be a list, [A, B]"),
+        (
+            "measure.price.device=1",
+            "measure.price.device: no such option of measure.price; did you mean device_hour?",
+        ),
     ],
 )
 def test_bad_input_names_the_key_and_what_to_write(override: str, message: str) -> None:

@@ -107,9 +107,10 @@ def _local(path: str) -> Path | None:
 def _existing(path: str, knob: str) -> Path:
     folder = place(path, f"{knob}={path}")
     if not folder.exists():
+        names = "auto, hub, random, " if knob == "model.weights" else ""
         raise BadInput(
-            f"{knob}={folder} does not exist: give a folder with config.json and .safetensors "
-            "files, or a GGUF file"
+            f"{knob}={folder} does not exist: give {names}a folder with config.json and "
+            ".safetensors files, or a GGUF file"
         )
     if not folder.is_dir() and not is_gguf(folder):
         raise BadInput(

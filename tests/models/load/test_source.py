@@ -73,6 +73,10 @@ def test_gguf_files_are_named_where_a_folder_or_nothing_is_given(tmp_path: Path)
         resolve(node(tmp_path), allow_random=False)
     with pytest.raises(BadInput, match=r"absent.gguf does not exist: give a folder"):
         resolve(node("absent.gguf"), allow_random=True)
+    with pytest.raises(
+        BadInput, match=r"weights=none does not exist: give auto, hub, random, a fo"
+    ):
+        resolve(node(weights="none"), allow_random=True)
 
 
 def test_a_local_folder_is_taken_and_resolving_again_is_the_same(folder: Path) -> None:

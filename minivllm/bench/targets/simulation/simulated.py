@@ -20,7 +20,7 @@ from minivllm.bench.targets.liveness import (
     since,
 )
 from minivllm.bench.targets.options import SimulatedOptions
-from minivllm.bench.targets.simulation.simulated_model import simulated_model
+from minivllm.bench.targets.simulation.simulated_model import free_memory, simulated_model
 from minivllm.bench.targets.simulation.simulated_request import (
     TOKEN,
     SimulatedRequest,
@@ -49,7 +49,6 @@ from minivllm.extras.wasted_slots import wasted_slots
 from minivllm.models.load.tokenizer import Tokenizer
 
 IDLE_S = 1e-3  # how far time advances in a step without work and without a deadline
-UNLIMITED = 1 << 60
 ROW = (
     *("start_s", "num_requests", "num_tokens", "num_prefill_tokens", "num_drafts"),
     *("context_tokens", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_slots_wasted"),
@@ -114,8 +113,7 @@ class SimulatedEngine(Adapter):
             kv_bytes += self._speculation.kv_bytes_per_token
         self._policy = policy = build(config["batching"])
         longest = view.model.max_model_len or model.max_position_embeddings
-        memory = UNLIMITED if options.memory_gb is None else int(options.memory_gb * 1e9)
-        free = memory - weight_bytes
+        free = free_memory(options, weight_bytes)
         layout = cache.layout(CacheDemand(kv_bytes, free, longest, policy.max_num_seqs))
         self._preemption = make_preemption(policy.preemption)
         layout = self._preemption.fit(layout)

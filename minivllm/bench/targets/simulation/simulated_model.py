@@ -15,6 +15,8 @@ from minivllm.models.costs import architecture_costs, trims
 from minivllm.models.load.source import Source, resolve
 from minivllm.passes.pruning.shapes import pruned_config
 
+UNLIMITED = 1 << 60  # bytes
+
 
 class SimulatedModel(NamedTuple):
     """One rank of a model; without `parallel.tensor` the whole of it."""
@@ -61,3 +63,16 @@ def simulated_model(
             "records of this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
         )
     return SimulatedModel(model, source, costs, weight_bytes, times)
+
+
+def free_memory(options: SimulatedOptions, weight_bytes: int) -> int:
+    """Bytes that weights leave on the simulated machine. Raises BadInput if they leave none."""
+    if options.memory_gb is None:
+        return UNLIMITED
+    free = int(options.memory_gb * 1e9) - weight_bytes
+    if free <= 0:
+        raise BadInput(
+            f"engine.memory_gb={options.memory_gb:g} does not hold the weights, which are "
+            f"{weight_bytes / 1e9:.3g} GB: raise it, or choose a quant with fewer bits"
+        )
+    return free

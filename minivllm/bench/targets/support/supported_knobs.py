@@ -16,6 +16,7 @@ from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
 from minivllm.config.groups import GROUPS, OPTIONS
 from minivllm.errors import BadInput
+from minivllm.platform.options import written
 from minivllm.platform.support import ALL, EngineOptions, Knobs, Support
 
 # These say what is asked of the engine and how it is measured; every engine is given them.
@@ -132,8 +133,10 @@ def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -
         if name == "_target_" or name in knobs.names:
             continue
         if name not in standard or value != standard[name]:
-            usual = f"{group}.{name}={standard[name]!r}" if name in standard else f"no {name}"
-            raise _rejection(support, group, f"{group}.{name}={value!r}", usual)
+            usual = (
+                f"{group}.{name}={written(standard[name])}" if name in standard else f"no {name}"
+            )
+            raise _rejection(support, group, f"{group}.{name}={written(value)}", usual)
 
 
 def _rejection(support: Support, group: str, what: str, instead: str) -> BadInput:

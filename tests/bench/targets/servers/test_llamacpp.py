@@ -95,7 +95,7 @@ def test_one_request_at_a_time(make: Make) -> None:
         (["cache.kv_dtype=fp8"], "cache.kv_dtype=fp8 is not supported"),
         (["cache.block_size=32"], "cache.block_size=32 is not supported"),
         (["model.weights=random"], "model.weights=random is not supported"),
-        (["batching.chunked_prefill=false"], "batching.chunked_prefill=False is not supported"),
+        (["batching.chunked_prefill=false"], "batching.chunked_prefill=false is not supported"),
     ],
 )
 def test_what_llama_cpp_has_not_is_an_error(make: Make, overrides: list[str], said: str) -> None:

@@ -276,6 +276,9 @@ def test_memory_is_the_machines_that_is_simulated() -> None:
     blocks = {gb: engine(f"engine.memory_gb={gb}").cache.pool.num_blocks for gb in (0.03, 0.1)}
     assert blocks[0.03] < blocks[0.1] < engine().cache.pool.num_blocks
     with pytest.raises(BadInput, match="the KV cache gets no block"):
+        engine("engine.memory_gb=0.019")
+    said = r"engine\.memory_gb=0\.01 does not hold the weights, which are 0\.0189 GB"
+    with pytest.raises(BadInput, match=said):
         engine("engine.memory_gb=0.01")
 
 

@@ -67,7 +67,7 @@ def test_every_table_names_knobs_that_exist() -> None:
         ),
         (
             ["engine=transformers", "runtime.profile=true"],
-            "runtime.profile=True is not supported by engine=transformers",
+            "runtime.profile=true is not supported by engine=transformers",
         ),
         (
             ["engine=simulated", "runtime.profile=true"],
