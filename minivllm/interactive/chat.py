@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from minivllm.analysis.format import count
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, nearest
 from minivllm.interactive.answer import Answer
 from minivllm.interactive.comparison import Build, EngineComparison, state
 from minivllm.interactive.model import ChatDecoding, TerminalModel, Turn
@@ -20,17 +20,17 @@ from minivllm.interactive.picture import picture_uri
 from minivllm.interactive.screen import Screen
 
 COMPARE = """\
-/compare [k=v ...]  also answer with another engine, e.g. /compare quant=nf4; /compare off ends it
+/compare [k=v ...]  answer with a second engine, too: quant=nf4; off ends it
 """
 HELP = """\
-/reset              forget the conversation
-/image PATH         show a picture with the next text, to a model that takes images
-/system [text]      show or set the system prompt (and start anew)
-/params [k=v ...]   show or change decoding parameters, e.g. /params temperature=0.2 max_tokens=64
+/reset              clear the conversation
+/image PATH         show a picture with the next text, to a model that sees
+/system [text]      show the system prompt, or set it and clear the conversation
+/params [k=v ...]   show or change decoding, e.g. temperature=0.2 max_tokens=64
 {compare}/stats              what has been generated so far, and how fast
 /help               this list
 /exit               leave (also /quit, Ctrl-D)
-Alt-Enter or a backslash at the end of a line continues the text on the next line.
+Alt-Enter, or a backslash at the end of a line, continues it on the next line.
 Ctrl-C stops an answer."""
 
 
@@ -166,7 +166,7 @@ class TerminalChat:
         self.messages.clear()
         self._images.clear()
         self._last = None
-        self._screen.note("the conversation is forgotten")
+        self._screen.note("the conversation is cleared")
 
     def _show_image(self, path: str) -> None:
         if self.model.is_base:
@@ -187,14 +187,12 @@ class TerminalChat:
 
     def _set_params(self, text: str) -> None:
         params = self.decoding.params
-        known = {item.name for item in fields(params)}
+        known = sorted(item.name for item in fields(params))
         changes: dict[str, Any] = {}
         for part in text.split():
             name, sign, value = part.partition("=")
             if not sign or name not in known:
-                raise BadInput(
-                    f"/params {part}: write name=value with a name from {', '.join(sorted(known))}"
-                )
+                raise BadInput(f"/params {part}: write name=value; {nearest(name, known)}")
             try:
                 changes[name] = yaml.safe_load(value)
             except yaml.YAMLError:

@@ -47,10 +47,12 @@ class Screen:
         self._in_line = not text.endswith("\n")
 
     def note(self, text: str) -> None:
-        """Show a line about the conversation, on a line of its own."""
+        """Show a line about the conversation, on a line of its own; a terminal wraps it between
+        words."""
         if self._in_line:
             self.write(False, "\n")
-        self.console.print(Text(printable(text), style=NOTE), soft_wrap=True)
+        whole = not self.console.is_terminal
+        self.console.print(Text(printable(text), style=NOTE), soft_wrap=whole)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:

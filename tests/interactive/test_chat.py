@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from minivllm.interactive.chat import TerminalChat
+from minivllm.interactive.chat import COMPARE, HELP, TerminalChat
 from minivllm.interactive.local import LocalModel
 from minivllm.interactive.screen import Screen
 from minivllm.llm import LLM
@@ -84,6 +85,7 @@ def test_commands(talk: Callable[..., tuple[TerminalChat, Shown]]) -> None:
     for wrong, complaint in (
         ("/params top_p=7", "top_p=7"),
         ("/params heat=1", "heat=1"),
+        ("/params temperatur=1", "write name=value; did you mean temperature?"),
         ("/params stop=[a", "'[a' is no value"),
         ("/params stop=[5]", "non-empty strings"),
         ("/params n=3", "decoding.n must be 1"),
@@ -98,6 +100,20 @@ def test_commands(talk: Callable[..., tuple[TerminalChat, Shown]]) -> None:
     assert chat.decoding.params.n == 1
     assert chat.handle("")
     assert not chat.handle("/exit")
+
+
+@pytest.mark.parametrize("width", [30, 80, 0])
+def test_a_note_is_wrapped_between_words_on_a_terminal(width: int) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=width > 0, width=width or 30, no_color=True)
+    text = HELP.format(compare=COMPARE)
+    Screen(console).note(text)
+    lines = re.sub(r"\x1b\[\d*m", "", file.getvalue()).splitlines()
+    if width == 30:
+        assert max(map(len, lines)) <= 30
+        assert " ".join(lines).split() == text.split()
+    else:  # it fits 80 columns, and a file has whole lines whatever its width
+        assert lines == text.splitlines() and max(map(len, lines)) <= 80
 
 
 def test_a_conversation_longer_than_the_context_is_told_and_goes_on(
