@@ -232,6 +232,8 @@ class SimulatedOptions(EngineOptions):
             `parallel.tensor`, and for keys and values with `parallel.disaggregated`, which take no
             time where it is None.
         link_us: latency of a collective, or of a handover, microseconds.
+        driver_us: what the process that sends requests and reads tokens takes of a replica's core
+            for each token, microseconds; 0: it has a core of its own.
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
     """
 
@@ -244,4 +246,5 @@ class SimulatedOptions(EngineOptions):
     host_gb_s: float | None = knob(None, above=0)
     link_gb_s: float | None = knob(None, above=0, unasked=True)
     link_us: float = knob(0.0, at_least=0, unasked=True)
+    driver_us: float = knob(0.0, at_least=0, unasked=True)
     step_rows: int = knob(100_000, at_least=2)

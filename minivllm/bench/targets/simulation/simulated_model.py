@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from minivllm.bench.targets.options import SimulatedOptions
-from minivllm.bench.targets.simulation.step_times import RooflineTimes, StepTimes, fit_records
+from minivllm.bench.targets.simulation.step_times import (
+    FittedTimes,
+    RooflineTimes,
+    StepTimes,
+    fit_records,
+)
 from minivllm.bench.targets.simulation.tensor_costs import communication, rank_costs
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
@@ -50,7 +56,7 @@ def simulated_model(
     if (ranks := view.parallel.tensor) > 1:
         costs = rank_costs(costs, ranks, model.num_kv_heads)
         weight_bytes //= ranks
-    times: StepTimes
+    times: FittedTimes | RooflineTimes
     if options.steps is not None:
         times = fit_records(options.steps, config)
     elif options.bandwidth_gb_s is not None and options.tflops is not None:
@@ -62,6 +68,12 @@ def simulated_model(
             "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to "
             "records of this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
         )
+    if options.driver_us and view.parallel.replicas == 1:
+        raise BadInput(
+            f"engine.driver_us={options.driver_us:g} is of a process that several replicas share "
+            "their cores with: set parallel.replicas, or leave it out"
+        )
+    times = replace(times, driver_ms=options.driver_us / 1e3)
     return SimulatedModel(model, source, costs, weight_bytes, times)
 
 

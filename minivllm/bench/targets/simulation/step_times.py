@@ -89,6 +89,7 @@ class FittedTimes:
         records: that they came from.
         error: median of |predicted - recorded| / predicted over them.
         what: was fitted.
+        driver_ms: of a row beside them, see `driven`.
     """
 
     coefficients: tuple[float, ...]
@@ -96,6 +97,7 @@ class FittedTimes:
     records: int
     error: float
     what: str = "step times"
+    driver_ms: float = 0.0
 
     def __call__(
         self, requests: int, tokens: int, prefill: int, context: float, pairs: float, drafts: int
@@ -108,7 +110,7 @@ class FittedTimes:
             fixed += started + token * prefill + early * min(prefill, FEW) + pair * pairs
         if drafts:
             fixed += verifying
-        return fixed + each * rows + above * wide + read * context
+        return fixed + (each + self.driver_ms) * rows + above * wide + read * context
 
     def describe(self) -> str:
         """See StepTimes."""
@@ -119,7 +121,7 @@ class FittedTimes:
         )
         return (
             f"{self.what} fitted to {self.steps} steps of {self.records} records "
-            f"(half of them within {100 * self.error:.0f} %): ms = {model}"
+            f"(half of them within {100 * self.error:.0f} %): ms = {model}{driven(self.driver_ms)}"
         )
 
 
@@ -134,6 +136,7 @@ class RooflineTimes:
         flops: operations a second.
         overhead_ms: of every step.
         communication: between ranks, whose own costs `costs` are; None: there is one.
+        driver_ms: of a row beside them, see `driven`.
     """
 
     costs: dict[str, Any]
@@ -141,6 +144,7 @@ class RooflineTimes:
     flops: float
     overhead_ms: float
     communication: Communication | None = None
+    driver_ms: float = 0.0
 
     def __call__(
         self, requests: int, tokens: int, prefill: int, context: float, pairs: float, drafts: int
@@ -156,6 +160,7 @@ class RooflineTimes:
         attended = pairs + context * (1 + drafts / requests)
         done += costs["attention_flops_per_token_pair"] * attended
         own = self.overhead_ms + 1e3 * max(moved / self.bandwidth, done / self.flops)
+        own += self.driver_ms * (requests + drafts)
         if self.communication is None:
             return own
         return own + self.communication.ms(tokens, requests + drafts)
@@ -165,8 +170,14 @@ class RooflineTimes:
         ranks = "" if self.communication is None else f"; {self.communication.describe()}"
         return (
             f"step times from the roofline: {self.bandwidth / 1e9:g} GB/s, {self.flops / 1e12:g} "
-            f"TFLOP/s, {self.overhead_ms:g} ms a step besides{ranks}"
+            f"TFLOP/s, {self.overhead_ms:g} ms a step besides{ranks}{driven(self.driver_ms)}"
         )
+
+
+def driven(driver_ms: float) -> str:
+    """Half a line for the record: what the process that sends requests and reads tokens takes of a
+    replica's core for each token; "" where it has a core of its own."""
+    return f"; {1e3 * driver_ms:g} us a token for the driving process" if driver_ms else ""
 
 
 # ---- fitting

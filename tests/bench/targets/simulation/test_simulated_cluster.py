@@ -153,11 +153,24 @@ def test_requests_end_early_wherever_they_are() -> None:
         (["parallel.disaggregated=true"], "parallel.prefill_replicas.*parallel.replicas=1"),
         ([*APART, "cache.prefix_caching=false"], "parallel.disaggregated.*prefix_caching=true"),
         (["parallel.tensor=2"], "parallel.tensor=2.*engine.link_gb_s"),
+        (["parallel.replicas=1", "engine.driver_us=9"], "engine.driver_us=9.*parallel.replicas"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         cluster(*overrides)
+
+
+def test_the_driving_process_takes_time_of_every_token() -> None:
+    work = workload((3, 2), (5, 3), (7, 4))
+    alone, driven = (run_as_built(work, *TWO, f"engine.driver_us={us}")[0] for us in ("0", "500"))
+    pairs = list(zip(alone.steps(), driven.steps(), strict=True))
+    assert len(pairs) == 7
+    for before, after in pairs:
+        taken = after["forward_ms"] - before["forward_ms"]
+        assert taken == pytest.approx(0.5 * before["num_requests"])
+    said = "500 us a token for the driving process"
+    assert said in driven.info.warnings[0] and "driving" not in alone.info.warnings[0]
 
 
 def test_steps_of_simulated_ranks_say_what_their_collectives_take() -> None:
