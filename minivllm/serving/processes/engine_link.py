@@ -32,7 +32,7 @@ class EngineLink:
     Args:
         number: of the engine among its replicas.
         got: told each message that is not the link's own matter.
-        lost: told once when the process is gone.
+        lost: told once when the process is gone without having been ended.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EngineLink:
         self.counters: dict[str, float] = {}  # the last that have come
         self.failure: str | None = None  # why it stopped by itself
         self._got, self._on_lost = got, lost
-        self._gone = False
+        self._gone = self._ended = False
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._started: StartedEngine | None = None
         self._transport: asyncio.Transport | None = None
@@ -116,7 +116,8 @@ class EngineLink:
         self._gone = True
         if not self._ready.done():
             self._ready.set_exception(RuntimeError("the engine's process ended while it started"))
-        self._on_lost(self)
+        if not self._ended:
+            self._on_lost(self)
 
     async def last_words(self) -> str:
         """Why the engine has stopped."""
@@ -126,6 +127,7 @@ class EngineLink:
 
     async def stop(self) -> None:
         """End the engine's process."""
+        self._ended = True
         if self._transport is not None:
             self._transport.close()
         if self._started is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,6 +107,23 @@ class Replicas:
 
     def die(self, number: int) -> None:
         self.client._links[number].lose()
+
+
+def test_an_end_that_was_asked_for_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        client = Replicas(3).client
+        for link in client._links:
+            transport = cast(Any, link._transport)
+            transport.close = partial(asyncio.get_running_loop().call_soon, link.lose)
+        client._links[0].lose()
+        await asyncio.gather(*client._warnings)
+        await client.stop()
+        await asyncio.sleep(0.01)
+        await asyncio.gather(*client._warnings)
+
+    asyncio.run(run())
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and "replica 0 of 3 has stopped" in told[0]
 
 
 def test_several_replicas_are_one_engine() -> None:
