@@ -36,11 +36,6 @@ def require_tensor(checked: Mapping[str, Any]) -> None:
             f"{what}: more than two ranks add up in an order that depends on the step, which "
             "runtime.determinism=batch forbids; use parallel.tensor=2, or runtime.determinism=run"
         )
-    if parallel["disaggregated"]:
-        raise BadInput(
-            f"{what}: parallel.disaggregated hands over the keys and values of one process; use "
-            "parallel.tensor=1"
-        )
     if runtime["profile"]:
         raise BadInput(f"{what}: runtime.profile traces one process; use parallel.tensor=1")
     if runtime["passes"]:

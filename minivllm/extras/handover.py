@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-import torch
-
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.tiers.transfer import BlockTransfers
@@ -17,11 +15,10 @@ from minivllm.parallel.handover import Content, HandoverFailed, taken
 
 
 def take_prefix(cache: CacheManager, transfers: BlockTransfers, token_ids: TokenSequence) -> bytes:
-    """A copy of the cached blocks of the first tokens, one after the other: all layers of a block
-    side by side."""
+    """A copy of the cached blocks of the first tokens, see `BlockTransfers.give`."""
     nodes = cache.prefix.match(token_ids, len(token_ids) // cache.block_size)
     blocks = [node.block for node in takewhile(lambda node: node.block, nodes)]
-    return transfers.rows(torch.tensor(blocks, dtype=torch.int64)).numpy().tobytes()
+    return transfers.give(blocks) if blocks else b""
 
 
 def put_prefix(
@@ -39,7 +36,7 @@ def put_prefix(
     Raises:
         HandoverFailed: it is not whole blocks of this prompt; or see `taken`.
     """
-    width = transfers.row_bytes
+    width = transfers.block_bytes
     data = taken(content, len(token_ids) // cache.block_size * width)
     if not data:
         return 0
@@ -48,12 +45,11 @@ def put_prefix(
             f"{len(data)} bytes of keys and values were handed over, and a block has {width}: the "
             "replicas differ"
         )
-    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, width)
 
     def write(first: int, blocks: Sequence[int]) -> None:
-        transfers.fill(torch.tensor(blocks), rows[first:])
+        transfers.take(blocks, data[first * width :])
 
-    return insert_prefix(cache, token_ids[: len(rows) * cache.block_size], write)
+    return insert_prefix(cache, token_ids[: len(data) // width * cache.block_size], write)
 
 
 def resume(engine: Engine, request: Request, token_ids: Sequence[int]) -> None:

@@ -2,17 +2,18 @@
 part of each step.
 
 A packed step is all that a rank needs, so the other ranks have neither requests nor a plan. They
-repeat four calls of rank 0: a step of the model, a step of a drafting model, moves of blocks
-between tiers, and the clearing of blocks.
+repeat some calls of rank 0: a step of the model, a step of a drafting model, moves of blocks
+between tiers, the clearing of blocks, and what goes to another engine or comes from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.engine.batch_inputs import PackedStep
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import Executor, ModelRunner, StepResult
@@ -22,7 +23,7 @@ from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts
 from minivllm.parallel.ranks import Join, Ranks
 from minivllm.parallel.team import Team
 
-MODEL, CLEAR, MOVE, DRAFT, CLEAR_DRAFT = range(5)  # the calls
+MODEL, CLEAR, MOVE, GIVE, TAKE, DRAFT, CLEAR_DRAFT = range(7)  # the calls
 BuildPart = Callable[[Join], tuple[Engine, Proposer | None]]
 
 
@@ -61,6 +62,30 @@ class RankPart:
         else:
             zeros = torch.zeros(count, dtype=torch.int64, device=runner.device)
             runner.tokens = self.ranks.all_reduce(zeros)
+
+
+class RankBlocks:
+    """A rank's part of the blocks that go to another engine of as many ranks, or come from it.
+
+    Args:
+        transfers: of this rank's blocks.
+        ranks: this rank among all.
+    """
+
+    def __init__(self, transfers: BlockTransfers, ranks: Ranks) -> None:
+        self._transfers, self._ranks = transfers, ranks
+
+    def give(self, blocks: Sequence[int]) -> bytes:
+        """See BlockTransfers; on another rank than 0 its own part alone."""
+        rows = self._transfers.rows(torch.tensor(blocks, dtype=torch.int64))
+        device = self._transfers.blocks[0].device  # NCCL gathers there
+        return self._ranks.gather(rows.to(device)).cpu().numpy().tobytes()
+
+    def take(self, blocks: Sequence[int], content: bytes) -> None:
+        """See BlockTransfers."""
+        shape = len(blocks), self._ranks.size, self._transfers.row_bytes
+        rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape)
+        self._transfers.fill(torch.tensor(blocks), rows[:, self._ranks.rank])
 
 
 class LeadingExecutor:
@@ -152,6 +177,10 @@ def lead(engine: Engine, drafting: Proposer | None, team: Team) -> None:
     kv, transfers = engine.kv, engine.transfers
     kv.clear = team.repeated(CLEAR, kv.clear)  # type: ignore[method-assign]
     transfers.run = team.repeated(MOVE, transfers.run)  # type: ignore[method-assign]
+    part = RankBlocks(transfers, team.ranks)
+    transfers.give = team.repeated(GIVE, part.give)  # type: ignore[method-assign]
+    transfers.take = team.repeated(TAKE, part.take)  # type: ignore[method-assign]
+    transfers.block_bytes *= team.size
     if isinstance(drafting, ModelDrafts):
         drafting.executor = LeadingExecutor(parts[1], team, DRAFT)
         if drafting.own_cache:
@@ -167,7 +196,9 @@ def follow(
 ) -> None:
     """Repeat the calls of rank 0 on another rank, until it says something else."""
     parts = _parts(engine, drafting, ranks)
+    part = RankBlocks(engine.transfers, ranks)
     calls: list[Callable[..., Any]] = [parts[0].run, engine.kv.clear, engine.transfers.run]
+    calls += [part.give, part.take]
     if isinstance(drafting, ModelDrafts):
         calls += [parts[1].run, *([drafting.kv.clear] if drafting.own_cache else [])]
     for kind, arguments in heard:

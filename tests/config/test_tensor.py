@@ -17,10 +17,6 @@ from minivllm.errors import BadInput
             "use cache.offload_disk_gb=0",
         ),
         (["parallel.tensor=4", "runtime.determinism=batch"], "use parallel.tensor=2, or"),
-        (
-            ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"],
-            "parallel.disaggregated hands over",
-        ),
         (["task=kernels"], "task=kernels times whole kernels"),
         (["runtime.profile=true"], "runtime.profile traces one process"),
         (["runtime.passes=[{_target_: my.Pass}]"], "runtime.passes are applied to a whole model"),
@@ -47,6 +43,8 @@ def test_what_ranks_can_do_is_taken() -> None:
     ):
         compose(["parallel.tensor=2", override])
     compose(["parallel.tensor=2", "pruning=layers", "pruning.layers=[1]"])
+    apart = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
+    compose(["parallel.tensor=2", *apart])
 
 
 def test_ranks_are_part_of_a_cell_and_a_single_one_is_not() -> None:

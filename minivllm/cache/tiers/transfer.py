@@ -20,6 +20,10 @@ STAGING_BYTES = 1 << 26  # most memory that one copy takes between host and devi
 class BlockTransfers:
     """Moves blocks between the tiers, and owns the memory of the tiers below the device.
 
+    Attributes:
+        row_bytes: what a block takes here.
+        block_bytes: what it takes on all ranks, see `give`.
+
     Args:
         blocks: every tensor [num_blocks, ...] on the device that is stored by block.
         layout: slots in host memory and records on disk.
@@ -30,7 +34,7 @@ class BlockTransfers:
         # A row of bytes for each slot, all layers side by side: one copy across the bus, and a
         # record on disk.
         self._widths = [part[0].nbytes for part in blocks]
-        self.row_bytes = sum(self._widths)
+        self.row_bytes = self.block_bytes = sum(self._widths)
         rows = (layout.host_slots + layout.offload_slots, self.row_bytes)
         if blocks[0].is_cuda and rows[0]:
             self.host = torch.zeros(rows, dtype=torch.uint8, pin_memory=True)
@@ -67,6 +71,17 @@ class BlockTransfers:
     def _read(self, record: int, slot: int) -> None:
         assert self.disk is not None
         self.disk.read(record, slot, memoryview(self.host.numpy()[slot]))
+
+    def give(self, blocks: Sequence[int]) -> bytes:
+        """A copy of blocks for another engine: one after the other, each with all layers side by
+        side. Where there are several ranks, each block has their parts in the order of the ranks
+        (`minivllm.extras.ranked_steps`)."""
+        return self.rows(torch.tensor(blocks, dtype=torch.int64)).numpy().tobytes()
+
+    def take(self, blocks: Sequence[int], content: bytes) -> None:
+        """Write what `give` gave into blocks."""
+        rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, self.row_bytes)
+        self.fill(torch.tensor(blocks), rows)
 
     def rows(self, blocks: Tensor) -> Tensor:
         """A copy of blocks [n] on the host, uint8 [n, bytes]."""

@@ -219,12 +219,20 @@ def test_replicas_of_two_ranks_are_one_engine(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "handover"), [("auto", "memory"), ("int8", "memory"), ("auto", "file")]
+    ("kv_dtype", "handover", "ranks"),
+    [
+        ("auto", "memory", 1),
+        ("int8", "memory", 1),
+        ("auto", "file", 1),
+        ("auto", "memory", 2),
+        ("auto", "file", 2),
+    ],
 )
 def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(
-    kv_dtype: str, handover: str, tmp_path: Path
+    kv_dtype: str, handover: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replicas in threads, each with an engine that computes; in float32 to the token."""
+    """Replicas in threads, each with an engine that computes; in float32 to the token. A second
+    rank of each is a process."""
     knobs = ["quant=fp32", "cache.prefix_caching=true", "cache.block_size=8"]
     overrides = [*SMALL, *knobs, f"cache.kv_dtype={kv_dtype}"]
     requests = tuple(
@@ -236,6 +244,8 @@ def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(
     known = drive(alone, Workload(requests), Offline(), params, Clock())
     alone.close()
     apart = [*overrides, "parallel.replicas=3", "parallel.disaggregated=true"]
+    apart += [f"parallel.tensor={ranks}"]
+    fork_known(monkeypatch)
     config = compose([*apart, f"parallel.handover={handover}", f"cache.offload_dir={tmp_path}"])
     engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
     traces = drive(engine, Workload(requests), Offline(), params, Clock())
