@@ -47,6 +47,7 @@ def put_prefix(
         )
 
     def write(first: int, blocks: Sequence[int]) -> None:
+        transfers.run(cache.take_transfers())  # of cached blocks that these take the place of
         transfers.take(blocks, data[first * width :])
 
     return insert_prefix(cache, token_ids[: len(data) // width * cache.block_size], write)
