@@ -21,6 +21,7 @@ import hashlib
 import io
 import json
 import lzma
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from minivllm.bench.records.storage import EVENTS, RECORD, REQUESTS, STEPS, TABL
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code
 
 DRAWN_ONCE = (STEPS, TELEMETRY, EVENTS)  # of which pages draw a cell's first block
 DROPPABLE = {name.partition(".")[0]: name for name in TABLES}  # by what --without calls them
@@ -140,7 +142,7 @@ def pack(
 
 
 def main() -> None:
-    """Entry point; see the module's docstring."""
+    """Entry point; see the module's docstring. Raises BadInput, see `pack`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -166,12 +168,9 @@ def main() -> None:
     for source in given.runs:
         name = source.name.removesuffix(archive.SUFFIX) + archive.SUFFIX
         target = (given.output or source.parent) / name
-        try:
-            count = pack(source, target, given.all_steps, given.first_requests, without)
-        except BadInput as error:
-            parser.error(str(error))
+        count = pack(source, target, given.all_steps, given.first_requests, without)
         print(f"{target}: {count} records, {target.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

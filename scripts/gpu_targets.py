@@ -28,6 +28,7 @@ from minivllm.analysis.rows import Row, distinct, number, read_rows, record_fold
 from minivllm.bench.records import storage
 from minivllm.errors import BadInput
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code, output_file
 
 AIMED_FOR = "NVIDIA H200"
 MISSING = "not measured"
@@ -348,7 +349,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of the sweeps")
-    parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--output", type=output_file, default=None)
     arguments = parser.parse_args()
     runs = read(arguments.runs)
     devices = distinct((row for rows in runs.rows.values() for row in rows), DEVICE)
@@ -364,4 +365,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.options import SamplingParams
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code, output_file
 
 
 class Instant:
@@ -102,7 +104,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("reports/examples/cpu/harness_overhead.json")
+        "--output", type=output_file, default=Path("reports/examples/cpu/harness_overhead.json")
     )
     parser.add_argument(
         "--pairs", type=int, default=15, help="pairs of runs with and without measuring"
@@ -163,4 +165,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

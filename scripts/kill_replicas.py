@@ -39,6 +39,7 @@ from minivllm.bench.records import identity, storage
 from minivllm.bench.records.identity import code_hash
 from minivllm.config.compose import compose
 from minivllm.platform.children import module_path
+from minivllm.platform.scripts import exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ("runtime.device=cpu", "runtime.threads=1")
@@ -292,4 +293,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

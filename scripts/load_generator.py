@@ -24,6 +24,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from minivllm.platform.scripts import exit_code, output_file
+
 ROOT = Path(__file__).resolve().parents[1]
 STREAMS = (1, 8)
 REQUESTS = 64
@@ -68,7 +70,7 @@ def measure(program: Path, streams: int, folder: Path) -> tuple[dict[str, Any], 
     output = folder / "load.json"
     try:
         if found is None:
-            raise SystemExit(f"the server did not start: {line}")
+            raise SystemExit("the server did not start; python run.py preset=serve says why")
         done = subprocess.run(
             guidellm_command(program, found.group(), streams, output),
             stdout=subprocess.PIPE,
@@ -115,7 +117,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("guidellm", type=Path, help="its program, in an environment of its own")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     args = parser.parse_args()
     if not args.guidellm.is_file():
         parser.error(f"{args.guidellm} is no program: pip install guidellm")
@@ -138,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

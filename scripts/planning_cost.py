@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code, output_file
 
 RUNNING = (1, 16, 64, 256, 1024)
 WAITING = (1, 10, 100, 1_000, 10_000)
@@ -122,7 +124,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("reports/examples/cpu/planning_cost.json")
+        "--output", type=output_file, default=Path("reports/examples/cpu/planning_cost.json")
     )
     parser.add_argument("--steps", type=int, default=500, help="steps timed for each figure")
     args = parser.parse_args()
@@ -139,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from minivllm.extras.speculative.proposers.ngram import NgramProposer
 from minivllm.extras.speculative.proposers.suffix import SuffixProposer
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXTS = (256, 4_096, 32_768)
@@ -167,7 +169,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("reports/examples/cpu/proposer_cost.json")
+        "--output", type=output_file, default=Path("reports/examples/cpu/proposer_cost.json")
     )
     parser.add_argument("--tokens", type=int, default=2_000, help="emitted in each measurement")
     args = parser.parse_args()
@@ -184,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

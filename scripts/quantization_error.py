@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from minivllm.bench.records.provenance import provenance
 from minivllm.config.compose import build, compose
 from minivllm.kernels.context import BuildContext
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code
 from minivllm.quant.base import Quantizer
 from minivllm.quant.plain import PlainLinear
 from minivllm.report.figures import palette, render, style
@@ -236,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

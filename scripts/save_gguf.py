@@ -27,7 +27,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, install
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.gguf.config import ARCHITECTURES, read_config
@@ -37,11 +37,13 @@ from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights
 from minivllm.models.rope_config import RopeConfig
+from minivllm.platform.scripts import exit_code
 
 try:
     import gguf
 except ImportError:
-    sys.exit("scripts/save_gguf.py needs the package gguf: pip install 'minivllm[gguf]'")
+    print(f"error: scripts/save_gguf.py needs the package gguf: {install('gguf')}", file=sys.stderr)
+    sys.exit(2)
 
 TYPES = ("q8_0", "q4_0", "f16", "bf16", "f32")
 _FAMILIES = {name: family for family, name in ARCHITECTURES.items()} | {
@@ -55,17 +57,13 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 
 
 def main() -> int:
-    """Save one file. Returns the exit code."""
+    """Save one file. Returns 0; raises BadInput."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkpoint", help="a folder, a hub id, or embedded")
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--type", choices=TYPES, default="q8_0", help="of the matrices (q8_0)")
     options = parser.parse_args()
-    try:
-        save(options.checkpoint, options.out, options.type)
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
+    save(options.checkpoint, options.out, options.type)
     print(f"{options.out}: {options.out.stat().st_size:,} bytes")
     return 0
 
@@ -335,4 +333,4 @@ def _compare(config: ModelConfig, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

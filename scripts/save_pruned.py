@@ -20,10 +20,11 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED
 from minivllm.passes.pruning.saving import save_pruned
+from minivllm.platform.scripts import exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns 0, or 2 for bad input."""
+    """Run the command line. Returns 0; raises BadInput."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,20 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="+", help="pruning=... and its knobs")
     given = parser.parse_args(arguments)
     folder = EMBEDDED if str(given.folder) == "embedded" else given.folder
-    try:
-        config = Config.of(
-            compose(["model=hf", f"model.path={folder}", "runtime.device=cpu", *given.overrides])
-        )
-        plan = pruning_plan(config, config["model"], config["pruning"], build_engine)
-        if plan is None:
-            raise BadInput("nothing is left out: add pruning=layers, width, magnitude or wanda")
-        count = save_pruned(folder, plan, given.output)
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
+    config = Config.of(
+        compose(["model=hf", f"model.path={folder}", "runtime.device=cpu", *given.overrides])
+    )
+    plan = pruning_plan(config, config["model"], config["pruning"], build_engine)
+    if plan is None:
+        raise BadInput("nothing is left out: add pruning=layers, width, magnitude or wanda")
+    count = save_pruned(folder, plan, given.output)
     print(*plan.notes, f"{count} tensors in {given.output}", sep="\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

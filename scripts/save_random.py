@@ -26,13 +26,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from minivllm.config.compose import compose
-from minivllm.errors import BadInput
+from minivllm.errors import NotInstalled, install
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.saving import save_checkpoint
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import RandomWeights
 from minivllm.models.vision.registry import image_processor, sees
 from minivllm.models.vision.smolvlm_processor import GLOBAL_MARK, MARK
+from minivllm.platform.scripts import exit_code
 
 END = "<|end|>"
 TILES = 6  # most rows and columns of tiles that have a mark
@@ -45,18 +46,14 @@ TEMPLATE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns 0, or 2 for bad input."""
+    """Run the command line. Returns 0; raises BadInput."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("output", type=Path, help="a folder that does not exist")
     parser.add_argument("overrides", nargs="+", help="model=... and its knobs")
     given = parser.parse_args(arguments)
-    try:
-        number = save_random(given.output.expanduser(), given.overrides)
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return 2
+    number = save_random(given.output.expanduser(), given.overrides)
     print(f"{number} tensors in {given.output}")
     return 0
 
@@ -98,7 +95,10 @@ def add_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with its `model_type`, which transformers asks for and the options leave out."""
-    import transformers
+    try:
+        import transformers
+    except ImportError:
+        raise NotInstalled(f"save_random.py needs transformers: {install('peers')}") from None
 
     architecture = config["architectures"]
     assert isinstance(architecture, list)
@@ -151,4 +151,4 @@ def any_tokenizer(size: int, marks: Mapping[int, str] | None = None) -> Tokenize
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

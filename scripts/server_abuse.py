@@ -34,6 +34,7 @@ import psutil
 
 from minivllm.bench.records.identity import code_hash
 from minivllm.platform.children import module_path
+from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ("preset=serve", "task.port=0", "runtime.device=cpu", "runtime.threads=1")
@@ -328,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--capacity-s", type=float, default=15.0)
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="only rounds of all parts")
     parser.add_argument("--short", action="store_true", help="a tenth of everything")
-    parser.add_argument("--out", type=Path, help="where to keep the record, as JSON")
+    parser.add_argument("--out", type=output_file, help="where to keep the record, as JSON")
     args = parser.parse_args(arguments)
     part = 0.1 if args.short else 1.0
     found: dict[str, Any] = {"cores": os.cpu_count(), "code_hash": code_hash()}
@@ -350,4 +351,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -29,6 +29,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from minivllm.platform.scripts import exit_code, output_file
+
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE_CORE, CLIENT_CORE = 0, 1
 STREAMS = 32
@@ -92,7 +94,7 @@ def server(model: str) -> Iterator[str]:
             assert process.stdout is not None
             line = process.stdout.readline()
             if (found := re.search(r"http://\S+/v1", line)) is None:
-                raise SystemExit(f"the server did not start: {line}")
+                raise SystemExit("the server did not start; python run.py preset=serve says why")
             yield found.group()
         finally:
             process.terminate()
@@ -163,7 +165,7 @@ def main() -> None:
     )
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=list(OUTPUT_LEN), default=list(OUTPUT_LEN))
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     args = parser.parse_args()
 
     from minivllm.bench.records.identity import code_hash
@@ -188,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

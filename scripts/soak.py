@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.identity import code_hash
@@ -29,6 +28,7 @@ from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
+from minivllm.platform.scripts import exit_code, output_file
 
 # The embedded model on a machine so slow that a few requests a second fill it, with too little
 # cache for the batch.
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument(
         "--load", type=float, default=1.5, help="arrivals, as a multiple of the capacity"
     )
-    parser.add_argument("--out", type=Path, help="where to keep the record, as JSON")
+    parser.add_argument("--out", type=output_file, help="where to keep the record, as JSON")
     parser.add_argument("overrides", nargs="*", help="of the configuration")
     args = parser.parse_args()
     start = time.perf_counter()
@@ -238,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from minivllm.config.compose import compose
 from minivllm.engine.sampler import exponential_noise
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPERATURES = (0.0, 0.8, 1.0)
@@ -314,7 +316,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("reports/examples/cpu/speculation_lossless.json")
+        "--output", type=output_file, default=Path("reports/examples/cpu/speculation_lossless.json")
     )
     parser.add_argument(
         "--combinations", type=int, default=36, help="in float32; a third elsewhere"
@@ -344,4 +346,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

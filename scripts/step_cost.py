@@ -31,6 +31,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from minivllm.platform.scripts import exit_code, output_file
+
 PAIRS = {"tiny": 20, "qwen3": 12}  # rounds of each checkout in a block
 STEPS = {"tiny": 40, "qwen3": 8}  # of a round
 WARM_UP = 3  # steps before a round
@@ -215,7 +217,7 @@ def main() -> None:
     )
     parser.add_argument("before", type=Path, nargs="?", help="a checkout of the project")
     parser.add_argument("after", type=Path, nargs="?", default=Path("."), help="another one")
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=sorted(STEPS), default=list(STEPS))
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
@@ -254,4 +256,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -20,6 +20,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -44,6 +45,7 @@ from minivllm.extras.masks.bitmask import apply_bitmask, row_of
 from minivllm.extras.masks.structured import Grammars
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform import files
+from minivllm.platform.scripts import exit_code, output_file
 
 ROWS = 32
 QWEN3 = 151_936  # tokens
@@ -257,7 +259,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("reports/examples/cpu/structured_cost.json")
+        "--output", type=output_file, default=Path("reports/examples/cpu/structured_cost.json")
     )
     args = parser.parse_args()
     with LLM("tiny", overrides=["runtime.threads=1", "runtime.device=cpu"]) as llm:
@@ -284,4 +286,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -40,6 +40,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from minivllm.platform.scripts import exit_code, output_file
+
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE_CORE, CLIENT_CORE = 0, 1
 STREAMS = (1, 32)
@@ -72,7 +74,7 @@ class Server:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if (found := re.search(r"http://([\d.]+):(\d+)", line)) is None:
-            raise SystemExit(f"the server did not start: {line}")
+            raise SystemExit("the server did not start; python run.py preset=serve says why")
         self.host, self.port = found[1], int(found[2])
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         (self.engine, *_) = map(int, children.read_text().split())
@@ -201,7 +203,7 @@ def main() -> None:
     )
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--streams", type=int, nargs="+", choices=STREAMS, default=STREAMS)
-    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     parser.add_argument("--view", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.view:
@@ -233,4 +235,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

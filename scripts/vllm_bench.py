@@ -31,6 +31,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from minivllm.platform.scripts import exit_code, output_file
+
 ROOT = Path(__file__).resolve().parents[1]
 STREAMS, REQUESTS, INPUT_LEN, OUTPUT_LEN = 4, 64, 64, 64
 LEAST_ID, PAST_IDS = 100, 1000  # prompts are drawn from these: no special token, in any vocabulary
@@ -166,7 +168,9 @@ def main() -> None:
         help="the interpreter that has vLLM and pandas; default: MINIVLLM_VLLM_PYTHON",
     )
     parser.add_argument("--blocks", type=int, default=8, help="runs of each client")
-    parser.add_argument("--output", type=Path, help="write the figures here, beside blocks there")
+    parser.add_argument(
+        "--output", type=output_file, help="write figures here, beside blocks there"
+    )
     args = parser.parse_args()
     if args.python is None:
         parser.error("--python: give the interpreter that has vLLM, or set MINIVLLM_VLLM_PYTHON")
@@ -200,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -12,6 +12,7 @@ from minivllm.bench.records.events import has_events, read_events, write_events
 from minivllm.bench.records.reading import load_records, read_records
 from minivllm.bench.records.storage import EVENTS, STEPS, TELEMETRY, finish
 from minivllm.bench.records.tables import read_table
+from minivllm.errors import BadInput
 from minivllm.report.inputs import read
 from tests.report.synthetic import make_record, make_sweep, write
 from tests.scripts.load import load_script
@@ -98,16 +99,12 @@ def test_events_of_first_blocks_are_kept_as_they_are(
     assert EVENTS in later["slimmed"] and not has_events(Path(later["directory"]))
 
 
-def test_what_is_damaged_is_not_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_damaged_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "runs", [make_record("nf4"), make_record("int8")])
     next(folder.glob("nf4*/steps.parquet")).write_bytes(b"PAR1")
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(BadInput, match="its digest is another"):
         run(monkeypatch, folder)
-    assert stop.value.code == 2 and "its digest is another" in capsys.readouterr().err
     next(folder.glob("nf4*/record.json")).write_text("{")
-    with pytest.raises(SystemExit):
+    with pytest.raises(BadInput, match="not valid JSON"):
         run(monkeypatch, folder)
-    assert "not valid JSON" in capsys.readouterr().err
     assert list(tmp_path.rglob("*.tar.xz")) == []

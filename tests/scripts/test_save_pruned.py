@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minivllm.errors import BadInput
 from tests.reference import make_checkpoint
 from tests.scripts.load import load_script
 
@@ -19,8 +20,8 @@ def test_it_saves_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert script.main([whole, str(output), "pruning=layers", "pruning.layers=[0,2]"]) == 0
     assert "layers 0, 2 left out" in capsys.readouterr().out
     assert json.loads((output / "config.json").read_text())["num_hidden_layers"] == 1
-    assert script.main([whole, str(output), "pruning=layers"]) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert script.main([whole, str(tmp_path / "other"), "pruning=none"]) == 2
-    assert "nothing is left out" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="exists already"):
+        script.main([whole, str(output), "pruning=layers"])
+    with pytest.raises(BadInput, match="nothing is left out"):
+        script.main([whole, str(tmp_path / "other"), "pruning=none"])
     assert not (tmp_path / "other").exists()

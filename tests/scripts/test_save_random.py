@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from minivllm.errors import BadInput, NotInstalled
 from minivllm.models.load.messages import ImageParts, parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import RandomWeights
@@ -20,7 +22,9 @@ from tests.seeing import picture
 script = load_script("save_random")
 
 
-def test_it_saves_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_saves_and_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "random"
     assert script.main([str(folder), "model=tiny", "model.seed=3"]) == 0
     assert "tensors in" in capsys.readouterr().out
@@ -29,8 +33,11 @@ def test_it_saves_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     expected = torch.empty_like(tensors[name])
     RandomWeights(3).fill(name, expected)
     assert torch.equal(tensors[name], expected) and expected.std() > 0.01
-    assert script.main([str(folder), "model=tiny"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="exists already"):
+        script.main([str(folder), "model=tiny"])
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(NotInstalled, match=r"save_random\.py needs transformers: pip install"):
+        script.main([str(tmp_path / "other"), "model=tiny"])
 
 
 @pytest.mark.parametrize("size", [100, 1000])
