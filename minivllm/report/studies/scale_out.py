@@ -25,7 +25,8 @@ from minivllm.report.verdict import remarks
 SPEED = "metrics.output_tokens_per_s"
 REUSED, LOOKED_UP = (f"liveness.cache.prefix_tokens_{what}" for what in ("reused", "looked_up"))
 # What one engine that is compared with several may have otherwise: as many blocks as all of them.
-APART = ("choices.parallel", "config.parallel.", "config.cache.num_blocks")
+BLOCKS = "cache.num_blocks"
+APART = ("choices.parallel", "config.parallel.", f"config.{BLOCKS}")
 HEADINGS = (
     "replicas",
     "tensor",
@@ -64,7 +65,7 @@ class Scaled:
     @property
     def devices(self) -> int:
         """Devices of all engines."""
-        return self.replicas * self.tensor
+        return _devices(self.cell)
 
     @property
     def router(self) -> str:
@@ -156,16 +157,47 @@ def scaled_loads(cells: Sequence[Cell]) -> list[ScaledLoad]:
             name = " ".join(f"{title}={value}" for title, value in known.items())
             load = cell.first("workload_hash"), cell.simulated
             groups.setdefault((load, name), []).append(cell)
-    several = {
-        name: group
-        for (_, name), group in groups.items()
-        if len({_degree(cell, "replicas") * _degree(cell, "tensor") for cell in group}) > 1
-    }
-    return [_scaled_load(name if len(several) > 1 else "", one) for name, one in several.items()]
+    several = [
+        (f"{name} {told}".strip(), alone, group)
+        for (_, name), whole in groups.items()
+        for told, alone, group in _beside_one(whole)
+    ]
+    return [
+        _scaled_load(name if len(several) > 1 else "", alone, group)
+        for name, alone, group in several
+    ]
 
 
-def _scaled_load(name: str, cells: Sequence[Cell]) -> ScaledLoad:
-    alone = next((cell for cell in cells if Scaled(cell, None, None, None).devices == 1), None)
+def _beside_one(cells: Sequence[Cell]) -> list[tuple[str, Cell | None, list[Cell]]]:
+    """Cells on several devices by the cell on one that they are compared with, and what tells it
+    from others like it: one with as many blocks as all replicas, or else as many as each has."""
+    alone = [cell for cell in cells if _devices(cell) == 1]
+    several = [cell for cell in cells if _devices(cell) > 1]
+    if not alone:
+        return [("", None, several)] if len({*map(_devices, several)}) > 1 else []
+    groups: dict[int, list[Cell]] = {}
+    for cell in several:
+        sizes = _num_blocks(cell) * _degree(cell, "replicas"), _num_blocks(cell)
+        fitting = (one for size in sizes for one in alone if _num_blocks(one) == size)
+        one = next(fitting, alone[0])
+        groups.setdefault(alone.index(one), [one]).append(cell)
+    names = [f"{BLOCKS}={alone[index].first(f'config.{BLOCKS}')}" for index in groups]
+    return [
+        (name if len(groups) > 1 else "", alone[index], group)
+        for name, (index, group) in zip(names, groups.items(), strict=True)
+    ]
+
+
+def _devices(cell: Cell) -> int:
+    return _degree(cell, "replicas") * _degree(cell, "tensor")
+
+
+def _num_blocks(cell: Cell) -> int:
+    """Blocks of each replica for requests, without the reserved one; 0 where they are not set."""
+    return int(number(cell.first(f"config.{BLOCKS}")) or 1) - 1
+
+
+def _scaled_load(name: str, alone: Cell | None, cells: Sequence[Cell]) -> ScaledLoad:
     best = None if alone is None else _hit_rate(alone)
     found = []
     for cell in cells:
@@ -205,13 +237,19 @@ def statements(result: Sequence[ScaledLoad]) -> list[str]:
                 "output tokens a second of one, "
                 f"{sig(100 * (fastest.efficiency or 0.0))} % for each device."
             )
-        kept = [one for one in load.cells if one.kept is not None and one.hit_rate]
+        kept = [one for one in load.cells if one.kept is not None and one.replicas > 1]
         if kept:
             best = next((one.hit_rate for one in load.cells if one.devices == 1), None)
-            words = [f"{one.router} {sig(100 * (one.kept or 0.0))} %" for one in kept]
+            counts = sorted({one.replicas for one in kept})
+            words = [
+                f"{one.router}{f' on {one.replicas}' * (len(counts) > 1)} "
+                f"{sig(100 * (one.kept or 0.0))} %"
+                for one in kept
+            ]
             lines.append(
-                f"{begin}of one engine's hit rate of {sig(100 * (best or 0.0))} %, "
-                f"{kept[-1].replicas} replicas kept: {listing(words)}."
+                f"{begin}{'of' if begin else 'Of'} one engine's hit rate of "
+                f"{sig(100 * (best or 0.0))} %, {listing([*map(str, counts)])} replicas kept: "
+                f"{listing(words)}."
             )
     return lines
 

@@ -89,9 +89,32 @@ def test_hit_rates_are_those_of_one_engine_with_all_blocks(tmp_path: Path) -> No
     found = STUDY.find(inputs)
     assert found is not None
     assert statements(found) == [
-        "of one engine's hit rate of 80.0 %, 2 replicas kept: round_robin 37.5 % and "
+        "Of one engine's hit rate of 80.0 %, 2 replicas kept: round_robin 37.5 % and "
         "prefix_aware 95.0 %."
     ]
+
+
+def with_blocks(record: Record, num_blocks: int) -> Record:
+    """The same cell with another cache."""
+    record.config["cache"]["num_blocks"] = num_blocks
+    record.arm = f"{record.arm},cache.num_blocks={num_blocks}"
+    record.cell_id = f"{record.cell_id}{num_blocks}"
+    record.run_id = f"{num_blocks}{record.run_id}"[:12]
+    return record
+
+
+def test_the_engine_alone_has_the_blocks_of_all_replicas_or_of_one(tmp_path: Path) -> None:
+    records = [with_blocks(served(1, 0, 100.0, 0.4), 101), with_blocks(served(1, 0, 1.0, 0.8), 201)]
+    records += [with_blocks(served(2, 0, 150.0, 0.6), 101)]
+    (load,) = scaled_loads(inputs_of(tmp_path / "all", records).cells)
+    assert [one.cell.first("config.cache.num_blocks") for one in load.cells] == [201, 101]
+    assert load.cells[1].kept == pytest.approx(0.75)
+    records += [with_blocks(served(4, 0, 200.0, 0.2, "session"), 101)]
+    found = scaled_loads(inputs_of(tmp_path / "one", records).cells)
+    assert [load.name for load in found] == ["cache.num_blocks=201", "cache.num_blocks=101"]
+    assert statements(found)[-1] == (
+        "cache.num_blocks=101: of one engine's hit rate of 40.0 %, 4 replicas kept: session 50.0 %."
+    )
 
 
 @pytest.mark.parametrize(
