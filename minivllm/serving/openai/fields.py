@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -32,7 +33,9 @@ class Body(FirstErrorModel):
         """Raise ApiError for a field that this server does not know."""
         for name, value in (self.model_extra or {}).items():
             if name not in _WITHOUT_MEANING and value is not None:
-                raise ApiError(400, f"unknown field {name!r:.100}", param=name[:100])
+                close = get_close_matches(name[:100], type(self).model_fields, n=1, cutoff=0.75)
+                meant = f"; did you mean {close[0]}?" if close else ""
+                raise ApiError(400, f"unknown field {name!r:.100}{meant}", param=name[:100])
         for name in type(self).model_fields:
             if isinstance(value := getattr(self, name), Body):
                 value.require_known()

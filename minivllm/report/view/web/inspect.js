@@ -1,6 +1,8 @@
 // One request: its whole life, and why it took as long as it did.
 
 const NUM_SLOWEST = 8;
+// Parts that the legend has only where a bar has them.
+const RARE = "client unseen disk swapped";
 
 function Bar({ spent, isSmall }) {
   return html`<div class=${isSmall ? "bar small" : "bar"} role="img"
@@ -66,16 +68,18 @@ function Slowest() {
     .sort((a, b) => b[0] - a[0])
     .slice(0, NUM_SLOWEST);
   const longest = lives[0]?.[0] ?? 1;
+  const bars = lives.map(([, life]) => life.until(now));
+  const seen = new Map(bars.flatMap((bar) => bar.parts));
   return html`<section class="panel request">
     <h2>Slowest requests <span class="note">choose one to see why</span></h2>
-    <div class="slowest">${lives.map(([seconds, life]) => html`
+    <div class="slowest">${lives.map(([seconds, life], i) => html`
       <button key=${life.number} onClick=${() => select(life.number)}>
         <span class="who"><i style=${{ background: colourOf(life.number) }}></i>${life.number}</span>
         <span class="track"><span style=${{ width: `${(100 * seconds) / longest}%` }}>
-          <${Bar} spent=${life.until(now)} isSmall /></span></span>
+          <${Bar} spent=${bars[i]} isSmall /></span></span>
         <span class="long">${duration(1e3 * seconds)}</span>
       </button>`)}</div>
-    <ul class="legend">${["queued", "blocks", "prefill", "decode", "recompute", "stalled", "preempted", "between"].map(
+    <ul class="legend">${PARTS.filter((part) => !RARE.includes(part) || seen.has(part)).map(
       (part) => html`<li key=${part}><i class="swatch part ${part}"></i>${WORDS.parts[part]}</li>`,
     )}</ul>
   </section>`;
