@@ -7,7 +7,8 @@ the programs beside it.
 
 Weights are mapped where the system maps files in pages of 2 MB, and otherwise read into memory that
 asks for such pages, since a weight that is read from end to end for each token needs 512 times
-fewer of them."""
+fewer of them. That memory is one piece: with one for each tensor, both ends of each would lie in
+pages of 4 KB, in bfloat16 a quarter of Qwen3-0.6B and with fewer bits more."""
 
 from __future__ import annotations
 
@@ -161,8 +162,12 @@ class PackedFile:
                 self._each(found, lambda name: xxhash.xxh3_128_hexdigest(_bytes(found[name])))
             else:
                 del mapped  # else the process had the bytes twice
-                found = {name: _empty(stored) for name, stored in rest.items()}
-                self._each(found, lambda name: self._read(rest[name], found[name], advise))
+                memory = torch.frombuffer(
+                    mmap.mmap(-1, max(1, end - begin), access=mmap.ACCESS_COPY), dtype=torch.uint8
+                )
+                advise(memory)
+                found = {name: _part(memory, begin, stored) for name, stored in rest.items()}
+                self._each(found, lambda name: _digest(self.path, rest[name], _bytes(found[name])))
             for name in last:
                 found[name] = self._looked_up(tensors[name])
         except (OSError, ValueError) as error:
@@ -178,11 +183,6 @@ class PackedFile:
     def _check(self, name: str, digest: str) -> None:
         if digest != self.digests[name]:
             raise BadInput(f"{self.path}: tensor {name} is not the one that was written")
-
-    def _read(self, stored: StoredTensor, out: Tensor, advise: Callable[[Tensor], object]) -> str:
-        """Read a tensor into `out`. Returns its digest."""
-        advise(out)
-        return _digest(self.path, stored, _bytes(out))
 
     def _looked_up(self, stored: StoredTensor) -> Tensor:
         """A tensor of which some rows are read, mapped in small pages after a check that does not
@@ -243,10 +243,6 @@ def _part(mapped: Tensor, begin: int, stored: StoredTensor) -> Tensor:
     if stored.begin % ALIGNED:
         raw = raw.clone()
     return raw.view(_DTYPES[stored.dtype]).view(stored.shape)
-
-
-def _empty(stored: StoredTensor) -> Tensor:
-    return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
 
 
 def _digest(path: Path, stored: StoredTensor, out: Any = None) -> str:

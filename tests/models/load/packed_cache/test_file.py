@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.load.packed_cache import file as file_module
 from minivllm.models.load.packed_cache.file import DIGEST, PackedFile, can_write, write_packed
+from tests.memory import in_large_pages
 
 TENSORS = {
     "layer.weight": torch.arange(64 * 33, dtype=torch.int16).view(torch.uint8).view(66, 64),
@@ -54,6 +57,21 @@ def test_tensors_come_back_to_the_bit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert torch.equal(
         PackedFile.open(packed.path).load(LAST, nothing)["layer.weight"], TENSORS["layer.weight"]
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages of 2 MB are asked for on Linux")
+def test_what_is_read_lies_in_pages_of_2_mb_from_end_to_end(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_module, "in_large_pages", lambda mapped: False)
+    plain = torch.empty(8 << 20, dtype=torch.uint8)
+    kernels.use_huge_pages_(plain)
+    if not in_large_pages([plain.fill_(1)]):
+        pytest.skip("the system gives no pages of 2 MB")
+    tensors = {f"{n}": torch.full((3 << 20,), n, dtype=torch.uint8) for n in range(8)}
+    write_packed(tmp_path / "packed", {}, tensors, ())
+    found = PackedFile.open(tmp_path / "packed").load((), kernels.use_huge_pages_)
+    assert in_large_pages([*found.values()]) >= (8 * 3 - 2 * 2) << 20  # all but both ends
 
 
 def test_other_programs_read_the_file(tmp_path: Path) -> None:
