@@ -14,8 +14,16 @@ def main() -> int:
             from minivllm.cluster.rank import follow_launched
 
             return follow_launched()
-        from minivllm import cli
-
+        try:
+            from minivllm import cli
+        except ModuleNotFoundError as error:
+            print(
+                f"error: {error.name} is not installed for {sys.executable}: take the environment "
+                "that make run makes, .venv/bin/python, or install with pip install -e . -c "
+                "constraints.txt",
+                file=sys.stderr,
+            )
+            return 2
         return cli.main()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

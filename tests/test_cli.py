@@ -75,20 +75,51 @@ def test_bad_input_in_a_task_is_one_line(cli: Cli, tasks: str) -> None:
     assert (done.code, done.err) == (2, "error: prompt is longer than the context\n")
 
 
-class CtrlC:
-    """Finds every module slowly enough for Ctrl-C."""
+class Finder:
+    """Finds no module."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
     def find_spec(self, *asked: Any) -> None:
-        raise KeyboardInterrupt
+        raise self.error
 
 
-def test_interrupted_while_it_is_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted\n"),  # found slowly enough for Ctrl-C
+        (
+            ModuleNotFoundError("No module named 'hydra'", name="hydra"),
+            2,
+            f"error: hydra is not installed for {sys.executable}: take the environment that make "
+            "run makes, .venv/bin/python, or install with pip install -e . -c constraints.txt\n",
+        ),
+    ],
+)
+def test_what_ends_it_while_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
 ) -> None:
     monkeypatch.delitem(sys.modules, "minivllm.cli")
     monkeypatch.delattr(minivllm, "cli")
-    monkeypatch.setattr(sys, "meta_path", [CtrlC()])
-    assert __main__.main() == 130 and capsys.readouterr().err == "interrupted\n"
+    monkeypatch.setattr(sys, "meta_path", [Finder(error)])
+    assert __main__.main() == code and capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("line", "out"), [("cache.pref", "cache.prefix_caching=\n"), ("foo cache.pref", "")]
+)
+def test_completion_prints_candidates_alone(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, line: str, out: str
+) -> None:
+    monkeypatch.setenv("COMP_LINE", f"python run.py {line}")
+    monkeypatch.setenv("COMP_POINT", str(len(f"python run.py {line}")))
+    done = cli("-sc", "query=bash")
+    assert (done.out, done.err) == (out, "") and done.code == (0 if out else 2)
 
 
 def test_a_bug_has_its_traceback(cli: Cli, tasks: str) -> None:
