@@ -23,7 +23,7 @@ import bitsandbytes  # noqa: F401 - sooner than its libraries for GPUs seem to b
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 CUDA = torch.device("cuda:0")
 MEMORY = 32 << 20  # bytes that are free
@@ -174,17 +174,40 @@ class OnGPU(Tensor):
             view.fill_(value)
 
 
+def leaves(tree: Any) -> Iterator[Any]:
+    """What lies in tuples, lists and dictionaries, in their order: torch's own `tree_leaves` takes
+    longer than most operations."""
+    if isinstance(tree, tuple | list) and not isinstance(tree, torch.Size):
+        for branch in tree:
+            yield from leaves(branch)
+    elif isinstance(tree, dict):
+        for branch in tree.values():
+            yield from leaves(branch)
+    else:
+        yield tree
+
+
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tuples, lists and dictionaries of changed leaves; see `leaves`."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind([mapped(change, branch) for branch in tree])
+    if kind is dict:
+        return {name: mapped(change, branch) for name, branch in tree.items()}
+    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)
+
+
 def dispatch(function: Any, args: Any, kwargs: Any) -> Any:
     """Compute on the host what concerns the GPU, and note it where a graph is recorded."""
     out = compute(function, args, kwargs)
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnGPU)]
-    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, OnGPU)]
+    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OnGPU)]
+    made = [leaf for leaf in leaves(out) if isinstance(leaf, OnGPU)]
     if Device.recording is None or not given + made:
         return out
 
     def again() -> None:
         results = (
-            leaf for leaf in tree_leaves(compute(function, args, kwargs)) if isinstance(leaf, OnGPU)
+            leaf for leaf in leaves(compute(function, args, kwargs)) if isinstance(leaf, OnGPU)
         )
         for old, new in zip(made, results, strict=True):
             if old.data_ptr() != new.data_ptr():
@@ -204,7 +227,7 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
         return moved(name, given)
     if name == "copy_" and isinstance(args[0], OnGPU) != isinstance(args[1], OnGPU):
         return copied(args[0], args[1], given.get("non_blocking", False))
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     there = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
     if there:
         check(function, name, given, tensors)
@@ -216,7 +239,7 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
         return out
     pinned = given.get("pin_memory", False)
     kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
-    plain_args, plain = tree_map(
+    plain_args, plain = mapped(
         on_host, (args, kwargs | ({} if device is None else {"device": "cpu"}))
     )
     out = function(*plain_args, **plain)
@@ -231,7 +254,7 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
             return value
         return known[id(value)] if id(value) in known else OnGPU(value)
 
-    return tree_map(on_gpu, out)
+    return mapped(on_gpu, out)
 
 
 def check(function: Any, name: str, given: dict[str, Any], tensors: list[Tensor]) -> None:
@@ -433,12 +456,12 @@ def pretend() -> None:
     interpret = interpreter.GridExecutor.__call__
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        given = [value for value in leaves((args, kwargs)) if isinstance(value, Tensor)]
         if any(isinstance(value, OnGPU) for value in given) and not all(
             isinstance(v, OnGPU) for v in given
         ):
             raise ValueError("a kernel was given a tensor of the host")
-        args, kwargs = tree_map(on_host, (args, kwargs))
+        args, kwargs = mapped(on_host, (args, kwargs))
 
         def run() -> None:
             with _disable_current_modes():

@@ -26,8 +26,6 @@ CHOSEN = {
         "test_cuda.py::test_greedy_and_sampled_tokens_equal_those_of_the_cpu[qwen3-continuous]",
         "test_cuda.py::test_every_precision_stays_near_float32[qwen3-int8]",
         "test_cuda.py::test_a_graph_holds_grouped_experts",
-    ],
-    "transfers": [
         "test_cuda.py::test_a_smaller_cache_is_that_of_the_cpu[qwen3-eviction=streaming]",
         "test_cuda.py::test_blocks_come_back_from_host_and_disk_as_they_left[qwen3]",
     ],
