@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from minivllm.analysis import statistics
 from minivllm.analysis.ablation.design import Design
 from minivllm.analysis.ablation.effects import analyse
 from tests.experiments.synthetic import ablation_rows
+from tests.later import Later
+
+stats = Later("scipy.stats")
 
 SIX = {name: () for name in "abcdef"}
 ABLATIONS = 1000
@@ -28,7 +30,7 @@ def test_false_verdicts_in_a_thousand_ablations() -> None:
         baseline, arms = rng.normal(0, 0.02, 8), rng.normal(0, 0.02, (6, 8))
         corrected = statistics.holm([statistics.sign_flip(baseline - arm) for arm in arms])
         wrong += any(p is not None and p <= statistics.ALPHA for p in corrected)
-    assert binomtest(wrong, ABLATIONS, statistics.ALPHA, alternative="greater").pvalue > 0.05
+    assert stats.binomtest(wrong, ABLATIONS, statistics.ALPHA, alternative="greater").pvalue > 0.05
 
 
 def test_false_verdicts_from_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,4 +42,4 @@ def test_false_verdicts_from_records(monkeypatch: pytest.MonkeyPatch) -> None:
         found = analyse(ablation_rows(Design("leave_one_out", SIX), {}, noise=0.02, seed=seed))
         assert found is not None
         wrong += any(effect.verdict != "none" for effect in found.effects)
-    assert binomtest(wrong, ablations, statistics.ALPHA, alternative="greater").pvalue > 0.05
+    assert stats.binomtest(wrong, ablations, statistics.ALPHA, alternative="greater").pvalue > 0.05

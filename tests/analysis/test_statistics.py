@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from minivllm.analysis import statistics
 from minivllm.analysis.statistics import (
@@ -22,7 +21,10 @@ from minivllm.analysis.statistics import (
     sign_flip,
     two_sample,
 )
+from tests.later import Later
 from tests.scripts.load import load_script
+
+stats = Later("scipy.stats")
 
 
 def test_the_signed_rank_test_counts_sign_patterns() -> None:
@@ -79,7 +81,7 @@ def test_intervals_contain_the_truth_as_often_as_they_say(
         found = paired(x)
         assert found.low is not None and found.high is not None
         inside += found.low <= 0.9 <= found.high
-    assert binomtest(inside, 300, 1 - ALPHA).pvalue > 1e-3
+    assert stats.binomtest(inside, 300, 1 - ALPHA).pvalue > 1e-3
 
 
 ROWS = 1500  # simulated ablations a noise and number of blocks
@@ -101,7 +103,7 @@ def test_intervals_hold_under_every_kind_of_noise(kind: str) -> None:
     for n in (5, 10, 13, 20):
         _, low, high = centre(draw(np.random.default_rng(n), ROWS, n))
         inside = int(((low <= middle) & (middle <= high)).sum())
-        assert binomtest(inside, ROWS, 1 - ALPHA, alternative="less").pvalue > 1e-3, (
+        assert stats.binomtest(inside, ROWS, 1 - ALPHA, alternative="less").pvalue > 1e-3, (
             kind,
             n,
             inside / ROWS,
@@ -164,7 +166,7 @@ def test_two_samples_hold_too() -> None:
         inside += (
             found.low is not None and found.high is not None and found.low <= 0.9 <= found.high
         )
-    assert binomtest(inside, 400, 1 - ALPHA, alternative="less").pvalue > 1e-3
+    assert stats.binomtest(inside, 400, 1 - ALPHA, alternative="less").pvalue > 1e-3
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 4), (4, 6), (5, 5), (3, 8)])
@@ -203,7 +205,7 @@ def test_two_alike_samples_are_told_apart_one_time_in_twenty(
     for _ in range(300):
         p = two_sample(rng.normal(0, 0.02, 5), rng.normal(0, 0.02, 5)).p_value
         wrong += p is not None and p <= ALPHA
-    assert binomtest(wrong, 300, ALPHA, alternative="greater").pvalue > 1e-3
+    assert stats.binomtest(wrong, 300, ALPHA, alternative="greater").pvalue > 1e-3
 
 
 def test_an_effect_as_large_as_the_minimum_is_found_as_often_as_it_says() -> None:

@@ -8,15 +8,18 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
 
-from minivllm.attention import ragged, torch_varlen
-from minivllm.attention.torch_varlen import TorchVarlenBackend
+from minivllm.attention import ragged
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.errors import BadInput
 from tests.attention.stand_in import attend
 from tests.attention.test_backends import CPU, LAYOUTS, SPECS, run_in_pieces
+from tests.later import Later
+
+LIBRARY = "torch.nn.attention.varlen"
+NAME = "minivllm.attention.torch_varlen"  # imports torch's compiler
+torch_varlen = Later(NAME)
 
 
 def varlen_2_11(
@@ -70,8 +73,8 @@ def varlen_2_12(
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Tensor]], None]:
     """Takes a stand-in for torch's function and lets the backend be built on the CPU."""
-    monkeypatch.setattr(torch_varlen, "check_kernel", lambda *_: (9, 0))
-    return lambda function: monkeypatch.setattr(varlen, "varlen_attn", function)
+    monkeypatch.setattr(f"{NAME}.check_kernel", lambda *_: (9, 0))
+    return lambda function: monkeypatch.setattr(f"{LIBRARY}.varlen_attn", function)
 
 
 @pytest.mark.parametrize("function", [varlen_2_11, varlen_2_12])
@@ -81,10 +84,10 @@ def test_the_kernel_gets_each_sequence_whole(
     backend: Callable[..., None], name: str, layout: CacheLayout, function: Callable[..., Tensor]
 ) -> None:
     backend(function)
-    made: list[TorchVarlenBackend] = []
+    made: list[torch_varlen.TorchVarlenBackend] = []
 
-    def make(specs: list[AttentionSpec], kv: KVCache) -> TorchVarlenBackend:
-        made.append(TorchVarlenBackend(specs, kv))
+    def make(specs: list[AttentionSpec], kv: KVCache) -> torch_varlen.TorchVarlenBackend:
+        made.append(torch_varlen.TorchVarlenBackend(specs, kv))
         return made[-1]
 
     for seed in range(2):
@@ -99,12 +102,13 @@ def test_the_kernel_gets_each_sequence_whole(
 def test_a_compressed_cache_is_gathered(backend: Callable[..., None]) -> None:
     backend(varlen_2_12)
     spec, layout = SPECS["grouped"], CacheLayout(256, 6)
-    pairs = run_in_pieces(TorchVarlenBackend, spec, layout, torch.float32, 0, kv_dtype="int8")
+    kind = torch_varlen.TorchVarlenBackend
+    pairs = run_in_pieces(kind, spec, layout, torch.float32, 0, kv_dtype="int8")
     assert max(float((out.double() - expected).abs().max()) for out, expected in pairs) < 0.05
 
 
 def test_the_installed_torch_takes_what_it_is_given() -> None:
-    kwargs = varlen.varlen_attn.__kwdefaults__
+    kwargs = Later(LIBRARY).varlen_attn.__kwdefaults__
     assert {"scale", "window_size"} <= kwargs.keys()
     if "block_table" in kwargs:
         assert {"enable_gqa", "seqused_k", "num_splits"} <= kwargs.keys()
@@ -114,12 +118,12 @@ def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     spec = SPECS["grouped"]
     kv = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU)
     with pytest.raises(BadInput, match="needs an NVIDIA GPU; use attention=auto or attention=sdpa"):
-        TorchVarlenBackend([spec], kv)
-    monkeypatch.setattr(torch_varlen, "check_kernel", lambda *_: (9, 0))
+        torch_varlen.TorchVarlenBackend([spec], kv)
+    monkeypatch.setattr(f"{NAME}.check_kernel", lambda *_: (9, 0))
     with pytest.raises(
         BadInput, match="cannot apply this model's soft cap on scores; use attention=triton"
     ):
-        TorchVarlenBackend([SPECS["soft cap"]], kv)
+        torch_varlen.TorchVarlenBackend([SPECS["soft cap"]], kv)
 
 
 class OnGPU:

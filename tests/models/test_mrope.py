@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
-from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.mrope import MRotary
 from minivllm.models.rope import Rotary
+from tests.later import Later
 from tests.reference import make_batch
 
+qwen2, qwen3 = (
+    Later(f"transformers.models.{name}.modeling_{name}") for name in ("qwen2_5_vl", "qwen3_vl")
+)
 SIZES = {
     "vocab_size": 100,
     "hidden_size": 64,
@@ -28,8 +28,14 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 CLASSES: dict[str, Any] = {
-    "Qwen2_5_VLForConditionalGeneration": (Qwen2_5_VLTextConfig, Qwen2_5_VLRotaryEmbedding),
-    "Qwen3VLForConditionalGeneration": (Qwen3VLTextConfig, Qwen3VLTextRotaryEmbedding),
+    "Qwen2_5_VLForConditionalGeneration": lambda: (
+        qwen2.Qwen2_5_VLTextConfig,
+        qwen2.Qwen2_5_VLRotaryEmbedding,
+    ),
+    "Qwen3VLForConditionalGeneration": lambda: (
+        qwen3.Qwen3VLTextConfig,
+        qwen3.Qwen3VLTextRotaryEmbedding,
+    ),
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 CPU = torch.device("cpu")
@@ -56,7 +62,7 @@ def test_rotations_are_those_of_transformers(
     architecture: str, scaling: dict[str, Any], sections: list[int]
 ) -> None:
     config = config_of(architecture, mrope_section=sections, **scaling)
-    make_config, make_rotary = CLASSES[architecture]
+    make_config, make_rotary = CLASSES[architecture]()
     reference = make_rotary(make_config(**SIZES, rope_parameters=config.rope.parameters))
     if architecture.startswith("Qwen2"):
         reference.inv_freq = reference.inv_freq[:16]  # its heads are hidden_size / heads wide

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from minivllm.bench.records.identity import cell_id
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import resolve
+from tests.later import Later
 from tests.models.load.test_loading import load
 from tests.models.load.test_names import FP32, logits_of
 from tests.models.load.test_source import node
 from tests.models.test_parity import PROMPTS, run
 from tests.reference import LLAMA3_ROPE, LONG_ROPE, YARN_ROPE, make_checkpoint
+
+transformers = Later("transformers")
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -52,8 +54,8 @@ def test_logits_are_those_of_transformers_with_the_same_parameters(
     config = json.loads(file.read_text())
     theta = config["rope_parameters"]["rope_theta"]
     parameters = {"rope_theta": theta, **SCALINGS[kind]}
-    expected = AutoConfig.from_pretrained(tmp_path, rope_parameters=parameters)
-    model = AutoModelForCausalLM.from_pretrained(
+    expected = transformers.AutoConfig.from_pretrained(tmp_path, rope_parameters=parameters)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, config=expected, dtype=torch.float32
     ).eval()
     if old_spelling:
@@ -67,7 +69,9 @@ def test_logits_are_those_of_transformers_with_the_same_parameters(
 
 def transformers_reads(config: dict[str, Any]) -> Any:
     """The rope of a configuration that went through transformers."""
-    whole = Qwen3Config.from_dict(config).to_dict() | {"architectures": config["architectures"]}
+    whole = transformers.Qwen3Config.from_dict(config).to_dict() | {
+        "architectures": config["architectures"]
+    }
     return ModelConfig.from_dict(whole).rope
 
 

@@ -6,14 +6,16 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-import openai
 import pytest
 
 from minivllm import __version__
 from minivllm.serving.control import router
 from minivllm.serving.errors import ApiError
+from tests.later import Later
 from tests.serving.plain import call, call_json
 from tests.serving.running import RunningServer
+
+openai = Later("openai")
 
 
 def test_a_server_that_serves(server: RunningServer) -> None:

@@ -8,12 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-import openai
 import pytest
 
 from minivllm import load_records
 from tests.forked import fork_known
+from tests.later import Later
 from tests.serving.running import ROOT, serving
+
+openai = Later("openai")
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 
 from minivllm.serving.refusals import not_found
+from tests.later import Later
 from tests.serving.plain import call_json
 from tests.serving.running import RunningServer
+
+openai = Later("openai")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import psutil
 import pytest
 
@@ -19,9 +18,12 @@ from minivllm.errors import BadInput
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.server import listen
 from tests.forked import fork_known
+from tests.later import Later
 from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import ROOT, serving
 from tests.serving.view.following import watching
+
+openai = Later("openai")
 
 
 def test_sigterm_drains_what_runs_and_ends_with_0() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from minivllm import SamplingParams
@@ -20,7 +19,10 @@ from minivllm.extras.speculative.uniform import uniform
 from tests.engine.traffic import GREEDY, Asked, serve
 from tests.extras.speculative.drafting import Scripted as Oracle
 from tests.extras.speculative.drafting import draft_with, foreseen, load, speculator
+from tests.later import Later
 from tests.reference import make_checkpoint
+
+stats = Later("scipy.stats")
 
 VOCAB, SEQUENCES = 5, 50_000  # of two tokens each: 100,000 draws
 Judge = Callable[[int, int, int | None, Tensor, Tensor | None], tuple[int, bool]]

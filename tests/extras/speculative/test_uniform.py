@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from minivllm.extras.speculative.uniform import uniform
+from tests.later import Later
+
+stats = Later("scipy.stats")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
@@ -23,8 +22,11 @@ from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
 from minivllm.quant.plain import Plain
+from tests.later import Later
 from tests.models.test_parity import PROMPTS, run
 from tests.reference import make_checkpoint
+
+transformers = Later("transformers")
 
 CPU = torch.device("cpu")
 ARCHITECTURE = {
@@ -117,7 +119,7 @@ def test_checkpoint_dtype_and_compute_dtype_are_independent(
     )
     assert {t.dtype for t in loaded.model.parameters()} == {dtype}
     if compute == "float32":
-        reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
         with torch.no_grad():
             expected = torch.cat(
                 [reference(torch.tensor([prompt])).logits[0] for prompt in PROMPTS]

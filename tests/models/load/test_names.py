@@ -10,21 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-)
 
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.names import StoredTensor, with_model_names
 from minivllm.quant.plain import Plain
+from tests.later import Later
 from tests.models.load.test_loading import load
 from tests.models.test_parity import PROMPTS, run
 from tests.reference import FAMILIES, SMALL, make_checkpoint
+
+transformers = Later("transformers")
 
 FP32 = Plain("float32")
 VISION = {
@@ -40,6 +36,11 @@ VISION = {
 def logits_of(model: Any) -> torch.Tensor:
     with torch.inference_mode():
         return torch.cat([model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS])
+
+
+def make_model(config: Any) -> Any:
+    kind = transformers.AutoModelForCausalLM
+    return kind.from_config(config, attn_implementation="eager").eval()
 
 
 def randomise(model: Any) -> Any:
@@ -64,10 +65,10 @@ def check(folder: Path, model: Any) -> None:
 def test_every_family_is_read_as_transformers_saves_it(
     family: str, tied: bool, original: bool, tmp_path: Path
 ) -> None:
-    config = AutoConfig.for_model(
+    config = transformers.AutoConfig.for_model(
         family, **(SMALL | FAMILIES[family] | {"tie_word_embeddings": tied})
     )
-    model = randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
+    model = randomise(make_model(config))
     model.save_pretrained(tmp_path, save_original_format=original)
     check(tmp_path, model)
 
@@ -78,10 +79,10 @@ def test_every_family_is_read_as_transformers_saves_it(
 def test_the_text_model_of_one_that_sees_images(
     base: bool, tied: bool, original: bool, tmp_path: Path
 ) -> None:
-    text = AutoConfig.for_model(
+    text = transformers.AutoConfig.for_model(
         "gemma3_text", **(SMALL | FAMILIES["gemma3_text"] | {"tie_word_embeddings": tied})
     )
-    config = Gemma3Config(
+    config = transformers.Gemma3Config(
         text_config=text.to_dict(),
         vision_config=VISION,
         mm_tokens_per_image=4,
@@ -91,7 +92,7 @@ def test_the_text_model_of_one_that_sees_images(
         tie_word_embeddings=tied,
         attn_implementation="eager",
     )
-    model = randomise(Gemma3ForConditionalGeneration(config).eval())
+    model = randomise(transformers.Gemma3ForConditionalGeneration(config).eval())
     (model.model if base else model).save_pretrained(tmp_path, save_original_format=original)
     if base and not tied:
         with pytest.raises(BadInput, match=r"lacks tensor lm_head\.weight .*base model"):
@@ -105,14 +106,14 @@ def test_the_text_model_of_one_that_sees_images(
 def test_a_base_model_has_no_prefix_and_no_head(
     family: str, original: bool, tmp_path: Path
 ) -> None:
-    config = AutoConfig.for_model(
+    config = transformers.AutoConfig.for_model(
         family, **(SMALL | FAMILIES[family] | {"tie_word_embeddings": True})
     )
-    model = randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
+    model = randomise(make_model(config))
     model.model.save_pretrained(tmp_path, save_original_format=original)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("Model")
     check(tmp_path, model)
-    again = AutoModel.from_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path)
     assert torch.equal(again.embed_tokens.weight, model.model.embed_tokens.weight)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,16 @@ from minivllm.quant.plain import Plain
 from tests.qwen_vl import FAMILIES, SIZES, image_processor, make_checkpoint, pictures, settings
 
 CPU = torch.device("cpu")
-PROCESSOR = Qwen3VLProcessor({"vision_config": {"patch_size": 4}}, settings())
-LEVELS = torch.from_numpy(PROCESSOR.levels)
+
+
+@cache
+def processor() -> Qwen3VLProcessor:
+    return Qwen3VLProcessor({"vision_config": {"patch_size": 4}}, settings())
+
+
+@cache
+def levels() -> Tensor:
+    return torch.from_numpy(processor().levels)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -54,8 +63,8 @@ def test_embeddings_and_deep_features_match_transformers(towers: tuple[Any, Qwen
     wanted = reference(given["pixel_values"], grid_thw=given["image_grid_thw"])
     deep = getattr(wanted, "deepstack_features", None) or []
     whole = torch.cat([wanted.pooler_output, *deep], -1)
-    rows = tower.encode([PROCESSOR.process(image) for image in images], LEVELS)
-    assert [len(one) for one in rows] == [PROCESSOR.process(one).num_tokens for one in images]
+    rows = tower.encode([processor().process(image) for image in images], levels())
+    assert [len(one) for one in rows] == [processor().process(one).num_tokens for one in images]
     assert tower.width == whole.shape[1] and whole.std() > 0.5
     torch.testing.assert_close(torch.cat(rows), whole, atol=1e-4, rtol=0)
 
@@ -63,11 +72,11 @@ def test_embeddings_and_deep_features_match_transformers(towers: tuple[Any, Qwen
 def test_an_image_has_the_same_embeddings_alone_and_in_any_company(
     towers: tuple[Any, QwenTower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tower, images = towers[1], [PROCESSOR.process(image) for image in pictures(*SIZES)]
-    together = tower.encode(images, LEVELS)
-    alone = [tower.encode([image], LEVELS)[0] for image in images]
+    tower, images = towers[1], [processor().process(image) for image in pictures(*SIZES)]
+    together = tower.encode(images, levels())
+    alone = [tower.encode([image], levels())[0] for image in images]
     monkeypatch.setattr(qwen_tower, "MOST_PATCHES", 60)
-    in_groups = tower.encode(images, LEVELS)
+    in_groups = tower.encode(images, levels())
     for rows in zip(together, alone, in_groups, strict=True):
         for other in rows[1:]:
             torch.testing.assert_close(other, rows[0], atol=1e-5, rtol=0)
@@ -83,9 +92,9 @@ def test_operations_are_those_that_run(
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
     for image in pictures(*SIZES):
-        done = PROCESSOR.process(image)
+        done = processor().process(image)
         with FlopCounterMode(display=False) as counter:
-            towers[1].encode([done], LEVELS)
+            towers[1].encode([done], levels())
         assert towers[1].flops(done) == counter.get_total_flops()
 
 
@@ -115,7 +124,7 @@ def test_memory_is_what_a_tower_takes_at_its_peak(data: st.DataObject) -> None:
     pixels = np.zeros((patches, 3, 4, 4), np.uint8)
     image = ProcessedImage(b"", pixels, patches // 4, grid)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        (rows,) = tower.encode([image], LEVELS)
+        (rows,) = tower.encode([image], levels())
     measured = peak_bytes(watched) - rows.nbytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen_tower, "MOST_PATCHES", 1)

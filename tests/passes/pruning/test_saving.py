@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from minivllm import LLM
 from minivllm.errors import BadInput
 from minivllm.passes.pruning.saving import save_pruned
+from tests.later import Later
 from tests.passes.pruning.pruned import plan_of
 from tests.reference import make_checkpoint
+
+transformers = Later("transformers")
 
 IDS = [5, 17, 3, 99, 42, 8, 64, 31, 7]
 FP32 = ["runtime.device=cpu", "runtime.threads=1"]
@@ -32,7 +34,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, metho
     overrides = [f"pruning={method}", *KNOBS[method]]
     plan = plan_of(whole, *overrides)
     save_pruned(whole, plan, tmp_path / "pruned")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "pruned", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "pruned", dtype=torch.float32
+    )
     with torch.inference_mode():
         expected = theirs(torch.tensor([IDS])).logits[0]
     with LLM(str(whole), quant="fp32", overrides=[*FP32, *overrides]) as llm:

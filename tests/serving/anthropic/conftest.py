@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import anthropic
 import pytest
 
+from tests.later import Later
 from tests.serving.running import RunningServer
+
+anthropic = Later("anthropic")
 
 
 @pytest.fixture

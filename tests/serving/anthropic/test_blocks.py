@@ -3,10 +3,9 @@ them."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
-from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -15,7 +14,6 @@ from minivllm.serving.anthropic.blocks import ContentBlocks
 from minivllm.serving.parsing.answers import Event, ThinkingDelta
 from minivllm.serving.parsing.tool_calls import ArgumentsDelta, ContentDelta, ToolCallBegin
 
-ADAPTER: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 ARGUMENTS = ['{"a": 1}', "{}", '{"a": "x\\"y", "b": [1, {"c": null}]}', '{"a": [1, 2', '{"a": "x']
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
 
@@ -37,8 +35,18 @@ def events(draw: st.DrawFn) -> list[Event]:
     return found
 
 
+@functools.cache
+def form() -> TypeAdapter[Any]:
+    """What an event of a stream is."""
+    from anthropic.types import RawMessageStreamEvent
+
+    return TypeAdapter(RawMessageStreamEvent)
+
+
 def accumulated(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The content that the package makes of the events."""
+    from anthropic.lib.streaming._messages import accumulate_event
+
     usage = {"input_tokens": 1, "output_tokens": 1}
     message = {"id": "m", "type": "message", "role": "assistant", "content": [], "model": "x"}
     message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
@@ -47,7 +55,7 @@ def accumulated(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for one in [{"type": "message_start", "message": message}, *written]:
         if one["type"] != "ping":
             snapshot = accumulate_event(
-                event=ADAPTER.validate_python(one), current_snapshot=snapshot, json_bufs=buffers
+                event=form().validate_python(one), current_snapshot=snapshot, json_bufs=buffers
             )
     return [block.to_dict() for block in cast(Any, snapshot).content]
 

@@ -7,13 +7,13 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-import anthropic
 import pytest
 
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.anthropic.messages import template_variables
 from minivllm.serving.anthropic.schemas import CountBody
 from minivllm.serving.errors import ApiError
+from tests.later import Later
 from tests.serving.chat_checkpoint import (
     CALL,
     CONCLUSION,
@@ -23,6 +23,8 @@ from tests.serving.chat_checkpoint import (
 )
 from tests.serving.plain import call
 from tests.serving.running import RunningServer
+
+anthropic = Later("anthropic")
 
 USER: list[Any] = [{"role": "user", "content": "naïve 値?"}]
 SCHEMA = {"type": "object", "properties": {"location": {"type": "string"}}}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 from minivllm import LLM
+from tests.later import Later
 from tests.serving.running import RunningServer
+
+openai = Later("openai")
 
 
 @pytest.fixture

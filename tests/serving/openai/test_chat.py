@@ -7,11 +7,11 @@ import json
 import re
 from typing import Any, Literal
 
-import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from minivllm import LLM, SamplingParams
+from tests.later import Later
 from tests.serving.chat_checkpoint import (
     CALL,
     CONCLUSION,
@@ -21,6 +21,8 @@ from tests.serving.chat_checkpoint import (
 )
 from tests.serving.plain import call
 from tests.serving.running import RunningServer, until_idle
+
+openai = Later("openai")
 
 USER = [{"role": "user", "content": "naïve 値?"}]
 

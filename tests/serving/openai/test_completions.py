@@ -8,11 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 import jsonschema
-import openai
 import pytest
 
 from minivllm import LLM, SamplingParams
+from tests.later import Later
 from tests.serving.running import RunningServer
+
+openai = Later("openai")
 
 # More than llguidance follows at a time, which it notices at the first token.
 MANY = {"choice": [f"r{number}" for number in range(3000)]}

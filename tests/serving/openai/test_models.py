@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import anthropic
-import openai
 import pytest
 
+from tests.later import Later
 from tests.serving.running import RunningServer
+
+anthropic = Later("anthropic")
+openai = Later("openai")
 
 
 def test_the_model_that_is_served_is_listed(server: RunningServer) -> None:

@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import openai
 import pytest
 from pydantic import BaseModel
 
@@ -19,8 +18,11 @@ from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.config.compose import build, compose
+from tests.later import Later
 from tests.serving.chat_checkpoint import CALL, CONCLUSION, GREETING, SECOND_CALL, THOUGHT
 from tests.serving.running import RunningServer, until_idle
+
+openai = Later("openai")
 
 THINK: dict[str, Any] = {"reasoning": {"effort": "low", "summary": "auto"}}
 

@@ -4,6 +4,7 @@ start, and no more."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,20 +140,20 @@ def test_bitsandbytes_checkpoints_are_kept(panels: Kernels, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("quant", "reason"),
+    ("make", "reason"),
     [
-        (FP8(), "qkv_proj is FP8Linear"),
-        (Int8Mixed(), "qkv_proj is Int8MixedLinear"),
-        (Plain("float32"), "qkv_proj is PackedLinear"),
+        (FP8, "qkv_proj is FP8Linear"),
+        (Int8Mixed, "qkv_proj is Int8MixedLinear"),
+        (lambda: Plain("float32"), "qkv_proj is PackedLinear"),
     ],
     ids=["fp8", "int8_mixed", "fp32"],
 )
 def test_layers_without_the_kernels_step_aside(
-    quant: Any, reason: str, panels: Kernels, tmp_path: Path
+    make: Callable[[], Any], reason: str, panels: Kernels, tmp_path: Path
 ) -> None:
     make_checkpoint(tmp_path, **SIZES)
     for _ in range(2):
-        loaded = load(tmp_path, panels, quant, tmp_path / "cache")
+        loaded = load(tmp_path, panels, make(), tmp_path / "cache")
         assert loaded.packed_cache == f"off: model.layers.0.self_attn.{reason}"
     assert not list((tmp_path / "cache").iterdir())
 
