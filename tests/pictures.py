@@ -10,9 +10,6 @@ from __future__ import annotations
 import pickle
 from functools import cache
 
-from minivllm.report.figures import chart
-from minivllm.report.figures.chart import Chart
-from minivllm.report.figures.live import items
 from minivllm.report.figures.render import Described, Plot, finish
 from minivllm.report.page import FIGURES
 
@@ -25,8 +22,6 @@ def painted_if_own(described: Described) -> Plot:
     if described.name not in FIGURES:
         return painted_once(described)
     words = (described.name, described.title, described.alt, described.caption)
-    if isinstance(described, Chart):
-        return Plot(*words, b"\x89PNG", b"WEBP", b"WEBP", items(described), chart.keys(described))
     return Plot(*words, b"\x89PNG", EMPTY_SVG, EMPTY_SVG)
 
 

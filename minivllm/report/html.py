@@ -7,12 +7,16 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import sig
 from minivllm.report.figures.palette import ON_DARK
 from minivllm.report.figures.render import Plot
 from minivllm.report.notices import Notice
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MAKER = "minivllm"  # in the head of every page
 
@@ -77,6 +81,12 @@ def page(front: Front, parts: Sequence[Section], plots: Mapping[str, Plot]) -> s
 
 def render(template: str, **context: Any) -> str:
     """A template of this package; everything that is put into it is escaped."""
+    return str(_environment().get_template(template).render(context))
+
+
+@cache
+def _environment() -> Environment:
+    """What templates are compiled in, once in a process."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup, escape
 
@@ -101,4 +111,4 @@ def render(template: str, **context: Any) -> str:
         f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     )
     environment.globals.update(on_dark=ON_DARK, maker=MAKER)
-    return environment.get_template(template).render(context)
+    return environment
