@@ -98,7 +98,7 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 def _done_once() -> Iterator[None]:
     """What libraries would do again and again, and what the hardware is asked at every start."""
     with pytest.MonkeyPatch.context() as patch:
-        parse_once(patch)
+        parse_once(patch.setattr)
         prepare_once(patch)
         probe_briefly(patch.setattr)
         yield

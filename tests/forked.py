@@ -2,8 +2,9 @@
 second of a processor, and a fork a hundredth.
 
 `ForkedPopen` takes the place of `subprocess.Popen` where a test's fixture says so. A command of
-MODULES, and run.py, is then a fork of a template, a process that has imported what they import and
-has done nothing else: it has no threads, which a fork would lack. The fork is a child of the
+MODULES, and run.py, is then a fork of a template, a process that has imported what they import, has
+composed the default configuration, and has done nothing else: it has no threads, which a fork would
+lack. The fork is a child of the
 caller, with the descriptors, environment, folder, session, process group, cores and arguments that
 were asked for. A fork of run.py has a template of its own, a child of it, for what it starts. Every
 other command is started as always, and so is one with another environment for what libraries read
@@ -254,6 +255,7 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module(SERVER)
     probe_briefly()
+    _compose_ahead()
     assert len(os.listdir("/proc/self/task")) == 1, (
         "a process with threads cannot be forked"
     )  # pyarrow has one
@@ -287,6 +289,15 @@ def main(descriptor: int) -> None:
         ours.close()
         _stand_apart(request["kept"])
     os._exit(run(words))  # freeing what was imported takes longer than many a test
+
+
+def _compose_ahead() -> None:
+    """Read and merge the option files, for all forks."""
+    from minivllm.config.compose import compose
+    from tests.parsed_once import parse_once
+
+    parse_once()
+    compose()
 
 
 def _paint_less() -> None:

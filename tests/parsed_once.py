@@ -14,10 +14,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import hydra._internal.config_loader_impl
 import hydra._internal.defaults_list
+import hydra._internal.hydra
 import omegaconf._utils
 import omegaconf.base
-import pytest
 import yaml
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.defaults_list import DefaultsList
@@ -28,18 +29,18 @@ from omegaconf import DictConfig
 from minivllm.config.loader import OptionLoader, OptionRepository
 
 
-def parse_once(patch: pytest.MonkeyPatch) -> None:
+def parse_once(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """Remember what OmegaConf parses: YAML, and the trees of its interpolations, which it only
     reads. Every command composes as the arms of a sweep do."""
     loader: Callable[[], type] = cache(omegaconf._utils.get_yaml_loader)
-    patch.setattr("omegaconf._utils.get_yaml_loader", loader)
-    patch.setattr("yaml.load", _remembering(yaml.load, loader))
+    put(omegaconf._utils, "get_yaml_loader", loader)
+    put(yaml, "load", _remembering(yaml.load, loader))
     parse = cache(omegaconf.base.parse)
-    patch.setattr("omegaconf.base.parse", parse)
-    patch.setattr("omegaconf._utils.parse", parse)
-    patch.setattr("hydra._internal.hydra.ConfigLoaderImpl", OptionLoader)
-    patch.setattr(hydra._internal.defaults_list, "_create_interpolation_map", _choices_if_needed)
-    patch.setattr("hydra._internal.config_loader_impl.create_defaults_list", _DefaultsLists())
+    put(omegaconf.base, "parse", parse)
+    put(omegaconf._utils, "parse", parse)
+    put(hydra._internal.hydra, "ConfigLoaderImpl", OptionLoader)
+    put(hydra._internal.defaults_list, "_create_interpolation_map", _choices_if_needed)
+    put(hydra._internal.config_loader_impl, "create_defaults_list", _DefaultsLists())
 
 
 _create_interpolation_map = hydra._internal.defaults_list._create_interpolation_map
