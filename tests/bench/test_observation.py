@@ -58,7 +58,7 @@ def test_the_file_gives_back_what_the_sink_got_and_it_accounts_for_the_time_of_e
         return StepObserver(self.engine.scheduler, both)
 
     monkeypatch.setattr(MinivllmEngine, "observe", observe)
-    result = measured(tmp_path)
+    result = measured(tmp_path, "workload.output_len={distribution:uniform,min:9,max:30}")
     write_events(tmp_path, result.events)
     items = read_events(tmp_path)
     assert items == live and "engine" in items[0] and "new" not in items[0]
@@ -83,7 +83,8 @@ def test_the_file_gives_back_what_the_sink_got_and_it_accounts_for_the_time_of_e
         assert spent["prefill"] > 0 and spent["decode"] > 0
         assert life.steps["decode"] == row["output_tokens"] - 1
     # Of the least one: time that the events miss delays every request, while a machine that is busy
-    # with something else delays all those that end in one step.
+    # with something else delays those that end in one step, of which there are several.
+    assert len({row["last_token_s"] for row in result.requests}) > 3
     assert min(unaccounted) < 0.01
     assert sum("queued" in life.ms for life in lives.values()) >= 3
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -17,11 +16,12 @@ import pytest
 from minivllm.errors import BadInput
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.server import listen
+from tests.bench.targets.servers.waiting import wait_until
 from tests.forked import fork_known
 from tests.later import Later
 from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import ROOT, serving
-from tests.serving.view.following import watching
+from tests.serving.view.following import metric, watching
 
 openai = Later("openai")
 
@@ -39,8 +39,7 @@ def test_sigterm_drains_what_runs_and_ends_with_0() -> None:
         texts += [chunk.choices[0].text for chunk in chunks]
         stopping.join()
         assert len(texts) == 200 and server.process.returncode == 0
-        time.sleep(0.1)
-        assert not any(child.is_running() for child in children)
+        assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 def test_a_small_event_does_not_wait_for_the_acknowledgement_of_another() -> None:
@@ -66,16 +65,18 @@ def test_a_small_event_does_not_wait_for_the_acknowledgement_of_another() -> Non
 
 
 def test_sigterm_drains_what_waits_and_refuses_what_is_new() -> None:
-    words = ("task.drain_s=30", "task.client_timeout_s=2", "batching.max_num_seqs=1")
+    words = ("task.drain_s=30", "task.client_timeout_s=2", "batching.max_num_seqs=8")
     body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
     with serving(*words) as server, ThreadPoolExecutor(8) as pool:
-        late = connect(server.url)
         stuck = connect(server.url, receive_buffer=4096)
-        stuck.sendall(request("/v1/completions", body | {"logprobs": 20, "n": 8}))
+        long = body | {"max_tokens": 600, "logprobs": 20, "n": 8}
+        stuck.sendall(request("/v1/completions", long))
+        assert wait_until(lambda: metric(server, "num_requests_running") == 8)
         answers = [pool.submit(ask, server.url, "/v1/completions", body) for _ in range(4)]
-        time.sleep(0.3)
+        assert wait_until(lambda: metric(server, "num_requests_waiting") >= 4)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)  # the signal is known, and four seconds of work are left
+        assert wait_until(lambda: ask(server.url, "/ready", method="GET").status == 503)
+        late = connect(server.url)
         late.sendall(request("/v1/completions", body, {"connection": "close"}))
         answer = parsed(read_all(late))
         assert answer.status == 503 and answer.headers["retry-after"]

@@ -140,14 +140,21 @@ def test_memory_is_also_read_as_the_kernels_read_weights(
         assert read[-1].shape == (1, (3 << 20) // 2048)  # 1024 inputs of two bytes for each output
 
 
-def test_calls_in_a_row_share_the_time_of_a_try() -> None:
+def test_calls_in_a_row_share_the_time_of_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch and a wait take besides must not count: here each wait costs as much as five
     calls."""
-    waits = []
+    now, waits = 0.0, 0
+
+    def call() -> None:
+        nonlocal now
+        now += 0.004
 
     def wait() -> None:
-        waits.append(time.sleep(0.02))
+        nonlocal now, waits
+        now += 0.02
+        waits += 1
 
-    assert best_seconds(lambda: time.sleep(0.004), wait, tries=3) > 0.024
-    assert best_seconds(lambda: time.sleep(0.004), wait, tries=3, calls=10) < 0.012
-    assert len(waits) == 8  # one try more than counts, each time
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert best_seconds(call, wait, tries=3) == pytest.approx(0.024)
+    assert best_seconds(call, wait, tries=3, calls=10) == pytest.approx(0.006)
+    assert waits == 8  # one try more than counts, each time

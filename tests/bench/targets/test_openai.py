@@ -223,9 +223,9 @@ def test_a_server_is_started_waited_for_and_stopped(
 
 def test_a_server_that_never_answers(make: Make) -> None:
     with pytest.raises(
-        BadInput, match=r"did not answer within engine.start_timeout_s=1 .*starting up"
+        BadInput, match=r"did not answer within engine.start_timeout_s=5 .*starting up"
     ):
-        make({**command(delay_s=600), "start_timeout_s": 1.0})
+        make({**command(delay_s=600), "start_timeout_s": 5.0})
 
 
 def test_a_server_that_ends_while_it_starts(make: Make) -> None:
@@ -311,7 +311,8 @@ def test_a_server_that_counts_on_each_chunk_is_asked_to(
         ids=False, per_chunk=5, step_s=0.05, continuous=continuous, path=str(tmp_path / "asked")
     )
     figures, verdict = judged(engine, workload(20))
-    assert figures.output_tokens == 20 and figures.itl_ms.p50 == pytest.approx(10, abs=5)
+    # Five tokens come every 50 ms or more; none of three pauses is longer than the whole.
+    assert figures.output_tokens == 20 and 5 < figures.itl_ms.p50 < figures.e2e_ms.mean / 5
     counts = engine.liveness()
     assert counts["engine"]["tokens_counted_late"] == counts["stream"]["tokens_misplaced"] == 0
     # The fake counts characters as tokens of the prompt.
@@ -340,8 +341,8 @@ def test_tokens_that_cannot_be_counted_or_placed_are_not_ok(make: Make) -> None:
 
 
 def test_the_end_of_a_request_is_its_last_token(make: Make) -> None:
-    figures, verdict = judged(make(end_s=0.3, step_s=0.02), workload(5, 5))
-    assert figures.e2e_ms.mean < 280 and verdict.reasons == []
+    figures, verdict = judged(make(end_s=1.5, step_s=0.02), workload(5, 5))
+    assert figures.e2e_ms.mean < 1500 and verdict.reasons == []
     assert any("after their last token on average" in note for note in verdict.notes)
 
 
@@ -371,7 +372,7 @@ def test_a_prompt_that_the_server_counts_otherwise_is_other_work(make: Make) -> 
         ),
         ([{"choices": [{"text": "a"}]}, "..."], "the stream holds"),
         (["A" * (1 << 20), "..."], "a line of the stream is longer than 8 MiB"),
-        ([": still here\n\n", "..."], "no token of any request for engine.idle_timeout_s=1 s"),
+        ([": still here\n\n", "..."], "no token of any request for engine.idle_timeout_s=3 s"),
         ([{"choices": []}, "..."], "no token of any request"),
         (["silence"], "no token of any request"),
         ([], "closed the stream before it was done"),
@@ -380,7 +381,8 @@ def test_a_prompt_that_the_server_counts_otherwise_is_other_work(make: Make) -> 
 def test_what_a_stream_may_hold_instead_of_tokens(
     make: Make, events: list[Any], message: str
 ) -> None:
-    (trace,) = run(make({"idle_timeout_s": 1.0}, events=events), workload(8))
+    patience_s = 3.0 if "no token" in message else 60.0
+    (trace,) = run(make({"idle_timeout_s": patience_s}, events=events), workload(8))
     assert trace.status == "aborted" and message in str(trace.error)
     assert (
         "\x1b" not in str(trace.error)

@@ -102,7 +102,7 @@ def test_it_plays_pauses_and_finds_the_next_preemption(recorded: Recorded) -> No
     assert said and said.startswith(f"Request {number} preempted")
     page.keyboard.press(" ")
     assert shown(page, "isPlaying")
-    page.wait_for_timeout(300)
+    until(page, lambda: shown(page) > first)
     page.get_by_role("button", name="pause").click()
     assert shown(page) > first and not shown(page, "isPlaying")
     page.keyboard.press("Escape")
@@ -260,10 +260,9 @@ def test_a_server_is_followed_paused_and_found_again(
     assert page.locator(".status").text_content() == "live"
     page.get_by_role("button", name="pause").click()
     server.send(items[100:200])
-    page.wait_for_timeout(300)
-    assert (
-        shown(page) == len(bundles) - 1 and page.evaluate("minivllmView.view.timeline.count") > 100
-    )
+    until(page, lambda: page.evaluate("minivllmView.view.timeline.count") > 100)
+    rendered(page)
+    assert shown(page) == len(bundles) - 1
     page.get_by_role("button", name="follow").click()
     until(page, lambda: shown(page) > len(bundles))
     server.sockets[-1].close()

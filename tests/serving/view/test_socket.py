@@ -54,9 +54,9 @@ def test_what_comes_gives_the_engine_s_own_state(server: RunningServer) -> None:
 def test_messages_come_at_most_20_times_a_second_with_gauges_once(server: RunningServer) -> None:
     with watching(server) as viewer:
         viewer.until(lambda one: one.bundles)
+        begin, before = time.monotonic(), viewer.num_messages
         load = {"rate": 200, "input_len": 8, "output_len": 64}
         assert call_json(f"{server.url}/view/load", load)[0] == 200
-        begin, before = time.monotonic(), viewer.num_messages
         viewer.until(lambda one: len(one.gauges) >= 3)
         seconds = time.monotonic() - begin
         assert viewer.num_messages - before <= 20 * seconds + 3

@@ -77,9 +77,9 @@ def test_a_server_that_is_not_ready_is_waited_for(
 ) -> None:
     assert make("llamacpp", "+engine.args.fault_loading=0.1").info.load_s > 0.1
     with pytest.raises(
-        BadInput, match=r"engine=llamacpp: .*not answer within engine.start_timeout_s=0.1.*loading"
+        BadInput, match=r"engine=llamacpp: .*not answer within engine.start_timeout_s=2 .*loading"
     ):
-        make("llamacpp", "+engine.args.fault_loading=60", "engine.start_timeout_s=0.1")
+        make("llamacpp", "+engine.args.fault_loading=60", "engine.start_timeout_s=2")
 
 
 def test_a_server_that_ends_leaves_its_last_words(
