@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
-
 from minivllm.cache.eviction.evictor import Evictor
 from minivllm.cache.pool import BlockPool
-from minivllm.cache.prefix import PrefixIndex, TokenSequence
+from minivllm.cache.prefix import PrefixIndex, TokenSequence, block_keys
 from minivllm.cache.sequence import CachedSequence
 from minivllm.cache.spec import NOTHING, CacheCounters, CacheLayout, PendingTransfers, Transfers
 from minivllm.cache.tiers.offload import Disk, OffloadTiers
@@ -24,6 +22,7 @@ class CacheManager:
         disk: the lowest tier, if the layout has one and memory is real; see OffloadTiers.
 
     Attributes:
+        content: what holds the content of cached blocks: the tiers if there are some, or `prefix`.
         swap, tiers: host memory for requests, and the tiers for cold blocks of the prefix cache
             (None: there are no tiers).
         evictor: limits what a request holds; None: requests have no limit.
@@ -36,9 +35,9 @@ class CacheManager:
         self.tiers: OffloadTiers | None = None
         if layout.prefix_caching and layout.offload_slots:
             self.tiers = OffloadTiers(layout, prefix, self.counters, self._pending, disk)
-        self._content = self.tiers or prefix  # of cached blocks
+        self.content = self.tiers or prefix
         is_cached = prefix.by_block.__contains__
-        self.pool = BlockPool(layout.num_blocks, is_cached, self._content.displace)
+        self.pool = BlockPool(layout.num_blocks, is_cached, self.content.displace)
         self.evictor: Evictor | None = None
         if layout.eviction is not None:
             self.evictor = Evictor(layout.eviction, self.pool, self.counters)
@@ -87,27 +86,25 @@ class CacheManager:
             How many tokens it may compute now, after how many; the first is 0, and nothing changed,
             if there is no room.
         """
-        known = self.prefix.known(reusable)
-        nodes = [*takewhile(lambda node: node.block or node.slot is not None, known)]
+        nodes = self.content.known(reusable)
         on_device = [node.block for node in nodes if node.block]
         done = computed or len(nodes) * self.block_size
         count = min(num_tokens - done, most)
         if self.evictor is not None:
             count = min(count, self.evictor.room(sequence, done))
         missing = self.blocks_for(done - sequence.num_evicted + count) - len(on_device)
-        revived = sum(not self.pool.ref_counts[block] for block in on_device)
+        revived = [self.pool.ref_counts[block] for block in on_device].count(0)
         has_room = missing + revived + spare <= self.pool.num_free
         if not has_room or count < 1 or (whole and count < num_tokens - done):
             return 0, computed
-        for block in on_device:
-            self.pool.share(block)
+        self.pool.share(on_device)
         if self.tiers is not None:
             self.tiers.hold(nodes)
         blocks = self.pool.allocate(missing)
         assert blocks is not None
         if self.tiers is not None:
             self.tiers.load(nodes, blocks)
-        sequence.block_table.extend(node.block for node in nodes)
+        sequence.block_table.extend([node.block for node in nodes])
         sequence.block_table.extend(blocks)
         if sequence.host_slots:
             self.swap.swap_in(sequence, blocks)
@@ -162,10 +159,11 @@ class CacheManager:
             return 0
         if self.layout.prefix_caching and not sequence.num_evicted:
             nodes = sequence.prefix_nodes
-            for index in range(len(nodes), computed // self.block_size):
-                parent = nodes[-1] if nodes else self.prefix.root
-                tokens = self.prefix.tokens(token_ids, index)
-                nodes.append(self.prefix.insert(parent, tokens, sequence.block_table.blocks[index]))
+            if new := range(len(nodes), computed // self.block_size):
+                keys = block_keys(token_ids, self.block_size, new)
+                for key, block in zip(keys, sequence.block_table.blocks[new.start :], strict=False):
+                    parent = nodes[-1] if nodes else self.prefix.root
+                    nodes.append(self.prefix.insert(parent, key, block))
         if self.evictor is not None:
             self.evictor.evict(sequence, computed, most)
         return computed
@@ -189,8 +187,7 @@ class CacheManager:
         if not computed:
             return 0
         blocks = parent.block_table.blocks[: self.blocks_for(computed - parent.num_evicted)]
-        for block in blocks:
-            self.pool.share(block)
+        self.pool.share(blocks)
         child.block_table.extend(blocks)
         child.num_evicted = parent.num_evicted
         child.block_scores = list(parent.block_scores)
@@ -215,7 +212,7 @@ class CacheManager:
             The blocks that nobody else holds; they are to be cleared.
         """
         if sequence.prefix_nodes:
-            self._content.lose(sequence.prefix_nodes[0])
+            self.content.lose(sequence.prefix_nodes[0])
         own = [block for block in sequence.block_table.blocks if self.pool.ref_counts[block] == 1]
         self.free(sequence)
         return own
@@ -236,5 +233,5 @@ class CacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all prefixes. Only while no request holds blocks."""
         for node in list(self.prefix.root.children.values()):
-            self._content.lose(node)
+            self.content.lose(node)
         self.pool.recycle()

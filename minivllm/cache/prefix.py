@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-# A list, or in a simulation any object with a length and slices.
+# A list, or any object with a length and slices. Tokens of a simulation have `block_keys`, too.
 TokenSequence = Sequence[int]
+
+
+def block_keys(token_ids: TokenSequence, block_size: int, blocks: range) -> Iterable[Hashable]:
+    """What the tokens of each of these blocks are compared by: themselves, as a tuple, or what a
+    sequence says itself by a method of this name."""
+    if hasattr(token_ids, "block_keys"):
+        return iter(token_ids.block_keys(block_size, blocks))
+    return (tuple(token_ids[i * block_size : (i + 1) * block_size]) for i in blocks)
 
 
 class PrefixNode:
@@ -61,27 +69,20 @@ class PrefixIndex:
         if self.changes is not None and block:
             self.changes.append(PrefixChange(node, block, stored))
 
-    def tokens(self, token_ids: TokenSequence, index: int) -> Hashable:
-        """The tokens of one block. A list becomes a tuple; slices of other sequences are
-        hashable."""
-        part = token_ids[index * self.block_size : (index + 1) * self.block_size]
-        return tuple(part) if isinstance(part, list) else part
-
-    def known(self, token_ids: TokenSequence) -> Iterator[PrefixNode]:
+    def known(self, token_ids: TokenSequence) -> list[PrefixNode]:
         """The nodes that a request with these tokens may begin with. They never cover all tokens,
         as the request must compute the last one."""
         most = min((len(token_ids) - 1) // self.block_size, self.most_reusable)
         return self.match(token_ids, most)
 
-    def match(self, token_ids: TokenSequence, most: int) -> Iterator[PrefixNode]:
+    def match(self, token_ids: TokenSequence, most: int) -> list[PrefixNode]:
         """The nodes that hold the first tokens, at most `most`, in order."""
-        node = self.root
-        for index in range(most):
-            child = node.children.get(self.tokens(token_ids, index))
-            if child is None:
-                return
-            yield child
-            node = child
+        node, nodes = self.root, list[PrefixNode]()
+        for tokens in block_keys(token_ids, self.block_size, range(most)):
+            if (child := node.children.get(tokens)) is None:
+                break
+            nodes.append(node := child)
+        return nodes
 
     def insert(self, parent: PrefixNode, tokens: Hashable, block: int) -> PrefixNode:
         """Note that `block` holds `tokens` after those of `parent`. If a block is already known for

@@ -8,12 +8,13 @@ and simulated engines.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from minivllm.cache.prefix import TokenSequence
+from minivllm.cache.prefix import TokenSequence, block_keys
 from minivllm.errors import BadInput
 from minivllm.parallel.options import NO_PREFIXES, ParallelOptions
 from minivllm.platform.plug_ins import make_own
@@ -72,6 +73,7 @@ class Router:
 
     def __init__(self, num_replicas: int) -> None:
         self.alive = set(range(num_replicas))
+        self._in_order = list(range(num_replicas))  # those that are alive
         self.queued = [0] * num_replicas
         self.counters = Counter(requests_rerouted=0)
         self.given = [0] * num_replicas
@@ -86,7 +88,7 @@ class Router:
         """
         if not self.alive:
             raise RuntimeError("no replica is alive")
-        replica = self.choose(request, sorted(self.alive))
+        replica = self.choose(request, self._in_order)
         self.given[replica] += 1
         place = hash((zlib.crc32(request.request_id.encode()), replica))
         self.assignment = (self.assignment + place) % (1 << 32)
@@ -108,6 +110,7 @@ class Router:
         """Note that a replica is dead, with what it had cached. Returns its unfinished requests,
         in the order in which it got them, for which the router no longer counts."""
         self.alive.discard(replica)
+        self._in_order = sorted(self.alive)
         orphans = [name for name, (where, _) in self._at.items() if where == replica]
         for name in orphans:
             self.end(name)
@@ -135,7 +138,10 @@ class Router:
     def least_loaded(self, among: Collection[int]) -> int:
         """The replica with the fewest queued tokens; of equals the one with the fewest requests so
         far, then the first."""
-        return min(among, key=lambda replica: (self.queued[replica], self.given[replica], replica))
+        queued, given = self.queued, self.given
+        least = min([queued[replica] for replica in among])
+        equal = [(given[replica], replica) for replica in among if queued[replica] == least]
+        return min(equal)[1]
 
 
 class RoundRobin(Router):
@@ -149,7 +155,7 @@ class RoundRobin(Router):
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
         """See Router."""
-        chosen = next((one for one in alive if one >= self._next), alive[0])
+        chosen = alive[bisect_left(alive, self._next) % len(alive)]
         self._next = chosen + 1
         return chosen
 
@@ -219,52 +225,60 @@ class PrefixAware(Router):
         self.counters.update(prefix_matches=0, prefix_tokens_matched=0, overloads_avoided=0)
         self._cache, self._weight = cache, load_weight
         self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_replicas)]
-        self._holders: dict[
-            int, int
-        ] = {}  # by a block's hash its replicas, as the bits of a number
+        # By a block's hash its replicas, as the bits of a number; `_bits` are those with one.
+        self._holders: dict[int, int] = {}
+        self._bits = [1 << replica for replica in range(num_replicas)]
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
         """See Router."""
-        size = self._cache.block_size
+        size, weight, queued = self._cache.block_size, self._weight, self.queued
         hashes = block_hashes(request.prompt_token_ids, size)
-        held = {one: size * count for one, count in self._num_held(hashes, alive).items()}
-        costs = {replica: self._weight * self.queued[replica] - held[replica] for replica in alive}
-        least = min(costs.values())
-        chosen = self.least_loaded([replica for replica in alive if costs[replica] == least])
+        held = self._num_held(hashes)
+        costs = [weight * queued[replica] - size * held[replica] for replica in alive]
+        least = min(costs)
+        equal = [replica for replica, cost in zip(alive, costs, strict=True) if cost == least]
+        chosen = self.least_loaded(equal)
         self.counters["prefix_matches"] += held[chosen] > 0
-        self.counters["prefix_tokens_matched"] += held[chosen]
-        self.counters["overloads_avoided"] += held[chosen] < max(held.values())
+        self.counters["prefix_tokens_matched"] += size * held[chosen]
+        self.counters["overloads_avoided"] += held[chosen] < max(held)
         self._hold(chosen, hashes)
         return chosen
 
-    def _num_held(self, hashes: Sequence[int], alive: Sequence[int]) -> dict[int, int]:
-        """How many of a prompt's first blocks each replica holds. All replicas are looked up at
-        once: a thousand take hardly longer than ten."""
-        counts = dict.fromkeys(alive, len(hashes))
-        left = sum(1 << replica for replica in alive)  # that hold all blocks so far
+    def _num_held(self, hashes: Sequence[int]) -> list[int]:
+        """How many of a prompt's first blocks each replica holds, a dead one none. All replicas are
+        looked up at once: a thousand take hardly longer than ten."""
+        groups: list[tuple[int, int]] = []  # replicas, as bits, that hold so many blocks
+        left = (1 << len(self._held)) - 1  # that hold all blocks so far
         for depth, name in enumerate(hashes):
             still = left & self._holders.get(name, 0)
-            gone, left = left ^ still, still
-            while gone:
-                lowest = gone & -gone
+            if still != left:
+                groups.append((left ^ still, depth))
+                left = still
+                if not left:
+                    break
+        groups = sorted([*groups, (left, len(hashes))], key=lambda group: group[0].bit_count())
+        counts = [groups.pop()[1]] * len(self._held)  # most replicas hold equally many
+        for replicas, depth in groups:
+            while replicas:
+                lowest = replicas & -replicas
                 counts[lowest.bit_length() - 1] = depth
-                gone ^= lowest
-            if not left:
-                break
+                replicas ^= lowest
         return counts
 
     def _hold(self, replica: int, hashes: Sequence[int]) -> None:
-        held, holders, bit = self._held[replica], self._holders, 1 << replica
+        held, holders, bit = self._held[replica], self._holders, self._bits[replica]
         for name in reversed(hashes):  # the first block is the most recently used one
-            held[name] = None
-            held.move_to_end(name)
-            holders[name] = holders.get(name, 0) | bit
+            if name in held:
+                held.move_to_end(name)
+            else:
+                held[name] = None
+                holders[name] = holders[name] | bit if name in holders else bit
         while len(held) > self._cache.num_blocks:
             self._drop(replica, held.popitem(last=False)[0])
 
     def _drop(self, replica: int, name: int) -> None:
         """Note that a replica no longer holds a block."""
-        self._holders[name] &= ~(1 << replica)
+        self._holders[name] ^= self._bits[replica]
         if not self._holders[name]:
             del self._holders[name]
 
@@ -287,9 +301,8 @@ def block_hashes(token_ids: TokenSequence, block_size: int) -> list[int]:
     left out: a request computes it in any case."""
     hashes: list[int] = []
     parent = 0
-    for end in range(block_size, len(token_ids), block_size):
-        part = token_ids[end - block_size : end]
-        parent = hash((parent, tuple(part) if isinstance(part, list) else part))
+    for tokens in block_keys(token_ids, block_size, range((len(token_ids) - 1) // block_size)):
+        parent = hash((parent, tokens))
         hashes.append(parent)
     return hashes
 

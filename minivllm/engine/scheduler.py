@@ -134,9 +134,7 @@ class Scheduler:
                 (r.cache, r.reusable_token_ids) for r in self.waiting.front()
             )
         prefilling = [r for r in self.running if r.state is not RequestState.DECODE]
-        decoding = list(self.running)
-        if prefilling:
-            decoding = [r for r in decoding if r.state is RequestState.DECODE]
+        decoding = [r for r in self.running if not prefilling or r.state is RequestState.DECODE]
         if self.policy.prefill_first:
             self._serve(prefilling, step)
             # Each decoding request may need a block in this step.
@@ -176,12 +174,12 @@ class Scheduler:
             if step.budget <= 0:
                 self.num_deferred += len(requests) - index
                 return
-            gap = len(request.token_ids) - request.num_computed_tokens
+            num_tokens = len(request.token_ids)
+            gap = num_tokens - request.num_computed_tokens
             count = self._cut(gap, step, len(requests) - index) if gap > 1 else gap
             # The request waits for its group or for its last token to be read, or was preempted for
             # another one.
-            is_full = len(request.token_ids) >= request.max_num_tokens
-            if count <= 0 or request not in running or is_full:
+            if count <= 0 or request not in running or num_tokens >= request.max_num_tokens:
                 continue
             while not (placed := self._place(request, count)):
                 # The least urgent request that is not scheduled in this step is preempted, which

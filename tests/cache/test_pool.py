@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
@@ -41,8 +42,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=tables, table=tables)
     def fork(self, table: BlockTable) -> object:
         copy = BlockTable()
-        for block in table.blocks:
-            self.pool.share(block)
+        self.pool.share(table.blocks)
         copy.extend(table.blocks)
         self.live.append(copy)
         return multiple(copy)
@@ -79,12 +79,40 @@ def test_blocks_in_turn_touch_no_more_memory_than_blocks_at_once() -> None:
     assert len(touched) == 3
 
 
+@given(st.lists(st.tuples(st.sampled_from("alrsc"), st.integers(1, 8), st.booleans())))
+def test_the_free_list_is_one_list_in_two_parts(actions: list[tuple[str, int, bool]]) -> None:
+    cached: set[int] = set()
+    pool = BlockPool(9, cached.__contains__, cached.discard)
+    free, used = list(range(1, 9)), list[int]()
+    for action, number, is_cached in actions:
+        if action == "a":
+            blocks = pool.allocate(number)
+            assert blocks == (free[:number] if number <= len(free) else None)
+            free, used = (free[number:], [*used, *blocks]) if blocks else (free, used)
+        elif action == "l":
+            cached.discard(number)  # a lost block of the prefix cache keeps its place
+        elif action == "r" and number in used:
+            used.remove(number)
+            (cached.add if is_cached else cached.discard)(number)
+            free = [*free, number] if is_cached else [number, *free]
+            pool.release([number])
+        elif action == "s" and number in free and number in cached:
+            free.remove(number)
+            used.append(number)
+            pool.share([number])
+        elif action == "c" and not used:
+            cached.clear()
+            free.sort()
+            pool.recycle()
+        assert pool.num_free == len(free) and pool.num_used == len(used)
+
+
 def test_misuse_is_refused() -> None:
     pool = BlockPool(3)
     with pytest.raises(ValueError, match="released more often"):
         pool.release([1])
     with pytest.raises(ValueError, match="cannot be shared"):
-        pool.share(2)
+        pool.share([2])
     with pytest.raises(ValueError, match="at least 2"):
         BlockPool(1)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from minivllm.cache.prefix import PrefixIndex, PrefixNode, TokenSequence
@@ -79,6 +80,12 @@ class OffloadTiers:
         self._handed: list[Finished] = []
         self._num_reads = self._num_reads_done = 0
 
+    def known(self, token_ids: TokenSequence) -> list[PrefixNode]:
+        """The nodes that a request with these tokens may begin with in this step: not those that
+        only the disk holds."""
+        nodes = self.prefix.known(token_ids)
+        return [*takewhile(lambda node: node.block or node.slot is not None, nodes)]
+
     def displace(self, block: int) -> None:
         """Note that the device overwrites a cached block. Its content is saved to a host slot,
         unless a tier holds it already or there is no slot."""
@@ -141,7 +148,7 @@ class OffloadTiers:
     def prefetch(self, token_ids: TokenSequence) -> int:
         """Start to read the blocks of these tokens that are on disk only, as far as there are
         slots. Returns the ticket for `has_read`."""
-        nodes = [*self.prefix.known(token_ids)]
+        nodes = self.prefix.known(token_ids)
         self.hold(nodes)
         ticket, reads = 0, []
         for node in nodes:

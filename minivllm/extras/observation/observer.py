@@ -255,8 +255,7 @@ class StepObserver:
     def _needed(self, held: HeldRequest) -> int:
         """Free blocks that a request needs to compute what a step has tokens for."""
         request, cache = held.request, self._cache
-        known = cache.prefix.known(request.reusable_token_ids)
-        nodes = [*takewhile(lambda node: node.block or node.slot is not None, known)]
+        nodes = cache.content.known(request.reusable_token_ids)
         done = request.num_computed_tokens or len(nodes) * cache.block_size
         count = min(request.num_tokens - done, held.num_tokens)
         used = sum(cache.pool.ref_counts[node.block] > 0 for node in nodes if node.block)

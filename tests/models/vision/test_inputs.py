@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.cache.prefix import PrefixIndex
+from minivllm.cache.prefix import PrefixIndex, block_keys
 from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
 
 PIXELS = np.zeros((1, 3, 1, 1), np.uint8)
@@ -54,12 +54,12 @@ def test_a_swapped_picture_of_the_same_size_shares_no_block_from_its_place_on(
     index = PrefixIndex(block_size, 1000)
     own = RequestInputs(tuple(images), tuple(spans)).keyed(tokens)
     node = index.root
-    for block in range(len(tokens) // block_size):
-        node = index.insert(node, index.tokens(own, block), block + 1)
+    for block, key in enumerate(block_keys(own, block_size, range(len(tokens) // block_size)), 1):
+        node = index.insert(node, key, block)
     place = swapped % len(lengths)
     images[place] = image(b"other", lengths[place])
     other = RequestInputs(tuple(images), tuple(spans)).keyed(tokens)
     whole = len(tokens) // block_size
-    assert len([*index.match(own, whole)]) == whole
+    assert len(index.match(own, whole)) == whole
     untouched = min(spans[place].start // block_size, whole)
-    assert len([*index.match(other, whole)]) == untouched
+    assert len(index.match(other, whole)) == untouched

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
-from minivllm.bench.metrics.roofline import causal_pairs, in_windows
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
@@ -20,16 +19,21 @@ from minivllm.bench.targets.liveness import (
     since,
 )
 from minivllm.bench.targets.options import SimulatedOptions
-from minivllm.bench.targets.simulation.simulated_model import free_memory, simulated_model
+from minivllm.bench.targets.simulation.simulated_model import (
+    free_memory,
+    require_no_scores,
+    simulated_model,
+    windowed_reads,
+)
 from minivllm.bench.targets.simulation.simulated_request import (
     TOKEN,
     SimulatedRequest,
     SimulatedTokens,
 )
 from minivllm.bench.targets.simulation.simulated_speculation import simulated_speculation
+from minivllm.bench.targets.simulation.steady_decoding import SteadyDecoding
 from minivllm.bench.targets.simulation.step_times import RooflineTimes
 from minivllm.bench.targets.simulation.tensor_costs import Communication
-from minivllm.cache.eviction.policies import Eviction
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand
 from minivllm.config.compose import build
@@ -37,8 +41,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.events import StepEnded
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.scheduler import Scheduler
-from minivllm.engine.step import ScheduledRequest, StepPlan
-from minivllm.errors import BadInput
+from minivllm.engine.step import StepPlan
 from minivllm.extras.insert_prefix import insert_prefix
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
@@ -56,31 +59,9 @@ ROW = (
 )
 
 
-def _in_windows(
-    costs: dict[str, Any], scheduled: Sequence[ScheduledRequest], context: float, pairs: float
-) -> tuple[float, float]:
-    """Tokens of context that a step reads, and its prompts' pairs: means over layers with and
-    without a window."""
-    window, near, near_pairs = costs["window"], 0, 0.0
-    for part in scheduled:
-        held = part.seq_len
-        near += min(held, window)
-        if part.prefill:
-            near_pairs += causal_pairs(held, part.num_tokens, window)
-    return in_windows(costs, context, near), in_windows(costs, pairs, near_pairs)
-
-
-def _require_no_scores(eviction: Eviction) -> None:
-    if eviction.scored:
-        raise BadInput(
-            f"cache.eviction={eviction.name} goes by attention scores, and nothing is computed in "
-            "a simulation: use cache.eviction=streaming, or engine=minivllm"
-        )
-
-
 class SimulatedEngine(Adapter):
-    """Plans every step with the real scheduler, then lets the time pass that the step would have
-    taken.
+    """Plans steps with the real scheduler, but for those whose plan is known (SteadyDecoding), then
+    lets the time pass that the step would have taken.
 
     No weights are loaded and torch is not imported. Answers go on to `max_tokens`.
 
@@ -118,7 +99,7 @@ class SimulatedEngine(Adapter):
         self._preemption = make_preemption(policy.preemption)
         layout = self._preemption.fit(layout)
         if layout.eviction is not None:
-            _require_no_scores(layout.eviction)
+            require_no_scores(layout.eviction)
             layout.eviction.check(model.windows)
         self._layout = layout
         block_bytes = layout.block_size * costs["kv_bytes_per_token"]
@@ -231,6 +212,13 @@ class SimulatedEngine(Adapter):
         """One step; see BenchEngine. Runs once for every token of every request: kept lean."""
         clock, scheduler = self.clock, self.scheduler
         start = clock.time
+        if self._steady.compute():
+            decoded, context = self._steady.requests, self._steady.context
+            counts = len(decoded), len(decoded), 0
+            milliseconds = self.step_times(*counts, context, 0.0, 0)
+            clock.time += milliseconds / 1e3
+            self._count_step((start, *counts, 0, context, 0), (0.0, milliseconds))
+            return self._sampled([(request, 1) for request in decoded])
         plan = scheduler.plan()
         scheduled = plan.scheduled
         outputs = [self._ended(request, "shed", ()) for request in plan.shed]
@@ -240,10 +228,32 @@ class SimulatedEngine(Adapter):
                 idle_s = min(wake_s, IDLE_S if timeout_s is None else timeout_s)
                 clock.sleep(idle_s if idle_s > 0 else IDLE_S)
             return self._step_ended(plan, outputs)
+        counts, context, pairs = self._begun(plan, start)
+        read: float = context
+        if self._windowed is not None:
+            read, pairs = windowed_reads(self._windowed, scheduled, context, pairs)
+        if drafts := plan.num_drafts:
+            assert self.speculator is not None
+            self.speculator.draft(plan)
+        drafting = 1e3 * (clock.time - start)
+        milliseconds = self.step_times(*counts, read, pairs, drafts)
+        if plan.transfers and self._host_ms_per_block:
+            moved = len(plan.transfers.saves) + len(plan.transfers.loads)
+            milliseconds += moved * self._host_ms_per_block
+        clock.time += milliseconds / 1e3
+        computed, sampling = self._computed(plan)
+        known = (start, *counts, drafts, context, len(scheduler.waiting))
+        self._count_step(known, (drafting, milliseconds))
+        outputs += self._sampled(sampling)
+        return self._step_ended(computed, outputs)
+
+    def _begun(self, plan: StepPlan, start: float) -> tuple[tuple[int, int, int], int, float]:
+        """Note the first steps of requests; requests, tokens and prefill tokens of a step, the
+        tokens that attention reads, and the pairs of its prompts."""
         prefill = context = decoded = 0
         pairs = 0.0
         request: Any  # each is a SimulatedRequest
-        for part in scheduled:
+        for part in plan.scheduled:
             request, first, count, is_prefill, _ = part
             end = first + count
             held = end - request.cache.num_evicted  # see ScheduledRequest.seq_len
@@ -255,36 +265,22 @@ class SimulatedEngine(Adapter):
                     request.begin(start)
             else:
                 decoded += count
-        read: float = context
-        if self._windowed is not None:
-            read, pairs = _in_windows(self._windowed, scheduled, context, pairs)
-        drafts = plan.num_drafts
-        if drafts:
-            assert self.speculator is not None
-            self.speculator.draft(plan)
-        counts = len(scheduled), prefill + decoded, prefill
-        drafting = 1e3 * (clock.time - start)
-        milliseconds = self.step_times(*counts, read, pairs, drafts)
-        if plan.transfers and self._host_ms_per_block:
-            moved = len(plan.transfers.saves) + len(plan.transfers.loads)
-            milliseconds += moved * self._host_ms_per_block
-        clock.time += milliseconds / 1e3
-        computed, sampling = self._computed(plan)
-        if self._num_steps % self._stride == 0:
-            known = (start, *counts, drafts, context, len(scheduler.waiting))
-            self._note(known, (drafting, milliseconds))
-        self._num_steps += 1
-        self._largest_batch = max(self._largest_batch, len(scheduled))
+        return (len(plan.scheduled), prefill + decoded, prefill), context, pairs
+
+    def _sampled(self, sampling: list[tuple[Any, int]]) -> list[EngineOutput]:
+        """Let requests have so many further tokens each, and end those that then have all."""
+        outputs = []
         for request, count in sampling:
             reason = request.grow(count)
             if reason is not None:
-                scheduler.finish(request, reason)
+                self.scheduler.finish(request, reason)
                 outputs.append(self._ended(request, reason, TOKEN * count))
             elif count == 1:
                 outputs.append(request.output)
             else:
                 outputs.append(replace(request.output, token_ids=TOKEN * count))
-        return self._step_ended(computed, outputs)
+        self._steady.note_running()
+        return outputs
 
     def _step_ended(self, plan: StepPlan, outputs: list[EngineOutput]) -> list[EngineOutput]:
         events = self.scheduler.events
@@ -312,17 +308,18 @@ class SimulatedEngine(Adapter):
         del self._requests[request.request_id]
         return replace(request.output, token_ids=token_ids, finish_reason=reason)
 
-    def _note(self, known: tuple[float, ...], times: tuple[float, float]) -> None:
-        """Keep a row of the step; the cache is fullest now, before finished requests leave it."""
-        pool = self.cache.pool
-        slots = (
-            wasted_slots(self.cache, self.scheduler.running),
-            pool.num_used * self.cache.block_size,
-        )
-        self._rows.append((*known, pool.num_used, pool.num_usable, *slots, *times))
-        if len(self._rows) > self._step_rows:
-            self._rows = self._rows[::2]
-            self._stride *= 2
+    def _count_step(self, known: tuple[float, ...], times: tuple[float, float]) -> None:
+        """Count a step, and keep a row of some; the cache is fullest now, before finished requests
+        leave it."""
+        if self._num_steps % self._stride == 0:
+            pool, running = self.cache.pool, self.scheduler.running
+            slots = wasted_slots(self.cache, running), pool.num_used * self.cache.block_size
+            self._rows.append((*known, pool.num_used, pool.num_usable, *slots, *times))
+            if len(self._rows) > self._step_rows:
+                self._rows = self._rows[::2]
+                self._stride *= 2
+        self._num_steps += 1
+        self._largest_batch = max(self._largest_batch, int(known[1]))
 
     def reset(self) -> None:
         """See BenchEngine."""
@@ -355,6 +352,7 @@ class SimulatedEngine(Adapter):
                 lambda tokens: times(tokens, tokens, 0, 0.0, 0.0, 0)
             )
             self.scheduler.rules = (*self.scheduler.rules, self.speculator)
+        self._steady = SteadyDecoding(self.scheduler, self._windowed is None)
         self._base = self._counters()
 
     def steps(self) -> list[dict[str, Any]]:

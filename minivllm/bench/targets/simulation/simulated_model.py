@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from minivllm.bench.metrics.roofline import causal_pairs, in_windows
 from minivllm.bench.targets.options import SimulatedOptions
 from minivllm.bench.targets.simulation.step_times import (
     FittedTimes,
@@ -14,7 +15,9 @@ from minivllm.bench.targets.simulation.step_times import (
     fit_records,
 )
 from minivllm.bench.targets.simulation.tensor_costs import communication, rank_costs
+from minivllm.cache.eviction.policies import Eviction
 from minivllm.config.typed import Config
+from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims
@@ -88,3 +91,26 @@ def free_memory(options: SimulatedOptions, weight_bytes: int) -> int:
             f"{weight_bytes / 1e9:.3g} GB: raise it, or choose a quant with fewer bits"
         )
     return free
+
+
+def windowed_reads(
+    costs: dict[str, Any], scheduled: Sequence[ScheduledRequest], context: float, pairs: float
+) -> tuple[float, float]:
+    """Tokens of context that a step reads, and its prompts' pairs: means over layers with and
+    without a window."""
+    window, near, near_pairs = costs["window"], 0, 0.0
+    for part in scheduled:
+        held = part.seq_len
+        near += min(held, window)
+        if part.prefill:
+            near_pairs += causal_pairs(held, part.num_tokens, window)
+    return in_windows(costs, context, near), in_windows(costs, pairs, near_pairs)
+
+
+def require_no_scores(eviction: Eviction) -> None:
+    """Raises BadInput if an eviction policy goes by what a simulation does not compute."""
+    if eviction.scored:
+        raise BadInput(
+            f"cache.eviction={eviction.name} goes by attention scores, and nothing is computed in "
+            "a simulation: use cache.eviction=streaming, or engine=minivllm"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from minivllm.bench.targets.base import EngineOutput
@@ -65,6 +65,31 @@ class SimulatedTokens(Sequence[Any]):
             pieces.append(runs[run][start - starts[run] : end - starts[run]])
             start, run = end, run + 1
         return tuple(pieces)
+
+    def block_keys(self, size: int, blocks: range) -> list[Hashable]:
+        """What each of these blocks of `size` tokens is compared by: its first position where all
+        its tokens follow on from there, otherwise its slice. So a prompt of thousands of tokens
+        is cut without an object a block.
+
+        Args:
+            blocks: in a row, full.
+        """
+        keys: list[Hashable] = []
+        start, stop = size * blocks.start, size * blocks.stop
+        run = bisect_right(self._starts, start) - 1
+        while start < stop:
+            positions, first = self._runs[run], start - self._starts[run]
+            count = (min(len(positions) - first, stop - start)) // size
+            if count > 0 and isinstance(positions, range) and positions.step == 1:
+                begin = positions.start + first
+                keys += range(begin, begin + count * size, size)
+                start += count * size
+            elif first >= len(positions):
+                run += 1
+            else:
+                keys.append(self[start : start + size])
+                start += size
+        return keys
 
     def extend(self, token_ids: Sequence[Any]) -> None:
         """Append so many tokens to the answer, whatever they are."""
