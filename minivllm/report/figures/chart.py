@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
 from minivllm.report.figures.palette import FAINT, GRID
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PANEL_HEIGHT = 3.9  # inches, of a figure of one row
 NARROW_PANEL = 2.9  # of each panel of one on a narrow sheet, where panels stand below one another
 KEY_HEIGHT = 0.17  # of each of its legend's keys, which have about a line each there
-MAX_TITLE = 44  # characters of a title on a narrow sheet
+LINE = 42  # characters of a line of a title on a narrow sheet, which has up to two
 ROW_HEIGHT = 1.45  # of each row of several
 # how far an axis that begins at zero goes on after the greatest value
 BEYOND_X, BEYOND_Y = 1.05, 1.08
@@ -163,9 +164,8 @@ def draw(chart: Chart, sheet: Sheet) -> Figure:
         if panel.empty:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=FAINT)
         if not title or panel is panels[0]:
-            heading(
-                ax, short(title or panel.title, MAX_TITLE) if sheet.narrow else title or panel.title
-            )
+            words = title or panel.title
+            heading(ax, fill(short(words, 2 * LINE), LINE) if sheet.narrow else words)
     legend_below(figure, [(handle, label) for label, handle in handles.items()])
     return figure
 

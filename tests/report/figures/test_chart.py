@@ -118,8 +118,12 @@ def test_on_a_phone_panels_stand_below_one_another(
         lambda figure: drawn.append(figure) or np.zeros((1, 1, 4), np.uint8),
     )
     series = [Series("a", "#0072B2", [0.0, 1.0], [0.0, 1.0], "line", names=["p", "q"])]
-    panels = [Panel(title, "x", "y", series) for title in "TUV"]
+    long = "KL, nats a token: down and to the left is better"
+    panels = [Panel(title, "x", "y", series) for title in ("T", "U", long)]
     finish(Chart("c", "A chart", "", "", [(name, panels) for name in rows or [""]]))
+    if not rows:  # whole, in lines that a phone has room for
+        title = drawn[1].axes[2].get_title("left")
+        assert title.replace("\n", " ") == long and max(map(len, title.split("\n"))) <= 42
     wide, narrow = ([ax.get_position() for ax in figure.axes] for figure in drawn)
     assert len(wide) == len(narrow) == 3 * max(1, len(rows))
     assert len({round(box.x0, 2) for box in wide}) == 3 and len({box.x0 for box in narrow}) == 1
