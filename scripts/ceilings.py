@@ -22,7 +22,7 @@ from minivllm.bench.records.provenance import provenance
 from minivllm.kernels.device import select_device
 from minivllm.platform import files
 
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("bfloat16", "float16", "float32", "int8")
 
 
 def copy_bandwidth(device: torch.device, size: int) -> float:

@@ -7,10 +7,11 @@
 #   kernel-tests  Triton's kernels, compiled: small shapes against the references, then those of real models
 #   table         the figures that others quote: batch 1, a long prompt
 #   precision     four and eight bits against sixteen, and the other kernel for sixteen
+#   activations   activations in 8 bits beside those in 16: 16 at once, and a long prompt
 #   batching      batch 64: continuous against static batching, on two sets of lengths; the gap between decoding steps
 #   peer          256 requests at once, beside transformers' continuous batching
 #   scaling       what a step costs as requests and context grow
-#   kernels       each kernel by itself against these ceilings
+#   kernels       each kernel by itself against these ceilings: products in every format, decoding, verification of drafts
 #   experts       a mixture of experts, one after another and grouped
 #   correctness   the rest of the ladder, as far as it uses the GPU; that drafts change no token, in graphs of their own
 #   waits         what CUDA graphs, overlapping steps and compiled layers are worth
@@ -19,11 +20,13 @@
 #   speculation   when drafts pay; that they change no token is among correctness
 #   studies       the other studies
 #
-# Each part is meant to fit in 10 minutes on one data-centre GPU, and is cut off after PART_S seconds (default: 560); with
-# CALL_S, all of them together after so many: what runs then is interrupted, has 20 seconds to end, and is archived and
-# collated in about as many; parts that have not begun are left out. What is known by then is in $OUT (default:
-# gpu_results): a log a part, an archive of its records, renewed after each command, and after each part targets.md, what
-# was aimed at beside what all records below runs/ say (scripts/gpu_targets.py). PYTHON chooses the interpreter; nothing
+# Each part is meant to fit in 10 minutes on one data-centre GPU of 80 GB or more, and is cut off after PART_S seconds
+# (default: 560); with CALL_S, all of them together after so many: what runs then is interrupted, has 20 seconds to end, and
+# is archived and collated in about as many; parts that have not begun are left out. So it is when the suite itself is sent
+# TERM, INT or HUP. What is known by then is in $OUT (default: gpu_results): a log a part, an archive of its records, renewed
+# after each command and every KEEP_S seconds (default: 60) of one, and after each part targets.md, what was aimed at beside
+# what all records below runs/ say (scripts/gpu_targets.py). Aims are shares of the limits that each run measures first, and
+# ratios of two arms on one device, so that they are the same for an H100 and an H200. PYTHON chooses the interpreter; nothing
 # is installed. AZURE_TRACE is the path of AzureLLMInferenceTrace_conv.csv (docs/guides/traces.md); without it, what needs it is
 # left out. TESTERS is how many processes test at once (default: 8; compiling is most of it).
 #
@@ -42,9 +45,10 @@ OUT=${OUT:-gpu_results}
 PYTHON=${PYTHON:-python3}
 PART_S=${PART_S:-560}
 CALL_S=${CALL_S:-}
+KEEP_S=${KEEP_S:-60}
 TESTERS=${TESTERS:-8}
 TIMEOUT_S=240 # of a measurement
-ALL="ceilings kernel-tests table precision batching peer scaling kernels experts correctness waits ablation backends speculation studies"
+ALL="ceilings kernel-tests table precision activations batching peer scaling kernels experts correctness waits ablation backends speculation studies"
 PARTS=${*:-$ALL}
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 for part in $PARTS; do # before any of them takes its time
@@ -57,36 +61,69 @@ for part in $PARTS; do # before any of them takes its time
     esac
 done
 mkdir -p "$OUT"
-failed=0
+failed=0 stopped='' child=''
+
+stop() { # whoever ends the suite has what is known: the command that runs is interrupted, no other begins
+    stopped=yes
+    [ -z "$child" ] || kill -INT "$child" 2>/dev/null
+}
+trap stop TERM INT HUP
+
+archive() { # the records of the part, so far; no log: an archive has to stay small
+    local records=() known
+    for known in "${part_names[@]}"; do # only the part's own
+        [ ! -e "runs/$known" ] || records+=("runs/$known")
+        [ ! -e "reports/$known" ] || records+=("reports/$known")
+    done
+    [ ${#records[@]} -gt 0 ] || return 0
+    tar -czf "$OUT/.records" --exclude='*.log' "${records[@]}" 2>>"$1" && mv "$OUT/.records" "$OUT/$part.tar.gz" && return
+    rm -f "$OUT/.records"
+    return 1
+}
+
+keep() { # keep PID: archive every KEEP_S seconds, for whoever kills all of this at once; a file may just be written
+    local nap=''
+    trap '[ -z "$nap" ] || kill "$nap"; exit' TERM
+    while kill -0 "$1" 2>/dev/null; do
+        sleep "$KEEP_S" &
+        nap=$!
+        wait "$nap"
+        archive /dev/null
+    done
+}
 
 run() { # run NAME COMMAND...: add to the log of the part, keep the records, go on after a failure
-    local name=$1 log="$OUT/$part.log" left=$((end_s - SECONDS)) code before records known
+    local name=$1 log="$OUT/$part.log" left=$((end_s - SECONDS)) code before keeper
     shift
     echo "== $name: $*" | tee -a "$log"
-    if [ "$left" -le 0 ]; then
+    if [ "$left" -le 0 ] || [ -n "$stopped" ]; then
         echo "   left out: the time is over" | tee -a "$log"
         failed=1
         return
     fi
     before=$(wc -c <"$log")
-    timeout --foreground --signal=INT --kill-after=20 "$left" "$@" >>"$log" 2>&1
+    part_names+=("$name")
+    timeout --foreground --signal=INT --kill-after=20 "$left" "$@" >>"$log" 2>&1 &
+    child=$!
+    [ -z "$stopped" ] || stop
+    keep "$child" >/dev/null 2>&1 &
+    keeper=$!
+    wait "$child"
     code=$?
+    while kill -0 "$child" 2>/dev/null; do # a signal to the suite has ended the waiting
+        wait "$child"
+        code=$?
+    done
+    child=''
+    kill "$keeper" 2>/dev/null
+    wait "$keeper"
     tail -c "+$((before + 1))" "$log" | tail -n 25
     if [ $code -ne 0 ]; then
         echo "   failed (exit code $code), see $log" | tee -a "$log"
         failed=1
     fi
-    part_names+=("$name")
-    records=()
-    for known in "${part_names[@]}"; do # only the part's own: an archive has to stay small
-        [ ! -e "runs/$known" ] || records+=("runs/$known")
-        [ ! -e "reports/$known" ] || records+=("reports/$known")
-    done
-    [ ${#records[@]} -gt 0 ] || return
-    if ! tar -czf "$OUT/.records" --exclude='*.log' "${records[@]}" 2>>"$log" ||
-        ! mv "$OUT/.records" "$OUT/$part.tar.gz"; then
+    if ! archive "$log"; then
         echo "   the records could not be archived, see $log" | tee -a "$log"
-        rm -f "$OUT/.records"
         failed=1
     fi
 }
@@ -132,7 +169,7 @@ long_prompt() { # long_prompt NAME OVERRIDES...: Qwen3-8B, prompts of 8,192 toke
 LONG="workload.input_len.min=100 workload.input_len.max=1024 workload.output_len.min=100 workload.output_len.max=1024"
 
 for part in $PARTS; do
-    if [ -n "$CALL_S" ] && [ "$SECONDS" -ge "$CALL_S" ]; then
+    if [ -n "$stopped" ] || { [ -n "$CALL_S" ] && [ "$SECONDS" -ge "$CALL_S" ]; }; then
         echo "== $part: left out, since the call's time is over"
         failed=1
         continue
@@ -166,6 +203,13 @@ for part in $PARTS; do
             "pruning.pattern='2:4'" pruning.kernels=dense,semi_structured runtime.cuda_graphs=false \
             arrival=concurrency arrival.concurrency=1,16 batching.max_num_seqs=16 \
             workload.num_requests=16 workload.input_len=128 workload.output_len=129
+        ;;
+    activations)
+        cells gpu-8b-activations model=qwen3_8b model.max_model_len=1024 runtime.overlap=true quant=int8,int4 \
+            quant.activations=none,int8 arrival=concurrency arrival.concurrency=16 batching.max_num_seqs=16 \
+            workload.num_requests=16 workload.input_len=128 workload.output_len=129 measure.repeats=2
+        long_prompt gpu-8b-prompt-activations measure.repeats=2 \
+            'sweep.params=[{quant: bf16}, {quant: "int8,int4", quant.activations: int8}]'
         ;;
     batching)
         # What counts is the steady window: a run ends with a batch that drains, however it is batched.

@@ -179,7 +179,7 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
         synchronise: Callable[[], object] = torch.cuda.synchronize
     else:
         cache, synchronise = last_level_cache() or FALLBACK_CACHE, _nothing
-    knobs = (tuple(task.rows), tuple(task.contexts), tuple(task.formats))
+    knobs = tuple(task.rows), tuple(task.contexts), task.drafts, tuple(task.formats)
     return Setting(model, device, triton, cache, *knobs), synchronise
 
 

@@ -136,6 +136,7 @@ class KernelsOptions(Options):
     group = "task"
     rows: list[int] = field(default_factory=lambda: [1, 4, 16, 64])
     contexts: list[int] = field(default_factory=lambda: [512, 2048])
+    drafts: int = knob(4, at_least=0)
     formats: list[Literal["bf16", "int8", "int4", "nf4", "w8a8", "w4a8"]] = field(
         default_factory=lambda: ["bf16", "int8", "int4", "nf4", "w8a8", "w4a8"]
     )

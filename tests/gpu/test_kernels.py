@@ -24,6 +24,7 @@ from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
 from tests.later import Later
+from tests.quant.kernels import test_narrow as narrow
 from tests.quant.kernels.test_products import Streamed, stored
 
 torch_varlen = Later("minivllm.attention.torch_varlen")
@@ -159,3 +160,18 @@ def test_products_are_within_twice_the_error_of_the_converted_weight(
     plain, out = x @ weight.to(method.dtype).t(), layer(x)
     errors = [float((y.double() - exact).norm() / exact.norm()) for y in (out, plain)]
     assert errors[0] <= 2 * errors[1] + 1e-4, errors
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 300])
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (4096, 12288)])
+@pytest.mark.parametrize("name", narrow.METHODS)
+@torch.inference_mode()
+def test_products_of_8_bits_are_those_of_rounded_activations(
+    name: str, shape: tuple[int, int], rows: int
+) -> None:
+    torch.manual_seed(0)
+    layer = narrow.layer_of(name, (torch.randn(*shape, device="cuda") * 0.02).bfloat16())
+    x = torch.randn(rows, shape[1], device="cuda").bfloat16()
+    exact = narrow.rounded(x, layer.group) @ narrow.stored(layer).t()
+    error = (layer(x).double() - exact).norm() / exact.norm()
+    assert float(error) <= 2 * float((exact.bfloat16().double() - exact).norm() / exact.norm())

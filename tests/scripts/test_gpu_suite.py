@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.config.compose import compose
+from tests.bench.targets.servers.waiting import wait_until
 from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +28,7 @@ PARTS = (
         "kernel-tests",
         "table",
         "precision",
+        "activations",
         "batching",
         "peer",
         "scaling",
@@ -164,6 +168,66 @@ def test_an_archive_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
     assert suite(tmp_path, "scaling", script=script, PATH=path)[0] == 1
     assert "could not be archived" in (out / "scaling.log").read_text()
     assert (out / "scaling.tar.gz").read_bytes() == good and not (out / ".records").exists()
+
+
+def started(tmp_path: Path, then: str, **variables: str) -> subprocess.Popen[bytes]:
+    """The suite's part `waits` in a process group of its own, in a copy of its folder."""
+    script, recorder = copied(tmp_path), tmp_path / "python"
+    recorder.write_text(f'#!/bin/sh\ncase "$1" in scripts/*) exit 0;; esac\n{then}\n')
+    recorder.chmod(0o755)
+    known = {name: value for name, value in os.environ.items() if name not in SUITES_OWN}
+    environment = {**known, "PYTHON": str(recorder), "OUT": str(tmp_path / "out"), **variables}
+    output = subprocess.DEVNULL
+    return subprocess.Popen(
+        ["bash", str(script), "waits", "peer"],
+        env=environment,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+
+
+MEASURES = (
+    "mkdir -p runs/gpu-8b-waits && echo {} > runs/gpu-8b-waits/record.json; touch $OUT/measuring\n"
+)
+
+
+def archived(tmp_path: Path) -> bool:
+    archive = tmp_path / "out" / "waits.tar.gz"
+    if not archive.exists():
+        return False
+    with tarfile.open(archive) as found:
+        return "runs/gpu-8b-waits/record.json" in found.getnames()
+
+
+def test_what_is_measured_is_kept_while_a_command_runs(tmp_path: Path) -> None:
+    """Also where all is killed at once, which leaves no time for anything."""
+    process = started(tmp_path, MEASURES + "exec sleep 60", KEEP_S="1")
+    try:
+        assert wait_until(lambda: archived(tmp_path))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert archived(tmp_path)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_suite_that_is_ended_interrupts_its_command_and_keeps_the_records(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    interrupted = "trap 'touch $OUT/interrupted; exit 130' INT; sleep 60 & wait"
+    process = started(tmp_path, MEASURES + interrupted)
+    try:
+        assert wait_until((tmp_path / "out" / "measuring").exists)
+        process.send_signal(how)
+        assert process.wait(30) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert archived(tmp_path) and (tmp_path / "out" / "interrupted").exists()
+    log = (tmp_path / "out" / "waits.log").read_text()
+    assert "failed (exit code" in log and log.count("left out: the time is over") == 2
+    assert not (tmp_path / "out" / "peer.log").exists()  # no part begins
 
 
 def test_a_part_that_runs_again_begins_its_log_anew(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_best_arm_counts_by_the_median_of_its_blocks(
             )
     text, rows = collated(tmp_path, monkeypatch)
     assert text.startswith(f"# Targets on {H200}\n")
-    assert one(rows, "MBU") == [
+    assert one(rows, "8B", "MBU") == [
         *("83.0 %", "70.0 % to 84.0 %", "at least 80.0 %", "undecided"),
         "`gpu-batch1` model=qwen3_8b runtime.overlap=True (3/3 blocks)",
     ]
@@ -110,7 +110,7 @@ def test_a_verdict_is_that_of_all_blocks(
             record("gpu-batch1", "a", {"model": "qwen3_8b"}, block, roofline=Roofline(mbu=mbu)),
         )
     _, rows = collated(tmp_path, monkeypatch)
-    assert one(rows, "MBU")[:4] == expected
+    assert one(rows, "8B", "MBU")[:4] == expected
 
 
 def test_a_ratio_is_of_two_arms_and_a_figure_below_the_aim_is_missed(
@@ -147,8 +147,8 @@ def test_a_ratio_is_of_two_arms_and_a_figure_below_the_aim_is_missed(
         "undecided",
     ]
     # Of two arms one is there.
-    assert one(rows, "int8")[:4] == ["not measured", "–", "at least 1.45×", "–"]
-    assert one(rows, "int8")[4] == (
+    assert one(rows, "int8 over bf16, decoding")[:4] == ["not measured", "–", "at least 1.45×", "–"]
+    assert one(rows, "int8 over bf16, decoding")[4] == (
         "`gpu-8b-precision`: no record; `gpu-8b-precision` arrival.concurrency=1 quant=bf16: ok"
     )
 
@@ -207,7 +207,7 @@ def test_records_that_cannot_be_read_are_said_where_they_would_count(
         "–",
         "`gpu-8b-prompt`: 2 not readable",
     ]
-    assert one(rows, "MBU")[::4] == [
+    assert one(rows, "8B", "MBU")[::4] == [
         "90.0 %",
         "`gpu-batch1` (1/1 blocks); `gpu-batch1`: 1 not readable",
     ]
@@ -268,7 +268,7 @@ def test_without_a_record_nothing_is_measured(
     assert len(rows) == len(script.TARGETS) and {row[0] for row in rows.values()} == {
         script.MISSING
     }
-    assert "a device that no record names" in text
+    assert "a device that no record names" in text and "No record has measured limits." in text
 
 
 def test_the_suite_measures_every_target(
@@ -286,7 +286,8 @@ def test_the_suite_measures_every_target(
     monkeypatch.setattr(sweeping, "run_sweep", note)
     trace = tmp_path / "azure.csv"
     trace.touch()
-    _, commands = suite(tmp_path, "table", "precision", "batching", "peer", AZURE_TRACE=str(trace))
+    parts = ("table", "precision", "activations", "batching", "peer")
+    _, commands = suite(tmp_path, *parts, AZURE_TRACE=str(trace))
     for _, *words in commands:
         assert cli(*words).code == 0
     # Each arm has figures of its own, so that a target which reads another, or divides the wrong
@@ -319,10 +320,14 @@ def test_the_suite_measures_every_target(
             tpot = tpots.get((choices["quant"], at_once), 7.0)
         figures = Metrics(
             tpot_ms=Percentiles(p50=tpot),
+            ttft_ms=Percentiles(p50=700.0 if choices["quant"] == "bf16" else 500.0),
             output_tokens_per_s=speed if sweep == "gpu-256-requests" else 1.0,
             steady=Window(output_tokens_per_s=speed if "batching" in sweep else 1.0),
         )
         roofline = Roofline(
+            bandwidth_bytes_per_s=4.3e12,
+            matrix_flops_per_s=8e14,
+            matrix_dtype="bfloat16",
             mbu=0.1 if "triton" in sweep else 0.95 if small else 0.85,
             mfu=0.6 if sweep == "gpu-8b-prompt" else 0.7,
             share=0.75 if sweep == "gpu-256-requests" and ours else 0.8,
@@ -338,13 +343,15 @@ def test_the_suite_measures_every_target(
     text, rows = collated(tmp_path / "runs", monkeypatch)
     assert len(rows) == len(load_script("gpu_targets").TARGETS) and "not measured" not in text
     assert "by one block" not in text  # no verdict rests on a single one
+    assert "\nMeasured limits: products of bfloat16 at 800 TFLOP/s, reading at 4.30 TB/s.\n" in text
     assert {name: row[0] for name, row in rows.items()} == {
         "Qwen3-8B, one request: bandwidth used (MBU)": "85.0 %",
-        "Qwen3-0.6B, one request: decoding": "500 tokens/s",
+        "Qwen3-0.6B, one request: bandwidth used (MBU)": "95.0 %",
         "Qwen3-0.6B, 256 requests: share of the run that the limits allow": "75.0 %",
         "Qwen3-0.6B, 256 requests: output tokens/s over transformers' continuous batching "
         "(sdpa, without CUDA graphs, not asynchronous)": "6.25×",
         "Qwen3-8B, a prompt of 8,192 tokens: matrix rate used (MFU)": "60.0 %",
+        "Qwen3-8B, a prompt of 8,192 tokens: int8 with 8-bit activations over bf16": "1.40×",
         "Qwen3-8B, 1 at once: NF4 over bf16, decoding": "2.00×",
         "Qwen3-8B, 16 at once: NF4 over bf16, decoding": "1.25×",
         "Qwen3-8B, 1 at once: int8 over bf16, decoding": "1.50×",

@@ -58,6 +58,7 @@ def setting(triton: bool, model: ModelConfig = DENSE, **changes: Any) -> Setting
         "cache_bytes": 4096,
         "rows": (1, 3),
         "contexts": (40,),
+        "drafts": 2,
         "formats": ("bf16", "int8", "int4", "nf4", "w8a8", "w4a8"),
     }
     return Setting(model, DEVICE if triton else CPU, triton, **(knobs | changes))
@@ -91,10 +92,11 @@ def test_each_cpu_kernel_gives_what_the_reference_gives(part: Any, compiled: Non
 
 @pytest.mark.parametrize("part", [linear, attention, small, sampling])
 def test_each_triton_kernel_gives_what_the_reference_gives(part: Any) -> None:
-    where = setting(True, rows=(2,), cache_bytes=16, formats=("int8", "int4", "nf4"))
+    formats = ("int8", "int4", "nf4", "w8a8", "w4a8")
+    where = setting(True, rows=(2,), cache_bytes=16, formats=formats)
     expected = {
-        linear: {"linear int8", "linear int4", "linear nf4"},
-        attention: {"attention decode", "attention prefill"},
+        linear: {f"linear {form}" for form in formats},
+        attention: {"attention decode", "attention verify", "attention prefill"},
         small: {"sum + RMSNorm", "norm + rotary", "norm + rotary + write", "SwiGLU"},
         sampling: {"sampling greedy", "sampling top_k 20 top_p 0.9", "sampling from all"},
     }
@@ -137,10 +139,14 @@ def test_what_has_to_be_moved_and_computed(compiled: None) -> None:
     head = [case for case in linear.cases(where) if case.part.startswith("lm_head")]
     assert [case.operations for case in head] == [2 * rows * 128 * 64 for rows in (1, 3)]
     assert [case.bytes for case in head] == [2 * (128 * 64 + rows * (128 + 64)) for rows in (1, 3)]
-    decode, _, prefill = attention.cases(where)
+    decode, _, verify, _, prefill = attention.cases(where)
     token = 2 * 1 * 32 * 2  # key and value, one head of 32, two bytes
     assert decode.bytes == 40 * token + 2 * 2 * 32 * 2 + token
     assert decode.operations == 4 * 2 * 32 * 40
+    assert verify.bytes == 40 * token + 3 * (2 * 2 * 32 * 2 + token)
+    assert verify.operations == 4 * 2 * 32 * (38 + 39 + 40)
+    without = [case.kernel for case in attention.cases(setting(False, rows=(1,), drafts=0))]
+    assert without == ["attention decode", "attention prefill"]
     assert prefill.operations == 4 * 2 * 32 * 40 * 41 / 2
 
 

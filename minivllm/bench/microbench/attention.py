@@ -23,10 +23,15 @@ _PIECE = 1024  # tokens written at a time
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Decoding for each context and number of sequences, then one prompt for each context."""
-    for context in setting.contexts:
-        for rows in setting.rows:
-            yield _case(setting, "attention decode", rows, context, 1)
+    """Decoding, then the verification of drafts, for each context and number of sequences; then one
+    prompt for each context."""
+    queries = {"attention decode": 1}
+    if setting.drafts:
+        queries["attention verify"] = setting.drafts + 1
+    for kernel, count in queries.items():
+        for context in setting.contexts:
+            for rows in setting.rows:
+                yield _case(setting, kernel, rows, context, count)
     for context in setting.contexts:
         yield _case(setting, "attention prefill", 1, context, context)
 

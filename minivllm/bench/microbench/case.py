@@ -71,6 +71,7 @@ class Setting:
         cache_bytes: of the last cache before the memory.
         rows: tokens of a product, sequences that decode.
         contexts: tokens that a sequence has.
+        drafts: draft tokens of a sequence that are verified at once; 0 leaves verification out.
         formats: of weights: bf16, int8, int4, nf4; w8a8 and w4a8 are int8 and int4 with activations
             in 8 bits.
     """
@@ -81,6 +82,7 @@ class Setting:
     cache_bytes: int
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
+    drafts: int
     formats: tuple[str, ...]
 
     @property

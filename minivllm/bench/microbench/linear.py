@@ -43,7 +43,8 @@ def cases(setting: Setting) -> Iterator[Case]:
     alone."""
     for name, shape in shapes(setting).items():
         for form in setting.formats:
-            if form in NARROW and (setting.kernels is None or not setting.kernels.has_linear):
+            lacks = setting.kernels is None or not setting.kernels.has_linear
+            if form in NARROW and lacks and not setting.triton:
                 continue  # no kernel of this device multiplies 8 bits
             if name != "lm_head" or form == "bf16":
                 yield from _products(setting, name, shape, form)
@@ -86,14 +87,12 @@ def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.M
     bits = {"bf16": 16, "int8": 8}.get(wide, 4)
     copies = min(MOST_COPIES, setting.copies(weight.numel() * bits / 8))
     context = BuildContext(setting.device, setting.kernels if own or narrow else None)
-    knobs: dict[str, Any] = {}
+    kernel = "triton" if setting.triton else "auto"
+    knobs: dict[str, Any] = {"kernel": kernel if own or narrow else LIBRARIES.get(form)}
     if narrow:
         size = "activation_group_size" if wide == "int8" else "group_size"
         group = math.gcd(weight.shape[1], GROUP)
-        knobs = {"activations": "int8" if own else "none", size: group}
-    else:
-        kernel = ("triton" if setting.triton else "auto") if own else LIBRARIES.get(form)
-        knobs = {"kernel": kernel}
+        knobs |= {"activations": "int8" if own else "none", size: group}
     method = METHODS[wide](**knobs).within(context) if wide in METHODS else None
 
     def make() -> nn.Module:
