@@ -158,7 +158,7 @@ class QwenTower(VisionTower):
         # Residual, norm and projections; queries and keys in float32, rotated in three parts.
         rotated = 5 * hidden + (8 * wide if wide > 1 else 6) * hidden
         attended = 11 * hidden
-        numbers = max(rotated, attended, 2 * hidden + 3 * sizes.inner, self._embedding_numbers)
+        numbers = max(rotated, attended, 3 * (hidden + sizes.inner), self._embedding_numbers)
         numbers += values + pixels + 2 * sizes.head_dim * wide
         # Levels of pixels are looked up by int64 numbers.
         each = max(size * numbers + pixels, (17 + size) * pixels)
