@@ -14,8 +14,10 @@ from typing import Any
 
 from minivllm.errors import BadInput, NotInstalled, first_line, install
 from minivllm.platform.folders import TemporaryFolder
+from minivllm.redaction import hide
 
 OBJECT_STORE = 100_000_000  # bytes: no object is put there, and Ray asks for at least 75 MiB
+MOST = 250  # characters of what Ray says
 NEEDED = "parallel.backend=ray needs Ray"
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -56,7 +58,7 @@ class RayCluster:
                 with _kept_handlers():
                     ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                why = first_line(error.__cause__ or error)  # Ray wraps what a cluster has said
+                why = _said(error.__cause__ or error)  # Ray wraps what a cluster has said
                 raise BadInput(
                     f"parallel.backend=ray: RAY_ADDRESS={address} is no cluster that can be "
                     f"used ({why}); start one with `ray start --head`, or unset "
@@ -111,6 +113,12 @@ class RayCluster:
                 self.ray.shutdown()
             if self._folder is not None:
                 self._folder.close()
+
+
+def _said(error: BaseException) -> str:
+    """An error in a line: the end of a traceback, if there is one in its text."""
+    _, traced, lines = str(error).strip().partition("Traceback (most recent call last):\n")
+    return hide(lines.splitlines()[-1].strip()[:MOST]) if traced else first_line(error)
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

@@ -136,7 +136,7 @@ class Breakdown:
     sample_ms: float | None = None
     emit_ms: float | None = None
     gap_ms: float | None = None
-    collective_ms: float | None = None  # of forward_ms, what collectives took
+    collective_ms: float | None = None  # of forward_ms, what collectives took; null on GPUs
     collective_share: float | None = None  # of the whole step, the gap after it included
 
 
