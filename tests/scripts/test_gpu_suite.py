@@ -215,8 +215,8 @@ def test_what_is_measured_is_kept_while_a_command_runs(tmp_path: Path) -> None:
 def test_a_suite_that_is_ended_interrupts_its_command_and_keeps_the_records(
     how: signal.Signals, tmp_path: Path
 ) -> None:
-    interrupted = "trap 'touch $OUT/interrupted; exit 130' INT; sleep 60 & wait"
-    process = started(tmp_path, MEASURES + interrupted)
+    interrupted = "trap 'touch $OUT/interrupted; exit 130' INT\n"
+    process = started(tmp_path, interrupted + MEASURES + "sleep 60 & wait")
     try:
         assert wait_until((tmp_path / "out" / "measuring").exists)
         process.send_signal(how)

@@ -216,8 +216,11 @@ def test_records_that_cannot_be_read_are_said_where_they_would_count(
 def test_what_cannot_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "none").touch()
-    missing = tmp_path / "none" / "targets.md"
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    missing = tmp_path / "targets.md"
+    monkeypatch.setattr(files, "write_text", full)
     monkeypatch.setattr(
         sys, "argv", ["gpu_targets.py", "--runs", str(tmp_path), "--output", str(missing)]
     )
