@@ -375,7 +375,10 @@ def test_sweep_of_a_plain_task_runs_every_combination(cli: Cli, tasks: str) -> N
 
 
 def test_the_flag_of_a_sweep_may_come_anywhere(cli: Cli, tasks: str) -> None:
-    assert cli(tasks, "task=echo", "-m", "cache.block_size=8,16").out.count("block_size") == 2
+    done = cli(tasks, "task=echo", "-m", "cache.block_size=8,16")
+    assert done.out.count("block_size") == 2
+    order = "2 combinations, in this order: cache.block_size=8; cache.block_size=16\n"
+    assert done.err == order
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int
             print(f"error: {cell.arm.name}: {cell.problem}", file=sys.stderr)
     valid = [cell for cell in cells if cell.config is not None]
     codes = [2] * (len(cells) - len(valid))
+    if len(valid) > 1:  # each prints what it finds, and not what it is
+        names = "; ".join(cell.arm.name for cell in valid)
+        print(f"{len(valid)} combinations, in this order: {names}", file=sys.stderr)
     with _overrides(valid, sweep) as jobs:
         for job in launch(jobs):
             try:
