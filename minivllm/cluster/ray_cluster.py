@@ -23,6 +23,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # GPUs have the numbers that `runtime.device` names, whatever an actor reserves.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's 15 gives an actor a core only where nobody else wants it, this process included.
+    "RAY_worker_niceness": "0",
 }
 
 
