@@ -26,6 +26,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import scan
 from minivllm.errors import BadInput
 from minivllm.platform import files
+from tests.forked import fork_known
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTY = "tests.bench.faulty.FaultyEngine"
@@ -34,6 +35,7 @@ FAULTY = "tests.bench.faulty.FaultyEngine"
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
+    fork_known(monkeypatch)
     # A lock folder of the test's own, so that a benchmark running beside does not hold the tests
     # up.
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
@@ -86,9 +88,8 @@ def record_of(measurement: Measurement) -> dict[str, Any]:
 
 
 def workers() -> list[int]:
-    """Process ids of the workers of this process."""
-    children = psutil.Process().children()
-    return [child.pid for child in children if "minivllm.bench.worker" in child.cmdline()]
+    """Process ids of the workers of this process, which have sessions of their own."""
+    return [child.pid for child in psutil.Process().children() if os.getsid(child.pid) == child.pid]
 
 
 def leftovers(root: Path) -> list[str]:
