@@ -42,8 +42,8 @@ def start(folder: Path, *overrides: str, temporary: Path) -> subprocess.Popen[st
         *SETTINGS,
         *overrides,
     ]
-    # What a launcher starts imports the program anew.
-    is_forked = not any(item.startswith("hydra/launcher=") for item in overrides)
+    # Ray is started by a process that is no fork.
+    is_forked = "hydra/launcher=ray" not in overrides
     return (popen() if is_forked else subprocess.Popen)(
         command,
         cwd=folder,
