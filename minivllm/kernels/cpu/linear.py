@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minivllm.kernels.cpu.chunks import gathered
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.modules import LinearKernel
 
@@ -103,8 +104,7 @@ class PanelLinear(LinearKernel):
             )  # the values of a panel are read in a row
             return nn.Parameter(panels.contiguous(), requires_grad=False)
 
-        whole = torch.cat(list(packed)) if len(packed) > 1 else packed[0]
-        kernels.use_huge_pages_(whole)
+        whole = gathered(packed, kernels.use_huge_pages_)
         self.weight = nn.Parameter(whole, requires_grad=False)  # uint8 [panels, bytes]
         self.scales, self.zeros = by_group(scales), by_group(zeros)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)

@@ -1,0 +1,56 @@
+"""Memory that packed weights share, in pages of 2 MB.
+
+A weight with memory of its own has pages of 4 KB at both ends, up to the next multiple of 2 MB:
+about 2 MB of each, whatever its size. A product of one row waits for a translation at each of these
+pages: on one core of an EPYC 9004, at the median of the calls, the products of a layer of
+Qwen3-0.6B took 1.2 times as long in bfloat16, 1.5 times in int4 and 1.6 times in int8."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 26  # bytes; weights of this size or more stay where they are: their ends count little
+_ALIGNED = 64  # bytes
+_lock = threading.Lock()
+_last: weakref.ref[mmap.mmap] | None = (
+    None  # the chunk that was begun last, while a weight needs it
+)
+_used = 0  # bytes of it
+
+
+def gathered(pieces: Sequence[Tensor], advise: Callable[[Tensor], object]) -> Tensor:
+    """The pieces of a weight as one tensor, in memory that it shares with other weights where it is
+    small.
+
+    Args:
+        pieces: uint8 [panels, bytes] on the CPU.
+        advise: asks for pages of 2 MB for a tensor.
+    """
+    rows, width = sum(len(piece) for piece in pieces), pieces[0].shape[1]
+    if rows * width >= CHUNK:
+        whole = torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
+        advise(whole)
+        return whole
+    return torch.cat(list(pieces), out=_empty((rows, width), advise))
+
+
+def _empty(shape: tuple[int, ...], advise: Callable[[Tensor], object]) -> Tensor:
+    """Memory of a chunk as uint8; a chunk is freed with the last tensor in it."""
+    global _last, _used
+    size = math.prod(shape)
+    with _lock:
+        chunk = None if _last is None else _last()
+        if chunk is None or _used + size > CHUNK:
+            chunk = mmap.mmap(-1, CHUNK, access=mmap.ACCESS_COPY)
+            advise(torch.frombuffer(chunk, dtype=torch.uint8))
+            _last, _used = weakref.ref(chunk), 0
+        begin = _used
+        _used += -(-size // _ALIGNED) * _ALIGNED
+    return torch.frombuffer(chunk, dtype=torch.uint8, count=size, offset=begin).view(shape)
