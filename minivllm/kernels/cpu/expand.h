@@ -40,11 +40,12 @@ inline uint16_t level_of(Format format, int code) {
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest
 }
 
-// Pairs of inputs of a panel, as they lie.
+// Groups of pairs of inputs of a panel, as they lie: several only where rows meet them as they are converted.
 struct Stored {
   Format format;
   const uint8_t* from;
-  int64_t pairs;
+  int64_t pairs;  // of each group
+  int64_t groups = 1;
 };
 
 #ifdef MINIVLLM_BF16_PRODUCTS
@@ -135,25 +136,26 @@ inline void expand(const Stored& stored, const Levels& levels, const char* next,
 constexpr int64_t kStoredRows = kRows;
 
 template <bool coded, int M>
-[[gnu::noinline]] void multiply_stored_into(const uint8_t* from, int64_t pairs, const Levels& levels, const Factor* x,
-                                            int64_t stride, const char* next, const Totals& totals) {
+[[gnu::noinline]] void multiply_stored_into(const Stored& stored, Levels levels, const Factor* x, int64_t stride,
+                                            const char* next, const Totals& totals) {
   constexpr int64_t kBytes = coded ? 64 : 128;  // of a pair
-  sum_pairs<M>(pairs, totals, [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
-    __m512bh b[4];
-    ask(next, kBytes / 64);
-    convert<coded>(from + p * kBytes, levels, b);
-    multiply_pair<M>(x, stride, p, b, held);
-  });
+  const uint8_t* from = stored.from;
+  for (int64_t g = 0, pairs = stored.pairs; g < stored.groups; ++g, from += pairs * kBytes, x += 2 * pairs)
+    sum_pairs<M>(pairs, totals.of_group(g), [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
+      __m512bh b[4];
+      ask(next, kBytes / 64);
+      convert<coded>(from + p * kBytes, levels, b);
+      multiply_pair<M>(x, stride, p, b, held);
+    });
 }
 
-// Totals of x[2 * pairs] times as many inputs of a panel, for up to 6 rows: few enough that the panel is needed nowhere
-// else.
+// Totals of x times as many inputs of a panel, for up to 6 rows: few enough that the panel is needed nowhere else.
 inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
                             const char* next, int64_t, const Totals& totals) {
   with_rows<kStoredRows>(rows, [&](auto count) {
     constexpr auto by_bytes = multiply_stored_into<false, count()>, by_codes = multiply_stored_into<true, count()>;
     const auto multiply = stored.format == Format::kInt8 ? by_bytes : by_codes;
-    multiply(stored.from, stored.pairs, levels, x, stride, next, totals);
+    multiply(stored, levels, x, stride, next, totals);
   });
 }
 
@@ -230,40 +232,44 @@ constexpr int64_t kStoredRows = 2;  // more would convert by quarters, and wait 
 // The sums of all outputs stay in 16 registers, of two rows those of half of them.
 template <Format format, int M>
 [[gnu::noinline]] void multiply_stored_into(const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
-                                            const char* next, const Totals& totals) {
+                                            const char* next, const Totals& all) {
   constexpr int kQuarters = 4 / M, kEights = 2 * kQuarters;
-  const bool fresh = totals.first || totals.scale;
-  float* sums = totals.to;
   alignas(64) float apart[M * kColumns];
-  for (int begin = 0; begin < 4; begin += kQuarters, sums += 8 * kEights) {
-    __m256 held[M][kEights];
-    each<M * kEights>([&](auto i) MINIVLLM_INLINE {
-      constexpr int m = i / kEights, n = i % kEights;
-      held[m][n] = fresh ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + m * kColumns + 8 * n);
-    });
-    const uint8_t* pair = stored.from;
-    for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
-      if (begin == 0) ask(next, panel_bytes(format, 2) / 64);
-      each<kQuarters>([&](auto quarter) MINIVLLM_INLINE {
-        convert<format>(pair, begin + quarter, levels, [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
-          each<M>([&](auto m) MINIVLLM_INLINE {
-            held[m][2 * quarter + i] += x[m * stride + 2 * p] * first;
-            held[m][2 * quarter + i] += x[m * stride + 2 * p + 1] * second;
+  const uint8_t* from = stored.from;
+  for (int64_t g = 0; g < stored.groups; ++g, from += stored.pairs * panel_bytes(format, 2), x += 2 * stored.pairs) {
+    const Totals totals = all.of_group(g);
+    const bool fresh = totals.first || totals.scale;
+    float* sums = totals.to;
+    for (int begin = 0; begin < 4; begin += kQuarters, sums += 8 * kEights) {
+      __m256 held[M][kEights];
+      each<M * kEights>([&](auto i) MINIVLLM_INLINE {
+        constexpr int m = i / kEights, n = i % kEights;
+        held[m][n] = fresh ? _mm256_setzero_ps() : _mm256_loadu_ps(sums + m * kColumns + 8 * n);
+      });
+      const uint8_t* pair = from;
+      for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
+        if (begin == 0) ask(next, panel_bytes(format, 2) / 64);
+        each<kQuarters>([&](auto quarter) MINIVLLM_INLINE {
+          convert<format>(pair, begin + quarter, levels, [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
+            each<M>([&](auto m) MINIVLLM_INLINE {
+              held[m][2 * quarter + i] += x[m * stride + 2 * p] * first;
+              held[m][2 * quarter + i] += x[m * stride + 2 * p + 1] * second;
+            });
           });
         });
+      }
+      float* to = totals.scale ? apart : sums;
+      each<M * kEights>([&](auto i) MINIVLLM_INLINE {
+        constexpr int m = i / kEights, n = i % kEights;
+        _mm256_storeu_ps(to + m * kColumns + 8 * n, held[m][n]);
       });
+      for (int n = 0; totals.scale && n < 8 * kEights; n += kLanes)
+        totals.end<M>(16 * begin + n, [&](auto m) MINIVLLM_INLINE { return load(apart + m * kColumns + n); });
     }
-    float* to = totals.scale ? apart : sums;
-    each<M * kEights>([&](auto i) MINIVLLM_INLINE {
-      constexpr int m = i / kEights, n = i % kEights;
-      _mm256_storeu_ps(to + m * kColumns + 8 * n, held[m][n]);
-    });
-    for (int n = 0; totals.scale && n < 8 * kEights; n += kLanes)
-      totals.end<M>(16 * begin + n, [&](auto m) MINIVLLM_INLINE { return load(apart + m * kColumns + n); });
   }
 }
 
-// Totals of x[2 * pairs] times as many inputs of a panel, for up to 2 rows: few enough that the panel is needed nowhere
+// Totals of x times as many inputs of a panel, for up to 2 rows: few enough that the panel is needed nowhere
 // else.
 inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
                             const char* next, int64_t, const Totals& totals) {

@@ -134,7 +134,9 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
   const int64_t most = tiled ? kTiledRows : kRows, passes = (rows + most - 1) / most;
   const bool once = rows <= (tiled ? kTile : kRows);  // a weight is read once
   const bool direct = !plain && !tiled && rows <= kStoredRows;  // and converted on the way
-  const int64_t width = grouped ? weight.group : plain && tiled && once ? inputs : kPiece;
+  // All groups of a panel that is converted on the way are met in one call.
+  const bool whole = direct ? grouped || !kFloats : plain && tiled && once;
+  const int64_t width = whole ? inputs : grouped ? weight.group : kPiece;
   // Converting a piece and the passes over it share the asking for the next one, or some would wait for memory while
   // others leave it idle.
   const int64_t all = panel_bytes(weight.format, 2 * kPairs) / 64;  // lines of a step
@@ -142,10 +144,11 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
   const int64_t lines = tiled || !plain ? (all + sharers - 1) / sharers : passes > 3 ? 16 : passes > 1 ? 32 : 64;
   for (int64_t k = 0; k < inputs; k += width) {
     const int64_t pairs = std::min(width, inputs - k) / 2, steps = (pairs + kPairs - 1) / kPairs;
-    const int64_t size = panel_bytes(weight.format, 2 * pairs);
+    const int64_t size = panel_bytes(weight.format, direct ? kPiece : 2 * pairs);
     const uint8_t* from = data + panel_bytes(weight.format, k);
     const char* next = reinterpret_cast<const char*>(from) + (once && plain ? kAhead : std::max(size, kAhead));
-    const Stored stored{weight.format, from, pairs};
+    const int64_t together = direct && grouped ? 2 * pairs / weight.group : 1;  // groups
+    const Stored stored{weight.format, from, pairs / together, together};
     if (!plain && !direct) expand(stored, levels, next, lines, scratch);
     const int64_t group = k / weight.group, meta = (panel * groups + group) * kPanel;
     for (int64_t m = 0, pass = 0; m < rows; ++pass) {

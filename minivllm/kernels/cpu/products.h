@@ -48,6 +48,12 @@ struct Totals {
   const float* input_sums;       // of each row, `sums_stride` apart
   int64_t sums_stride;
 
+  // Those of a later group of inputs, which are added.
+  MINIVLLM_INLINE Totals of_group(int64_t g) const {
+    if (g == 0) return *this;
+    return {to, false, scale + g * kColumns, zero ? zero + g * kColumns : nullptr, input_sums + g, sums_stride};
+  }
+
   MINIVLLM_INLINE Vector begin(int64_t m, int64_t column) const {
     return first || scale ? Vector{} : load(to + m * kColumns + column);
   }
@@ -61,10 +67,10 @@ struct Totals {
   }
 
   MINIVLLM_INLINE void add(int64_t m, int64_t column, Vector sum, Vector factor, Vector shift) const {
-    sum *= factor;
-    if (zero) sum += input_sums[m * sums_stride] * shift;
-    float* total = to + m * kColumns + column;
-    store(total, first ? sum : load(total) + sum);
+    float* at = to + m * kColumns + column;
+    Vector total = first ? Vector{} : load(at);
+    if (zero) total = fused(splat(input_sums[m * sums_stride]), shift, total);
+    store(at, fused(sum, factor, total));
   }
 };
 

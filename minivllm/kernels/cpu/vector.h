@@ -66,6 +66,17 @@ inline Vector kept(Vector value) {
   return value;
 }
 
+// a * b + c, rounded once wherever the processor can: GCC would choose anew in each place, and bits would differ.
+inline Vector fused(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
 inline float load_one(const float* from) { return *from; }
 inline float load_one(const Half* from) { return static_cast<float>(from->value); }
 inline float load_one(const BFloat16* from) {
