@@ -175,8 +175,8 @@ void attend(const Attention& a, const T* q, const T* k, const T* v, T* k_cache, 
 #ifdef MINIVLLM_BF16_PRODUCTS
   if constexpr (std::is_same_v<T, BFloat16>)
     if (a.head_dim % kColumns == 0) {
-#ifdef MINIVLLM_MATRIX_UNIT
-      if (may_use_matrix_unit()) return attend_by<MatrixTiles>(a, q, k, v, k_cache, v_cache, out);
+#ifdef MINIVLLM_BF16_TILES
+      if (may_use_bf16_tiles()) return attend_by<MatrixTiles>(a, q, k, v, k_cache, v_cache, out);
 #endif
       return attend_by<PanelTiles>(a, q, k, v, k_cache, v_cache, out);
     }

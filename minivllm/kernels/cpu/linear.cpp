@@ -181,7 +181,7 @@ void linear(const BFloat16* x, int64_t stride, int64_t rows, const Weight& weigh
   const int64_t panels = (weight.outputs + kPanel - 1) / kPanel, inputs = weight.inputs;
   const int64_t most = (std::min(rows, kRowBlock) + kTile - 1) / kTile * kTile;  // rows of a block, in whole tiles
   const Levels levels = levels_of(weight.format);
-  const bool tiled = may_use_matrix_unit() && inputs % kTileInputs == 0 && weight.group % kTileInputs == 0;
+  const bool tiled = may_use_bf16_tiles() && inputs % kTileInputs == 0 && weight.group % kTileInputs == 0;
   thread_local std::vector<TileRow> tiles;
   thread_local std::vector<float> floats, input_sums;
   if (tiled) tiles.resize(most * inputs / kTileInputs);

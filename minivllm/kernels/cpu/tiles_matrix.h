@@ -7,7 +7,7 @@
 #include "matrix_unit.h"
 #include "tiles_bf16.h"
 
-#ifdef MINIVLLM_MATRIX_UNIT
+#ifdef MINIVLLM_BF16_TILES
 
 namespace minivllm {
 
@@ -51,16 +51,16 @@ class MatrixTiles : public CopiedTokens {
     asm volatile("" : : : "memory");  // see multiply_tiles
     clear_sums();
     for (int64_t d = 0; d < dim_; d += kTileInputs, q += kTile) {
-      _tile_loadd(4, q, 64);
-      _tile_loadd(5, keys_[0].at + d, keys_[0].stride);
-      _tile_dpbf16ps(0, 5, 4);
-      _tile_loadd(6, keys_[1].at + d, keys_[1].stride);
-      _tile_dpbf16ps(1, 6, 4);
+      MINIVLLM_TILE_LOAD(4, q, 64);
+      MINIVLLM_TILE_LOAD(5, keys_[0].at + d, keys_[0].stride);
+      MINIVLLM_TILE_BF16_PRODUCTS(0, 5, 4);
+      MINIVLLM_TILE_LOAD(6, keys_[1].at + d, keys_[1].stride);
+      MINIVLLM_TILE_BF16_PRODUCTS(1, 6, 4);
       ask(ahead_keys_, d * kKeys / dim_, kTileInputs * kKeys / dim_);
-      _tile_loadd(7, keys_[2].at + d, keys_[2].stride);
-      _tile_dpbf16ps(2, 7, 4);
-      _tile_loadd(5, keys_[3].at + d, keys_[3].stride);
-      _tile_dpbf16ps(3, 5, 4);
+      MINIVLLM_TILE_LOAD(7, keys_[2].at + d, keys_[2].stride);
+      MINIVLLM_TILE_BF16_PRODUCTS(2, 7, 4);
+      MINIVLLM_TILE_LOAD(5, keys_[3].at + d, keys_[3].stride);
+      MINIVLLM_TILE_BF16_PRODUCTS(3, 5, 4);
     }
     store_sums(transposed, transposed + 256, transposed + 512, transposed + 768, 64);
     for (int64_t j = 0; j < kKeys; j += kTile) {
@@ -89,15 +89,15 @@ class MatrixTiles : public CopiedTokens {
     for (int64_t d = 0; d < dim_; d += 2 * kTileInputs, sums += 4 * kTile) {
       load_sums(sums, sums + kTile, sums + 2 * kTile, sums + 3 * kTile, 64);
       for (int64_t g = 0; g < groups_; ++g) {
-        _tile_loadd(4, weights_.data() + 2 * g * kTile, 64);
-        _tile_loadd(6, values_[g].at + d, values_[g].stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, weights_.data() + (2 * g + 1) * kTile, 64);
-        _tile_dpbf16ps(1, 5, 6);
+        MINIVLLM_TILE_LOAD(4, weights_.data() + 2 * g * kTile, 64);
+        MINIVLLM_TILE_LOAD(6, values_[g].at + d, values_[g].stride);
+        MINIVLLM_TILE_BF16_PRODUCTS(0, 4, 6);
+        MINIVLLM_TILE_LOAD(5, weights_.data() + (2 * g + 1) * kTile, 64);
+        MINIVLLM_TILE_BF16_PRODUCTS(1, 5, 6);
         ask(ahead_values_, d * kKeys / dim_ + g * kTileInputs * kTile / dim_ * 2, kTileInputs * kTile / dim_ * 2);
-        _tile_loadd(7, values_[g].at + d + kTileInputs, values_[g].stride);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
+        MINIVLLM_TILE_LOAD(7, values_[g].at + d + kTileInputs, values_[g].stride);
+        MINIVLLM_TILE_BF16_PRODUCTS(2, 4, 7);
+        MINIVLLM_TILE_BF16_PRODUCTS(3, 5, 7);
       }
       store_sums(sums, sums + kTile, sums + 2 * kTile, sums + 3 * kTile, 64);
     }

@@ -1,6 +1,6 @@
 """The C++ kernels compile for every kind of processor that they have a way for, though only one of
-them is at hand; products of 8 bits also run, with every set of instructions that it has and with
-their twins of plain C++."""
+them is at hand; products also run, with every set of instructions that it has and with their twins
+of plain C++."""
 
 from __future__ import annotations
 
@@ -116,27 +116,33 @@ def product(
     return rounded @ weight.T, np.abs(rounded) @ np.abs(weight.T)
 
 
-@pytest.fixture(params=WAYS)
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
-    """ENTRY, compiled for some instructions."""
-    options, needed = WAYS[request.param]
+def compiled(
+    options: list[str], needed: set[str], text: str, sources: Sequence[Path], folder: Path
+) -> Callable[..., None]:
+    """The function `run` of a C++ program, compiled for some instructions."""
     if COMPILER is None or platform.machine() != "x86_64":
         pytest.skip("needs a C++ compiler for x86-64")
     if needed - flags_here():
         pytest.skip(f"this processor has no {', '.join(sorted(needed - flags_here()))}")
-    (tmp_path / "entry.cpp").write_text(ENTRY)
+    (folder / "entry.cpp").write_text(text)
     flags = [flag for flag in library._FLAGS if not flag.startswith(("-march", "-O", "-fopenmp"))]
     command = [COMPILER, *flags, *options, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{FOLDER}"]
-    files = [tmp_path / "entry.cpp", "-o", tmp_path / "products.so"]
+    files = [folder / "entry.cpp", *sources, "-o", folder / "products.so"]
     done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    entry = ctypes.CDLL(str(tmp_path / "products.so")).run
+    entry = ctypes.CDLL(str(folder / "products.so")).run
 
     def call(numbers: Sequence[int], tensors: Sequence[NDArray[Any] | None]) -> None:
         pointers = (None if t is None else t.ctypes.data_as(ctypes.c_void_p) for t in tensors)
         entry(*map(ctypes.c_long, numbers), *pointers)
 
     return call
+
+
+@pytest.fixture(params=WAYS)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """ENTRY, compiled for some instructions."""
+    return compiled(*WAYS[request.param], ENTRY, [], tmp_path)
 
 
 def test_products_of_8_bits_are_the_same_everywhere(run: Callable[..., None]) -> None:
@@ -165,5 +171,67 @@ def test_products_of_8_bits_are_the_same_everywhere(run: Callable[..., None]) ->
             run((form, OUTPUTS, INPUTS, group, scales_of, rows), tensors)
             outs.append(out)
             limit = 2**-8 * np.abs(exact[:rows]) + 2**-20 * magnitudes[:rows]
+            assert (np.abs(floats(out) - exact[:rows]) <= limit).all(), (form, group, rows)
+        assert all(np.array_equal(out, outs[-1][: len(out)]) for out in outs)
+
+
+# Instructions of the products of 16 bits; the twin is that of the matrix unit.
+BF16_WAYS: dict[str, tuple[list[str], set[str]]] = {
+    "AVX2": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
+    "AVX-512": (["-march=skylake-avx512"], {"avx512bw", "avx512vl", "avx512dq"}),
+    "AVX512-BF16": (["-march=cooperlake"], {"avx512_bf16", "avx512_vnni"}),
+    "the matrix unit's twin": (
+        ["-march=cooperlake", "-DMINIVLLM_TWIN_TILES"],
+        {"avx512_bf16", "avx512_vnni"},
+    ),
+    "the matrix unit": (["-march=sapphirerapids"], {"amx_bf16"}),
+}
+BF16_ENTRY = ENTRY.replace("linear_int8.cpp", "linear.h").replace("linear_int8(", "linear(")
+BF16_ENTRY = BF16_ENTRY.replace("pack_quads(", "pack_panel(").replace(
+    "weight + p * kPanel * inputs",
+    "weight + p * kPanel * inputs * (kind == Format::kBfloat16 ? 2 : 1)",
+)
+# Format, inputs of a scale, whether it has zeros.
+BF16_SHAPES = [
+    (Format.BFLOAT16, INPUTS, False),
+    (Format.INT8, INPUTS, False),
+    (Format.INT8, 32, False),
+    (Format.INT4, 32, True),
+    (Format.INT4, 128, False),
+]
+
+
+@pytest.mark.parametrize("way", BF16_WAYS)
+def test_products_of_16_bits_are_right_with_every_set_of_instructions(
+    way: str, tmp_path: Path
+) -> None:
+    """Weights of all formats; a row has the same bits in any batch."""
+    sources = [FOLDER / "linear.cpp", FOLDER / "linear_int8.cpp"]
+    multiply = compiled(*BF16_WAYS[way], BF16_ENTRY, sources, tmp_path)
+    random = np.random.default_rng(0)
+    for form, group, has_zeros in BF16_SHAPES:
+        groups = INPUTS // group
+        scales, zeros = (bfloat16(random.normal(size=(2, groups, 64))) for _ in range(2))
+        x = bfloat16(random.normal(size=(60, INPUTS)))
+        if form is Format.BFLOAT16:
+            weight: NDArray[Any] = bfloat16(random.normal(size=(OUTPUTS, INPUTS)))
+            dense = floats(weight)
+        else:
+            low, high = (-127, 127) if form is Format.INT8 else (0, 15)
+            weight = random.integers(low, high, (OUTPUTS, INPUTS), endpoint=True).astype(np.int8)
+            scale, zero = (
+                floats(t).transpose(0, 2, 1).reshape(128, -1)[:OUTPUTS].repeat(group, 1)
+                for t in (scales, zeros)
+            )
+            dense = (weight - 8.0 * (low == 0)) * scale + zero * has_zeros
+        exact, magnitudes = floats(x) @ dense.T, np.abs(floats(x)) @ np.abs(dense.T)
+        packed = np.empty((2, 2 * INPUTS * 64), np.uint8)
+        outs = []
+        for rows in (1, 2, 6, 7, 20, 60):
+            out = np.zeros((rows, OUTPUTS), np.uint16)
+            tensors = (weight, scales, zeros if has_zeros else None, x, packed, out)
+            multiply((form, OUTPUTS, INPUTS, group, groups, rows), tensors)
+            outs.append(out)
+            limit = 2**-8 * np.abs(exact[:rows]) + 2**-16 * magnitudes[:rows]
             assert (np.abs(floats(out) - exact[:rows]) <= limit).all(), (form, group, rows)
         assert all(np.array_equal(out, outs[-1][: len(out)]) for out in outs)
