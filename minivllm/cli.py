@@ -258,7 +258,9 @@ def _verbatim(argument: str) -> str:
 
 
 def _complain(error: BadInput, debug: bool) -> int:
-    if any(argument.startswith("query=") for argument in sys.argv):
+    if {"-sc", "--shell-completion"} & {*sys.argv} and any(
+        argument.startswith("query=") for argument in sys.argv
+    ):
         return 2  # a shell completes the command, and would print this amid it
     if debug:  # the user asked Hydra for full errors
         traceback.print_exc()

@@ -162,6 +162,7 @@ def test_interrupted(cli: Cli, tasks: str, flags: list[str]) -> None:
             "ablation.metric=steady: no such figure",
         ),
         (["quan=nf4"], "did you mean quant?"),
+        (["query=nf4"], "query: no such"),  # not a shell's question
         (["cache.block_size=0"], "cache.block_size=0 must be at least 1"),
         (["cache.block_size=4,8"], "add -m to sweep"),
         (["cache.block_size=[4"], "is no override"),

@@ -261,7 +261,7 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
     having = _having(config, seen, part) if seen in GROUPS else []
     if having:
         return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
-    # of a section's few names one that is less close is meant, rather than one of another group
+    # Among a section's few names a less close one is meant, rather than a name of another group.
     if difflib.get_close_matches(part, names, n=1, cutoff=0.6 if "." in seen else 0.8):
         return nearest(part, names)
     leaf = key.rpartition(".")[2]
