@@ -33,10 +33,7 @@ from minivllm.platform.scripts import exit_code, output_file
 
 MISSING = "not measured"
 BATCH = 64  # requests in the decoding steps between which the device should not idle
-FORMS = {
-    "%": (100, 1, " %"),
-    "×": (1, 2, "×"),
-}  # factor, decimals, and what follows
+FORMS = {"%": (100, 1, " %"), "×": (1, 2, "×")}  # factor, decimals, and what follows
 MORE_DECIMALS = 4  # at most, where a figure would read like an aim that it is not
 
 Value = Callable[[Row], float | None]
@@ -242,6 +239,12 @@ LARGE, SMALL = {MODEL: "qwen3_8b"}, {MODEL: "qwen3"}
 ALONE = ("gpu-batch1", "gpu-batch1-triton")
 
 
+def _bandwidth(name: str, model: Mapping[str, object], aim: float) -> Target:
+    """The share of the measured bandwidth that decoding of one request reaches."""
+    what = f"{name}, one request: bandwidth used (MBU)"
+    return Target(what, aim, "%", column("roofline.mbu"), Arms(ALONE, model))
+
+
 def _quantised(quant: str, requests: int) -> Arms:
     return Arms(("gpu-8b-precision",), {**LARGE, QUANT: quant, AT_ONCE: requests})
 
@@ -281,21 +284,9 @@ def _gap(name: str, model: Mapping[str, object]) -> Target:
 
 
 TARGETS = (
-    Target(
-        "Qwen3-8B, one request: bandwidth used (MBU)",
-        0.8,
-        "%",
-        column("roofline.mbu"),
-        Arms(ALONE, LARGE),
-    ),
+    _bandwidth("Qwen3-8B", LARGE, 0.8),
     # 900 tokens/s at 4.3 TB/s: steps of a small model are mostly launches.
-    Target(
-        "Qwen3-0.6B, one request: bandwidth used (MBU)",
-        0.25,
-        "%",
-        column("roofline.mbu"),
-        Arms(ALONE, SMALL),
-    ),
+    _bandwidth("Qwen3-0.6B", SMALL, 0.25),
     Target(
         "Qwen3-0.6B, 256 requests: share of the run that the limits allow",
         0.7,

@@ -31,11 +31,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minivllm.platform.scripts import exit_code, output_file
-
 PAIRS = {"tiny": 20, "qwen3": 12}  # rounds of each checkout in a block
 STEPS = {"tiny": 40, "qwen3": 8}  # of a round
 WARM_UP = 3  # steps before a round
+PROBE = "--probe"  # starts the program as a process of a checkout
 PLANNED = (1, 64, 256)  # running requests
 BATCHES = (1, 32)
 PROMPT = [5, 6, 7]
@@ -133,7 +132,7 @@ class Checkout:
         self.path = path
         paths = [str(path.resolve()), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--probe"],
+            [sys.executable, __file__, PROBE],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -212,20 +211,18 @@ def compared(
 
 def main() -> None:
     """Entry point; see the module's docstring."""
+    from minivllm.platform.scripts import output_file
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("before", type=Path, nargs="?", help="a checkout of the project")
+    parser.add_argument("before", type=Path, help="a checkout of the project")
     parser.add_argument("after", type=Path, nargs="?", default=Path("."), help="another one")
     parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=sorted(STEPS), default=list(STEPS))
-    parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.probe:
-        probe()
-        return
-    if args.before is None or not (args.before / "minivllm").is_dir():
+    if not (args.before / "minivllm").is_dir():
         parser.error("BEFORE must be a checkout of this project, such as a git worktree")
 
     from minivllm.bench.records.identity import code_hash
@@ -256,4 +253,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    if sys.argv[1:] == [PROBE]:  # imports only what every checkout has
+        probe()
+    else:
+        from minivllm.platform.scripts import exit_code
+
+        sys.exit(exit_code(main))

@@ -71,6 +71,21 @@ def test_a_process_answers_with_a_round(monkeypatch: pytest.MonkeyPatch) -> None
         checkout.close()
 
 
+def test_a_process_imports_only_what_every_checkout_has(tmp_path: Path) -> None:
+    (tmp_path / "minivllm").mkdir()
+    (tmp_path / "minivllm" / "__init__.py").write_text(
+        "class LLM:\n"
+        "    def __init__(self, *given, **options):\n"
+        "        print(7.5, flush=True)\n"
+        "        raise SystemExit\n"
+    )
+    checkout = load_script("step_cost").Checkout(tmp_path)
+    try:
+        assert checkout.round_us(("step", "tiny", 1)) == 7.5
+    finally:
+        checkout.close()
+
+
 def test_a_folder_that_is_no_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
