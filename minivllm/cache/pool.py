@@ -140,7 +140,7 @@ class BlockPool:
                 references[block] += 1
         assert references == self.ref_counts, "reference counts differ from the block tables"
         assert references[0] == 0, "the reserved block is in use"
-        free = {*self._front, *self._back}
-        assert all(
-            (block in free) == (references[block] == 0) for block in range(1, self.num_blocks)
-        ), "a block is both free and used, or neither"
+        unused = [block for block in range(1, self.num_blocks) if not references[block]]
+        free = sorted([*self._front, *self._back])
+        assert free == unused, "a block is free and used, neither, or free twice"
+        assert not any(map(self._is_cached, self._front)), "a cached block is not in the back"

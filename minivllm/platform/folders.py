@@ -1,14 +1,15 @@
-"""Folders for a while, which a killed process does not leave behind."""
+"""Temporary folders, which are removed even where the process that has made them is killed."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from types import TracebackType
 
-# Removes a folder once the process that has started it is gone, however that ended. What else
-# ended with that process may be writing into it for a moment yet.
+# Removes a folder once the process that has started this program is gone, however that ended.
+# Processes that end a moment later may still write into the folder, so it tries for ten seconds.
 KEEPER = """
 import os, shutil, sys, time
 sys.stdin.read()
@@ -21,26 +22,30 @@ for _ in range(100):
 
 
 class TemporaryFolder:
-    """A new folder that is removed when this process ends, even by SIGKILL: a process that does
-    nothing else waits for that.
+    """A new folder that is removed when this process ends, even by SIGKILL: a second process waits
+    for that end and removes the folder.
 
     Args:
         prefix: of its name.
         parent: where it is made; None: in the system's folder for temporary files.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or no process can be started.
     """
 
     def __init__(self, prefix: str, parent: str | None = None) -> None:
         self.path = tempfile.mkdtemp(prefix=prefix, dir=parent)
-        self._keeper = subprocess.Popen(
-            (sys.executable, "-I", "-S", "-c", KEEPER, self.path),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a signal to this process's group does not end it
-        )
+        try:
+            self._keeper = subprocess.Popen(
+                (sys.executable, "-I", "-S", "-c", KEEPER, self.path),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a signal to this process's group does not end it
+            )
+        except OSError:
+            os.rmdir(self.path)
+            raise
 
     def __enter__(self) -> str:
         """Its path."""

@@ -1,4 +1,4 @@
-"""Folders for a while: none stays, however the process ends that has made them."""
+"""Temporary folders: none stays, however the process ends that has made it."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def test_what_was_renamed_stays(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         TemporaryFolder("some-", str(tmp_path / "missing"))
+
+
+def test_nothing_is_left_where_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(BlockingIOError):
+        TemporaryFolder("some-", str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("writes_on", [False, True])

@@ -165,7 +165,9 @@ def draw(chart: Chart, sheet: Sheet) -> Figure:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", color=FAINT)
         if not title or panel is panels[0]:
             words = title or panel.title
-            heading(ax, fill(short(words, 2 * LINE), LINE) if sheet.narrow else words)
+            if sheet.narrow:
+                words = fill(short(words, 2 * LINE), LINE, max_lines=2, placeholder="…")
+            heading(ax, words)
     legend_below(figure, [(handle, label) for label, handle in handles.items()])
     return figure
 
