@@ -225,7 +225,8 @@ class PrefixAware(Router):
         self.counters.update(prefix_matches=0, prefix_tokens_matched=0, overloads_avoided=0)
         self._cache, self._weight = cache, load_weight
         self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_replicas)]
-        # By a block's hash its replicas, as the bits of a number; `_bits` are those with one.
+        # The replicas that hold a block, as the bits of a number, by the block's hash; and the bit
+        # of each replica.
         self._holders: dict[int, int] = {}
         self._bits = [1 << replica for replica in range(num_replicas)]
 

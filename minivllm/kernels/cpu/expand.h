@@ -40,7 +40,7 @@ inline uint16_t level_of(Format format, int code) {
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest
 }
 
-// Groups of pairs of inputs of a panel, as they lie: several only where rows meet them as they are converted.
+// Groups of pairs of inputs of a panel, as they lie: several only where they are multiplied during their conversion.
 struct Stored {
   Format format;
   const uint8_t* from;

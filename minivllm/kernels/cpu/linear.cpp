@@ -134,7 +134,7 @@ void panel_product(const Block& block, const Weight& weight, int64_t panel, cons
   const int64_t most = tiled ? kTiledRows : kRows, passes = (rows + most - 1) / most;
   const bool once = rows <= (tiled ? kTile : kRows);  // a weight is read once
   const bool direct = !plain && !tiled && rows <= kStoredRows;  // and converted on the way
-  // All groups of a panel that is converted on the way are met in one call.
+  // All groups of a panel that is converted on the way are multiplied in one call.
   const bool whole = direct ? grouped || !kFloats : plain && tiled && once;
   const int64_t width = whole ? inputs : grouped ? weight.group : kPiece;
   // Converting a piece and the passes over it share the asking for the next one, or some would wait for memory while

@@ -74,7 +74,7 @@ inline void add_bf16_twins(int sums, int x, int weights) {
 
 inline bool may_use_matrix_unit() { return true; }
 
-// See below.
+// The unit's twin of this thread, with the same shapes of tiles as the class below sets.
 struct MatrixUnit {
   explicit MatrixUnit(uint16_t bytes = 64, uint8_t rows_of_second = 16) {
     for (int t = 0; t < 8; ++t) {

@@ -89,7 +89,7 @@ class FittedTimes:
         records: that they came from.
         error: median of |predicted - recorded| / predicted over them.
         what: was fitted.
-        driver_ms: of a row beside them, see `driven`.
+        driver_ms: milliseconds a row for the driving process, see `driven`.
     """
 
     coefficients: tuple[float, ...]
@@ -136,7 +136,7 @@ class RooflineTimes:
         flops: operations a second.
         overhead_ms: of every step.
         communication: between ranks, whose own costs `costs` are; None: there is one.
-        driver_ms: of a row beside them, see `driven`.
+        driver_ms: milliseconds a row for the driving process, see `driven`.
     """
 
     costs: dict[str, Any]
@@ -175,8 +175,8 @@ class RooflineTimes:
 
 
 def driven(driver_ms: float) -> str:
-    """Half a line for the record: what the process that sends requests and reads tokens takes of a
-    replica's core for each token; "" where it has a core of its own."""
+    """The end of a line for the record: what the process that sends requests and reads tokens takes
+    of a replica's core for each row of logits; "" where it has a core of its own."""
     return f"; {1e3 * driver_ms:g} us a token for the driving process" if driver_ms else ""
 
 

@@ -8,7 +8,7 @@ the programs beside it.
 Weights are mapped where the system maps files in pages of 2 MB, and otherwise read into memory that
 asks for such pages, since a weight that is read from end to end for each token needs 512 times
 fewer of them. That memory is one piece: with one for each tensor, both ends of each would lie in
-pages of 4 KB, in bfloat16 a quarter of Qwen3-0.6B and with fewer bits more."""
+pages of 4 KB."""
 
 from __future__ import annotations
 
