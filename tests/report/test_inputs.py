@@ -97,8 +97,8 @@ def sweep(root: Path, study: str, data: st.DataObject, tables_too: bool) -> tupl
             broken = place / folder
             if not tables_too or data.draw(st.booleans()):
                 (broken / "record.json").write_bytes(data.draw(records(study, index)))
-            if tables_too:
-                name = data.draw(st.sampled_from(sorted({*found} & {*PARQUET})))
+            if tables_too and (there := sorted({*found} & {*PARQUET})):
+                name = data.draw(st.sampled_from(there))
                 (broken / name).write_bytes(data.draw(tables(study, index, name)))
     return place, len(files(study))
 

@@ -51,7 +51,7 @@ def test_piped_lines_through_the_command_line(
     assert "--- quant=int8 quant.skip=[]" in result.out
     assert "the texts " in result.out
     for complaint in (
-        "/compare [k=v ...]  also answer",
+        "/compare [k=v ...]  answer with a second engine",
         "/compare nf4: ",
         "workload changes no answer",
         "runtime.cores holds for the whole process",

@@ -202,7 +202,7 @@ def test_a_failure_within_transformers_reaches_the_driver(folder: Path) -> None:
     ("override", "message"),
     [
         ("quant=nf4", "quant=nf4 is not supported by engine=transformers_continuous"),
-        ("batching.chunked_prefill=false", "batching.chunked_prefill=False"),
+        ("batching.chunked_prefill=false", "batching.chunked_prefill=false"),
         ("decoding.repetition_penalty=1.2", "decoding.repetition_penalty=1.2"),
         ("engine.attn_implementation=flash_attention_2", "attn_implementation=flash_attention_2"),
     ],

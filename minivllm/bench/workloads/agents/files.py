@@ -21,6 +21,7 @@ FIELDS = {"weka": "requests and block_size", "tensorrt_llm": "events"}
 MOST_FILES = 100_000
 LARGEST_FILE = 512 * untrusted.MIB  # of one JSON value
 LONGEST_LINE = 64 * untrusted.MIB
+DEEPEST = 100  # levels of lists and objects in a session: 50 of agents
 HELP = (
     "a session is a JSON object with requests and block_size (weka) or events (tensorrt_llm); "
     "lines with timestamp, input_length and output_length are of a bailian or mooncake trace"
@@ -58,13 +59,22 @@ def read_sessions(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
             raise BadInput(f"{where}: not a session of an agent; {HELP}")
         reader = EventReader if known[0] == "tensorrt_llm" else WekaReader
         number += 1
-        try:
-            session = reader(row, where, TextSpace(number), shared).read()
-        except RecursionError:
-            raise BadInput(f"{where}: agents or branches are nested too deeply") from None
-        yield session
+        if _is_deeper(row, DEEPEST):
+            raise BadInput(f"{where}: agents or branches are nested too deeply")
+        yield reader(row, where, TextSpace(number), shared).read()
     if not number:
         raise BadInput(f"{knob} holds no session; {HELP}")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects of a JSON value are nested in more levels."""
+    level = [value]
+    for _ in range(levels):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for ones in inner for one in ones if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _rows(path: Path, knob: str) -> Iterator[tuple[Any, str]]:
