@@ -159,9 +159,10 @@ class QwenTower(VisionTower):
         rotated = 5 * hidden + (8 * wide if wide > 1 else 6) * hidden
         attended = 11 * hidden
         numbers = max(rotated, attended, 3 * (hidden + sizes.inner), self._embedding_numbers)
-        numbers += values + pixels + 2 * sizes.head_dim * wide
+        # Rotations as angles, and as cosines and sines in the order of windows.
+        numbers += values + pixels + 6 * sizes.head_dim * wide
         # Levels of pixels are looked up by int64 numbers.
-        each = max(size * numbers + pixels, (17 + size) * pixels)
+        each = max(size * numbers + pixels + 32, (17 + size) * pixels)  # 32: positions
         return max(MOST_PATCHES, most_tokens * sizes.merge**2) * each
 
     @property
