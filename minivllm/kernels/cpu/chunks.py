@@ -17,10 +17,21 @@ from torch import Tensor
 CHUNK = 1 << 26  # bytes; weights of this size or more stay where they are: their ends count little
 _ALIGNED = 64  # bytes
 _lock = threading.Lock()
-_last: weakref.ref[mmap.mmap] | None = (
-    None  # the chunk that was begun last, while a weight needs it
-)
-_used = 0  # bytes of it
+# The chunk that was begun last, while a weight needs it, and the bytes of it that are used.
+_last: weakref.ref[mmap.mmap] | None = None
+_used = 0
+
+
+def new_memory(size: int, advise: Callable[[Tensor], object]) -> mmap.mmap:
+    """Memory that is nobody else's, from the start of a page on.
+
+    Args:
+        size: bytes, at least 1.
+        advise: asks for pages of 2 MB for a tensor.
+    """
+    memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
+    advise(torch.frombuffer(memory, dtype=torch.uint8))
+    return memory
 
 
 def gathered(pieces: Sequence[Tensor], advise: Callable[[Tensor], object]) -> Tensor:
@@ -46,8 +57,7 @@ def _empty(shape: tuple[int, ...], advise: Callable[[Tensor], object]) -> Tensor
     with _lock:
         chunk = None if _last is None else _last()
         if chunk is None or _used + size > CHUNK:
-            chunk = mmap.mmap(-1, CHUNK, access=mmap.ACCESS_COPY)
-            advise(torch.frombuffer(chunk, dtype=torch.uint8))
+            chunk = new_memory(CHUNK, advise)
             _last, _used = weakref.ref(chunk), 0
         begin = _used
         _used += -(-size // _ALIGNED) * _ALIGNED

@@ -27,6 +27,7 @@ import xxhash
 from torch import Tensor
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.chunks import new_memory
 from minivllm.models.load.checkpoint import Header, read_header
 from minivllm.models.load.names import StoredTensor
 
@@ -162,10 +163,8 @@ class PackedFile:
                 self._each(found, lambda name: xxhash.xxh3_128_hexdigest(_bytes(found[name])))
             else:
                 del mapped  # else the process had the bytes twice
-                memory = torch.frombuffer(
-                    mmap.mmap(-1, max(1, end - begin), access=mmap.ACCESS_COPY), dtype=torch.uint8
-                )
-                advise(memory)
+                read = new_memory(max(1, end - begin), advise)
+                memory = torch.frombuffer(read, dtype=torch.uint8)
                 found = {name: _part(memory, begin, stored) for name, stored in rest.items()}
                 self._each(found, lambda name: _digest(self.path, rest[name], _bytes(found[name])))
             for name in last:
