@@ -159,8 +159,9 @@ class QwenTower(VisionTower):
         rotated = 5 * hidden + (8 * wide if wide > 1 else 6) * hidden
         attended = 11 * hidden
         numbers = max(rotated, attended, 3 * (hidden + sizes.inner), self._embedding_numbers)
-        # Cosines and sines. Twice as much and 32 bytes are an allowance for what a thread of torch's
-        # attention takes on a CPU, about half a megabyte: it counts only where a tower is narrow.
+        # Cosines and sines. Twice as much and 32 bytes are an allowance for what a thread of
+        # torch's attention takes on a CPU, about half a megabyte: it counts only where a tower is
+        # narrow.
         numbers += values + pixels + 6 * sizes.head_dim * wide
         # Levels of pixels are looked up by int64 numbers.
         each = max(size * numbers + pixels + 32, (17 + size) * pixels)
