@@ -53,6 +53,7 @@ DECISIVE = {
     "runtime.cpu_kernels": ("runtime.cpu_kernels",),
     "runtime.cuda_graphs": ("runtime.graph_replays",),
     "runtime.fused_kernels": ("runtime.modules_fused", "decoding.drawn_fused"),
+    "runtime.kernel_choice": ("quant.kernels",),
     "runtime.linear_kernel": ("quant.kernels",),
     "runtime.moe": ("runtime.mixtures_grouped",),
     "runtime.native_layers": ("runtime.native_layers",),

@@ -24,6 +24,7 @@ class RuntimeOptions(Options):
     cores: str | int | None = knob(None, unasked=True)
     determinism: Literal["off", "run", "batch"] = "off"
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
+    kernel_choice: Literal["fixed", "measured"] = knob("fixed", unasked=True)
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
     linear_kernel: Literal["torch", "triton"] = "torch"
     moe: Literal["auto", "grouped", "loop"] = "auto"

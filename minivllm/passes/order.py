@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minivllm.passes.base import RuntimePass
+from minivllm.passes.choose import ChooseKernels
 from minivllm.passes.compile import CompileLayers
 from minivllm.passes.cpu_kernels import UseKernels
 from minivllm.passes.determinism import FixShapes
@@ -37,6 +38,8 @@ BEFORE_ENGINE: tuple[RuntimePass, ...] = (
 )
 # Applied after the engine is built.
 AFTER_ENGINE: tuple[RuntimePass, ...] = (
+    # Times the linear layers that all passes so far have left; native layers copy what it sets.
+    ChooseKernels(),
     # Needs the attention backend of the engine, and replaces whole decoder layers.
     NativeLayers(),
     # Runs the engine to compile it, so no module may change afterwards.

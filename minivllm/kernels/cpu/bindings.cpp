@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "fused.h"
 #include "linear.h"
+#include "linear_int8.h"
 #include "operators.h"
 #include "sampling.h"
 #include "vector.h"
@@ -42,6 +43,8 @@ bool is_dense(const Tensor& tensor, at::ScalarType type, at::IntArrayRef sizes =
 }
 
 bool has_linear_op() { return has_linear(); }
+
+int64_t few_rows_op(int64_t format) { return few_rows(static_cast<Format>(format)); }
 
 // Takes the memory of bfloat16 rows that fill their panels.
 Tensor pack(const Tensor& rows, int64_t format) {
@@ -83,7 +86,7 @@ void use_huge_pages(const Tensor& memory) {
 
 Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& scales,
                  const optional<Tensor>& zeros, const optional<Tensor>& bias, int64_t format, int64_t outputs,
-                 int64_t group) {
+                 int64_t group, int64_t few_rows) {
   const int64_t inputs = x.size(-1);
   TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.scalar_type() == at::kBFloat16, "linear: bfloat16 [rows, inputs]");
   const auto kind = static_cast<Format>(format);
@@ -104,7 +107,7 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
   }
   Tensor out = at::empty({x.size(0), outputs}, x.options());
   const Weight weight{kind,   pointer<uint8_t>(packed), plain ? nullptr : pointer<BFloat16>(*scales),
-                      affine && zeros ? pointer<BFloat16>(*zeros) : nullptr, inputs, outputs, group, scale_groups};
+                      affine && zeros ? pointer<BFloat16>(*zeros) : nullptr, inputs, outputs, group, scale_groups, few_rows};
   linear(pointer<BFloat16>(x), x.stride(0), x.size(0), weight, bias ? pointer<BFloat16>(*bias) : nullptr,
          pointer<BFloat16>(out));
   return out;
@@ -236,10 +239,11 @@ Tensor draw_op(const Tensor& logits, const Tensor& seeds, const Tensor& position
 TORCH_LIBRARY(minivllm_cpu, library) {
   using namespace minivllm;
   library.def("has_linear() -> bool", has_linear_op);
+  library.def("few_rows(int format) -> int", few_rows_op);
   library.def("pack(Tensor(a!) rows, int format) -> Tensor(a!)", pack);
   library.def(
       "linear(Tensor x, Tensor packed, Tensor? scales, Tensor? zeros, Tensor? bias, int format, int outputs, "
-      "int group) -> Tensor",
+      "int group, int few_rows=-1) -> Tensor",
       linear_op);
   library.def("use_huge_pages_(Tensor(a!) memory) -> ()", use_huge_pages);
   library.def("embed(Tensor packed, Tensor token_ids) -> Tensor", embed);

@@ -21,7 +21,8 @@ auto named(const char* name, const Code& code) {
 
 // The arguments of an operator after x, as Python gives them.
 using Norm = std::tuple<Tensor, double>;
-using Linear = std::tuple<Tensor, optional<Tensor>, optional<Tensor>, optional<Tensor>, int64_t, int64_t, int64_t>;
+using Linear =
+    std::tuple<Tensor, optional<Tensor>, optional<Tensor>, optional<Tensor>, int64_t, int64_t, int64_t, int64_t>;
 
 Tensor compute(const Norm& norm, const Tensor& x) {
   return named("minivllm_cpu::rms_norm", [&] { return rms_norm_op(x, std::get<0>(norm), std::get<1>(norm)); });

@@ -43,6 +43,7 @@ class Kernels:
     has_linear: bool
     variant: str  # identifies sources, torch and instruction sets
     compile_s: float  # 0 where they were compiled before
+    few_rows: Callable[..., int]
     pack: Callable[..., Any]
     use_huge_pages_: Callable[..., Any]
     linear: Callable[..., Any]
@@ -120,12 +121,17 @@ def _cached_path() -> Path:
 
 def _processor() -> str:
     """The instruction sets that -march=native uses."""
+    return cpu_info("flags|Features")
+
+
+def cpu_info(names: str) -> str:
+    """What Linux says of the first processor under one of these names."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    flags = re.search(r"^(flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return flags.group(2) if flags else ""
+    found = re.search(rf"^({names})\s*:(.*)$", text, re.MULTILINE)
+    return found.group(2) if found else ""
 
 
 def _compile(path: Path) -> None:

@@ -29,6 +29,8 @@ struct Weight {
   int64_t inputs, outputs;
   int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8); of activations in 8 bits
   int64_t scale_groups;  // of the weight: inputs / group, or 1
+  // Rows up to which the formats of linear_int8.h are multiplied in the way for few rows; -1: `few_rows` of the format.
+  int64_t few_rows = -1;
 };
 
 // Whether this processor and build have the kernel.

@@ -75,6 +75,7 @@ class PanelLinear(LinearKernel):
     # What makes the layer again: its parameters, and numbers and texts beside them.
     parts = ("weight", "scales", "zeros", "bias")
     facts = ("form", "outputs", "group", "kernel_name", "matrix_dtype")
+    few_rows = -1  # rows up to which the way for few rows is taken; -1: as the kernel does
 
     def __init__(
         self,
@@ -128,7 +129,8 @@ class PanelLinear(LinearKernel):
     @property
     def state(self) -> tuple[Tensor | int | None, ...]:
         """The arguments of `kernels.linear` after x."""
-        return self.weight, self.scales, self.zeros, self.bias, self.form, self.outputs, self.group
+        tensors = self.weight, self.scales, self.zeros, self.bias
+        return *tensors, self.form, self.outputs, self.group, self.few_rows
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""

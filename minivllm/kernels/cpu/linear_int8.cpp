@@ -34,8 +34,8 @@ constexpr int kHeld = kLanes == 16 ? 4 : 2;  // vectors of columns whose sums of
 #else
 constexpr int kHeld = kLanes == 16 ? 4 : 1;
 #endif
-// Rows that meet four bits as they are stored, and how many at a time: converting them takes other execution units than
-// products do, so it is cheaper than storing and loading bytes for some passes.
+// Rows that meet four bits as they are stored (where the weight does not say), and how many at a time: converting them
+// takes other execution units than products do, so it is cheaper than storing and loading bytes for some passes.
 constexpr int kDirectPass = kLanes == 16 ? kRows : 1;
 constexpr int64_t kDirectRows = kLanes == 16 ? 8 * kRows : 1;
 
@@ -189,12 +189,13 @@ void expand(const uint8_t* from, int64_t quads, uint8_t* to) {
     });
 }
 
-// All rows times one panel, by the matrix unit if its tiles hold `tile_quads` of inputs.
-void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool grouped, int64_t tile_quads, int64_t panel,
-                   uint8_t* scratch, float* totals, const BFloat16* bias, BFloat16* out) {
+// All rows times one panel, by the matrix unit if its tiles hold `tile_quads` of inputs; `direct`: codes as they are
+// stored.
+void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool grouped, int64_t tile_quads, bool direct,
+                   int64_t panel, uint8_t* scratch, float* totals, const BFloat16* bias, BFloat16* out) {
   const int64_t inputs = weight.inputs, group = weight.group, groups = inputs / group;
-  const bool coded = weight.format == Format::kAffine4Quads, direct = coded && rows <= kDirectRows && !tile_quads;
-  const int64_t most = tile_quads ? 2 * kTileRows : kRows, passes = (rows + most - 1) / most;
+  const bool coded = weight.format == Format::kAffine4Quads;
+  const int64_t most = tile_quads ? 2 * kTileRows : direct ? kDirectPass : kRows, passes = (rows + most - 1) / most;
   const int64_t bytes = coded ? kPanel / 2 : kPanel;  // of an input
   const uint8_t* data = weight.data + panel * inputs * bytes;
   const int64_t width = std::max<int64_t>(1, kPiece / group) * group;
@@ -237,17 +238,23 @@ void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool g
 
 }  // namespace
 
+int64_t few_rows(Format format) {
+  if (format < Format::kInt8Quads) return 0;
+  return may_use_int8_tiles() ? kRows : format == Format::kAffine4Quads ? kDirectRows : 0;
+}
+
 void linear_int8(const BFloat16* x, int64_t stride, int64_t rows, const Weight& weight, const BFloat16* bias,
                  BFloat16* out) {
   const int64_t panels = (weight.outputs + kPanel - 1) / kPanel, inputs = weight.inputs;
   const bool coded = weight.format == Format::kAffine4Quads, grouped = coded || weight.scale_groups > 1;
-  const bool expands = coded && rows > 1;
+  const int64_t few = weight.few_rows < 0 ? few_rows(weight.format) : weight.few_rows;
+  const bool expands = coded && rows > few;
   const int64_t tile_quads = weight.group % (4 * kMostTileQuads) == 0 ? kMostTileQuads : kMostTileQuads / 2;
   Int8Rows values(inputs, weight.group, coded ? offset_of<true>() : offset_of<false>());
   values.resize(std::min(rows, kRowBlock));
   for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
     const int64_t count = std::min(kRowBlock, rows - begin);
-    const bool tiled = count > kRows && may_use_int8_tiles();
+    const bool tiled = count > few && may_use_int8_tiles(), direct = coded && count <= few;
 #pragma omp parallel
     {
       thread_local std::vector<uint8_t> scratch;
@@ -259,8 +266,8 @@ void linear_int8(const BFloat16* x, int64_t stride, int64_t rows, const Weight& 
       for (int64_t m = 0; m < count; ++m) values.set(m, x + (begin + m) * stride);
 #pragma omp for schedule(static)
       for (int64_t panel = 0; panel < panels; ++panel)
-        panel_product(values, count, weight, grouped, tiled ? tile_quads : 0, panel, scratch.data(), totals, bias,
-                      out + begin * weight.outputs);
+        panel_product(values, count, weight, grouped, tiled ? tile_quads : 0, direct, panel, scratch.data(), totals,
+                      bias, out + begin * weight.outputs);
     }
   }
 }

@@ -12,6 +12,11 @@ namespace minivllm {
 void linear_int8(const BFloat16* x, int64_t row_stride, int64_t rows, const Weight& weight, const BFloat16* bias,
                  BFloat16* out);
 
+// Rows up to which the way for few rows is taken where the weight does not say. It multiplies bytes, or codes as they are
+// stored, by dot products; the other way by the matrix unit, or codes after they have become bytes. Both give the same
+// bits. 0: there is one way.
+int64_t few_rows(Format format);
+
 // Of pack_panel: one panel of these formats, from up to 64 rows of a byte for each input.
 void pack_quads(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel);
 

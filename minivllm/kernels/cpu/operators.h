@@ -7,9 +7,10 @@ namespace minivllm {
 using at::Tensor;
 using c10::optional;
 
-// bfloat16 [rows, inputs] to [rows, outputs], on panels that `pack` made.
+// bfloat16 [rows, inputs] to [rows, outputs], on panels that `pack` made; `few_rows` as of Weight.
 Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& scales, const optional<Tensor>& zeros,
-                 const optional<Tensor>& bias, int64_t format, int64_t outputs, int64_t group);
+                 const optional<Tensor>& bias, int64_t format, int64_t outputs, int64_t group,
+                 int64_t few_rows);
 
 // Writes the keys and values of a step to their slots, then attends: [tokens, heads, head_dim].
 Tensor paged_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,

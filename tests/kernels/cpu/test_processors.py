@@ -66,7 +66,7 @@ ENTRY = """
 #include "linear_int8.cpp"
 using namespace minivllm;
 extern "C" __attribute__((visibility("default"))) void run(
-    long format, long outputs, long inputs, long group, long scale_groups, long rows,
+    long format, long outputs, long inputs, long group, long scale_groups, long rows, long few_rows,
     const uint8_t* weight, const BFloat16* scales, const BFloat16* zeros, const BFloat16* x,
     uint8_t* packed, BFloat16* out) {
   const auto kind = static_cast<Format>(format);
@@ -74,7 +74,7 @@ extern "C" __attribute__((visibility("default"))) void run(
   for (long p = 0; p * kPanel < outputs; ++p)
     pack_quads(kind, weight + p * kPanel * inputs, outputs - p * kPanel, inputs,
                packed + p * bytes);
-  const Weight panels{kind, packed, scales, zeros, inputs, outputs, group, scale_groups};
+  const Weight panels{kind, packed, scales, zeros, inputs, outputs, group, scale_groups, few_rows};
   linear_int8(x, inputs, rows, panels, nullptr, out);
 }
 """
@@ -147,7 +147,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
 
 def test_products_of_8_bits_are_the_same_everywhere(run: Callable[..., None]) -> None:
     """Weights are all integers of their format, the extremes in whole rows; every number of rows
-    meets some other part of the kernel."""
+    meets some other part of the kernel, in the way for few rows and in that for many."""
     random = np.random.default_rng(0)
     for form, group, scales_of, has_zeros in SHAPES:
         low, high = (-128, 127) if form is Format.INT8_QUADS else (0, 15)
@@ -168,8 +168,10 @@ def test_products_of_8_bits_are_the_same_everywhere(run: Callable[..., None]) ->
             out = np.zeros((rows, OUTPUTS), np.uint16)
             weight = integers.astype(np.int8)
             tensors = (weight, scales, zeros if has_zeros else None, x, packed, out)
-            run((form, OUTPUTS, INPUTS, group, scales_of, rows), tensors)
-            outs.append(out)
+            for few_rows in (-1, 1, 6, 256):
+                out[:] = 0
+                run((form, OUTPUTS, INPUTS, group, scales_of, rows, few_rows), tensors)
+                outs.append(out.copy())
             limit = 2**-8 * np.abs(exact[:rows]) + 2**-20 * magnitudes[:rows]
             assert (np.abs(floats(out) - exact[:rows]) <= limit).all(), (form, group, rows)
         assert all(np.array_equal(out, outs[-1][: len(out)]) for out in outs)
@@ -230,7 +232,7 @@ def test_products_of_16_bits_are_right_with_every_set_of_instructions(
         for rows in (1, 2, 6, 7, 20, 60):
             out = np.zeros((rows, OUTPUTS), np.uint16)
             tensors = (weight, scales, zeros if has_zeros else None, x, packed, out)
-            multiply((form, OUTPUTS, INPUTS, group, groups, rows), tensors)
+            multiply((form, OUTPUTS, INPUTS, group, groups, rows, -1), tensors)
             outs.append(out)
             limit = 2**-8 * np.abs(exact[:rows]) + 2**-16 * magnitudes[:rows]
             assert (np.abs(floats(out) - exact[:rows]) <= limit).all(), (form, group, rows)
