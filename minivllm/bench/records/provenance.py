@@ -20,6 +20,7 @@ import psutil
 from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.bench.hardware.telemetry import cpu_max_mhz, cpu_mhz
 from minivllm.config.overrides import hidden
+from minivllm.platform.processor import cpu_info
 from minivllm.platform.threads import thread_count, usable_cores, usual_threads
 from minivllm.redaction import hide
 
@@ -112,19 +113,9 @@ def peer_packages(python: str | None) -> dict[str, str] | None:
 @cache
 def cpu() -> dict[str, Any]:
     """Model, cores and the instruction sets of interest."""
-    model, flags = platform.processor() or platform.machine(), set()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                model = value.strip()
-            elif key.strip() in ("flags", "Features"):
-                flags = set(value.split())
-                break
-    except OSError:
-        pass  # not Linux: the model name has to do
+    flags = {*cpu_info("flags|Features").split()}
     return {
-        "model": model,
+        "model": cpu_info("model name") or platform.processor() or platform.machine(),
         "physical_cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
         "usable_cores": usable_cores(),

@@ -6,7 +6,6 @@ way can be found by timing both on the weights themselves."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from minivllm.errors import first_line
-from minivllm.kernels.cpu.library import Kernels, cpu_info
+from minivllm.errors import BadInput, first_line
+from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear
 from minivllm.platform.files import cache_folder, write_json
+from minivllm.platform.processor import cpu_info
+from minivllm.platform.untrusted import read_object
 
 # Seconds of one product: of a layer, rows [rows, in], and the rows up to which the first way is
 # taken.
@@ -52,7 +53,7 @@ def choose(
     Returns:
         The number of layers that were set, and the reason why new choices are not kept.
     """
-    machine = f"{kernels.variant}, {cpu_info('model name').strip()}, {torch.get_num_threads()}"
+    machine = f"{kernels.variant}, {cpu_info('model name')}, {torch.get_num_threads()}"
     shapes: dict[str, list[PanelLinear]] = {}
     for layer in layers:
         if kernels.few_rows(layer.form):
@@ -61,11 +62,10 @@ def choose(
     for key, alike in shapes.items():
         if key not in known:
             own = kernels.few_rows(alike[0].form)
-            new[key] = best(measure(alike, seconds or _seconds), own)
-        chosen = new[key] if key in new else known[key]
+            known[key] = new[key] = best(measure(alike, seconds or _seconds), own)
         for layer in alike:
-            layer.few_rows = chosen
-            layer.kernel_name += f", few rows up to {chosen} as measured"
+            layer.few_rows = known[key]
+            layer.kernel_name += f", few rows up to {layer.few_rows} as measured"
     count = sum(map(len, shapes.values()))
     return count, _keep(choices_file(), new) if new else None
 
@@ -109,14 +109,10 @@ def best(times: Mapping[int, tuple[float, float]], own: int) -> int:
 def read_choices(path: Path) -> dict[str, int]:
     """The choices of a file, by machine and shape; those that are damaged are left out."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_object(path, str(path), limit=_MOST_BYTES)
+    except BadInput:
         return {}
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        return {}
-    kept = content.get("choices")
+    kept = content.get("choices") if content.get("format") == _FORMAT else None
     items = kept.items() if isinstance(kept, dict) else ()
     return {key: bound for key, bound in items if type(bound) is int and bound in BOUNDS}
 

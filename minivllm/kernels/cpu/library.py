@@ -21,6 +21,7 @@ import torch
 from minivllm.errors import BadInput, first_line
 from minivllm.platform.files import cache_folder
 from minivllm.platform.folders import TemporaryFolder
+from minivllm.platform.processor import cpu_info
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"
@@ -121,17 +122,7 @@ def _cached_path() -> Path:
 
 def _processor() -> str:
     """The instruction sets that -march=native uses."""
-    return cpu_info("flags|Features")
-
-
-def cpu_info(names: str) -> str:
-    """What Linux says of the first processor under one of these names."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    found = re.search(rf"^({names})\s*:(.*)$", text, re.MULTILINE)
-    return found.group(2) if found else ""
+    return cpu_info("flags|Features") or platform.processor()
 
 
 def _compile(path: Path) -> None:
