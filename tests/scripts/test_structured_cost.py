@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from minivllm import LLM
+from minivllm.engine.options import StructuredOutputs
 from minivllm.extras.masks.structured import Grammars
 from tests.scripts.load import load_script
+
+
+def hold_until_a_step_is_over(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each compilation begin when a step has ended that began after the compilation's thread:
+    a small schema may be compiled before any step begins."""
+    grammars = cast(Any, llm.engine.launcher.extensions).grammars
+    compile_now, step = grammars.compile, llm.engine.step
+    asked, stepped = threading.Event(), threading.Event()
+
+    def compile_later(outputs: StructuredOutputs) -> Any:
+        asked.set()
+        assert stepped.wait(60)
+        return compile_now(outputs)
+
+    def told() -> Any:
+        is_beside = asked.is_set()
+        done = step()
+        if is_beside:
+            stepped.set()
+        return done
+
+    monkeypatch.setattr(grammars, "compile", compile_later)
+    monkeypatch.setattr(llm.engine, "step", told)
 
 
 def test_masks_steps_and_compilations_are_timed(
@@ -28,4 +54,5 @@ def test_masks_steps_and_compilations_are_timed(
         assert 0 < masked["share"] < 1 and masked["masks_ms"] > 0 < masked["apply_ms"]
         plain = script.steps(llm, None, 8)
         assert plain["share"] == 0 and plain["steps"] >= 5
+        hold_until_a_step_is_over(llm, monkeypatch)
         assert script.beside(llm, 3)["steps"] > 0
