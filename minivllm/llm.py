@@ -156,7 +156,6 @@ class LLM:
         batch: Sequence[EncodedPrompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[RequestOutput]:
-        """See `generate`."""
         chosen = params_of_each(len(batch), params, self.get_default_sampling_params)
         self._warn_of_equal_noise(chosen)
         started = time.perf_counter()

@@ -50,11 +50,9 @@ class Instant:
         self._left: dict[str, int] = {}
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         self._left[request_id] = params.max_tokens or 1
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        """See BenchEngine."""
         outputs = []
         for request_id in list(self._left):
             self._left[request_id] -= 1

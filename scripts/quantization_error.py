@@ -49,7 +49,6 @@ class Collector(Quantizer):
         self.weights: list[Tensor] = []
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See QuantMethod."""
         self.weights.append(weight.clone())
         return PlainLinear(weight, bias)
 

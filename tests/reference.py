@@ -236,7 +236,6 @@ class CausalAttention:
         """Nothing is shared between layers."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         spec, outputs = self.specs[layer], []
         parts = (x.split(batch.query_lens_host) for x in (q, k, v))
         for one_q, one_k, one_v in zip(*parts, strict=True):

@@ -40,7 +40,6 @@ class EagerBackend:
         """The layers share nothing."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         spec = self.specs[layer]
         self.kv.write(layer, batch.slot_mapping, k, v)
         groups = spec.num_heads // spec.num_kv_heads

@@ -75,7 +75,6 @@ class FlashBackend:
         return ragged(batch)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         self.kv.write(layer, batch.slot_mapping, k, v)
         keys, values = self.kv.parts[layer]
         self.counters["launches"] += 1

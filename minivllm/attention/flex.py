@@ -157,7 +157,6 @@ class FlexBackend:
         return looked_at.sum(1, dtype=torch.int32), order.int()
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         plan: FlexPlan = batch.attention
         spec = self.specs[layer]
         self.kv.write(layer, batch.slot_mapping, k, v)

@@ -50,7 +50,6 @@ class InvariantBackend:
         return masks
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         spec = self.specs[layer]
         self.kv.write(layer, batch.slot_mapping, k, v)
         out = torch.empty_like(q)

@@ -126,7 +126,6 @@ class SDPABackend:
         )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         plan: SDPAPlan = batch.attention
         self.kv.write(layer, batch.slot_mapping, k, v)
         if not plan.extends:

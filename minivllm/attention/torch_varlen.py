@@ -72,7 +72,6 @@ class TorchVarlenBackend:
         return VarlenPlan(ragged(batch), sequence_slots(batch, self.kv.layout.block_size)[2])
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         plan: VarlenPlan = batch.attention
         spec = self.specs[layer]
         self.kv.write(layer, batch.slot_mapping, k, v)

@@ -126,7 +126,6 @@ class TritonBackend:
         return Tiles(table, count, block_m, queries, -(-longest // size) if size else 1, size)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         self.write.write(self.kv, layer, batch.slot_mapping, k, v)
         return self._attend(layer, q, batch)
 

@@ -16,7 +16,6 @@ class ContiguousCache(ContiguousOptions):
     kv_dtype = "auto"
 
     def layout(self, demand: CacheDemand) -> CacheLayout:
-        """See CachePolicy."""
         length, slabs = demand.max_model_len, self.num_sequences
         if slabs is None:
             slabs = demand.affordable(self.memory_fraction, length, demand.max_num_seqs)

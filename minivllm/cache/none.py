@@ -16,7 +16,6 @@ class NoCache(NoCacheOptions):
     kv_dtype = "auto"
 
     def layout(self, demand: CacheDemand) -> CacheLayout:
-        """See CachePolicy."""
         length = demand.max_model_len
         slabs = demand.affordable(self.memory_fraction, length, demand.max_num_seqs)
         return CacheLayout(length, slabs + 1, retains_kv=False)

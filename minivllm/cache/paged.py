@@ -25,7 +25,6 @@ class PagedCache(PagedOptions):
         self._policy = make_eviction(self)
 
     def layout(self, demand: CacheDemand) -> CacheLayout:
-        """See CachePolicy."""
         usable, policy = self.num_blocks, self._policy
         if usable is None:
             longest = -(-demand.max_model_len // self.block_size)

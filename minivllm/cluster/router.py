@@ -154,7 +154,6 @@ class RoundRobin(Router):
         self._next = 0
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
-        """See Router."""
         chosen = alive[bisect_left(alive, self._next) % len(alive)]
         self._next = chosen + 1
         return chosen
@@ -166,7 +165,6 @@ class LeastTokens(Router):
     name = "least_tokens"
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
-        """See Router."""
         return self.least_loaded(alive)
 
 
@@ -188,7 +186,6 @@ class StickySession(Router):
         self._most = most_sessions
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
-        """See Router."""
         if request.session is None:
             return self.least_loaded(alive)
         home = self._homes.get(request.session, -1)
@@ -231,7 +228,6 @@ class PrefixAware(Router):
         self._bits = [1 << replica for replica in range(num_replicas)]
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
-        """See Router."""
         size, weight, queued = self._cache.block_size, self._weight, self.queued
         hashes = block_hashes(request.prompt_token_ids, size)
         held = self._num_held(hashes)
@@ -284,14 +280,12 @@ class PrefixAware(Router):
             del self._holders[name]
 
     def lose(self, replica: int) -> list[str]:
-        """See Router."""
         for name in self._held[replica]:
             self._drop(replica, name)
         self._held[replica].clear()
         return super().lose(replica)
 
     def forget_prefixes(self) -> None:
-        """See Router."""
         self._holders.clear()
         for held in self._held:
             held.clear()

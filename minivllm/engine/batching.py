@@ -67,7 +67,6 @@ class Continuous(Batching, ContinuousOptions):
     def candidates(
         self, waiting: WaitingQueue, num_running: int, now_s: float
     ) -> Iterator[Request]:
-        """See BatchingPolicy."""
         return requests_that_fit(waiting.in_order(), self.max_num_seqs - num_running)
 
 

@@ -90,7 +90,6 @@ class ModelRunner:
         self._inputs = StepInputs(device)
 
     def run(self, packed: PackedStep) -> StepResult:
-        """See Executor."""
         batch = self.prepare(packed)
         prepared_s = self.mark("forward")
         return self.sample(packed, self.forward(batch), prepared_s, batch.attention_scores)

@@ -48,6 +48,5 @@ class Recompute:
         return True
 
     def preempt(self, request: Request, cache: CacheManager) -> None:
-        """See Preemption."""
         cache.free(request.cache)
         request.num_computed_tokens = 0

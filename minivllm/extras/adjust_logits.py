@@ -62,7 +62,6 @@ class Adjustments(NamedTuple):
     bits: bytearray  # their masks, int32 [M, ceil(vocab / 32)], see bitmask.py
 
     def apply(self, logits: Tensor) -> None:
-        """See LogitsAdjustment."""
         for one in self.rows:
             one.apply(logits[one.row])
         if self.masked:

@@ -50,39 +50,31 @@ class RequestExtras:
         self.joint: JointDecoding = BeamDecoding(one_by_one)
 
     def step_timer(self, engine: Engine) -> StepTiming:
-        """See Extensions."""
         return StepTiming(engine, self.encoder)
 
     def inputs(self, scheduled: Sequence[ScheduledRequest]) -> EmbeddedRows | None:
-        """See Extensions."""
         return None if self.encoder is None else self.encoder.embedded(scheduled)
 
     def sampled_rows(self, plan: StepPlan) -> SampledRows:
-        """See Extensions."""
         return sampled_rows(plan)
 
     def prepare_params(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-        """See Extensions."""
         if params.structured_outputs is not None:
             self.grammars.compile(params.structured_outputs)
         return token_ids_of_words(params, tokenizer, self.vocab_size)
 
     def detokenizer(self, tokenizer: Tokenizer, request: Request) -> StopStrings:
-        """See Extensions."""
         if request.params.structured_outputs is not None:
             return StructuredText(tokenizer, request, self.grammars)
         return StopStrings(tokenizer, request.token_ids, request.params)
 
     def adjust_logits(self, requests: Sequence[Request], positions: Sequence[int]) -> Adjustments:
-        """See Extensions."""
         return adjust_logits(requests, positions, self.vocab_size, self.grammars)
 
     def logprobs(
         self, logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]
     ) -> Sequence[dict[int, float] | None]:
-        """See Extensions."""
         return top_logprobs(logits, token_ids, [r.params.logprobs for r in requests])
 
     def prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> None:
-        """See Extensions."""
         take_prompt_logprobs(plan, logits)

@@ -82,7 +82,6 @@ class RankBlocks:
         return self._ranks.gather(rows.to(device)).cpu().numpy().tobytes()
 
     def take(self, blocks: Sequence[int], content: bytes) -> None:
-        """See BlockTransfers."""
         shape = len(blocks), self._ranks.size, self._transfers.row_bytes
         rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape)
         self._transfers.fill(torch.tensor(blocks), rows[:, self._ranks.rank])
@@ -107,7 +106,6 @@ class LeadingExecutor:
         return self.part.inner
 
     def run(self, packed: PackedStep) -> StepResult:
-        """See Executor."""
         count = len(self.part.runner.tokens)
         with self.team.together():
             self.team.send("call", self._number, (self._for_others(packed), count))

@@ -40,7 +40,6 @@ class StepTiming:
         self._blocks = cache.pool.num_used, wasted_slots(cache, running)
 
     def emit(self, plan: StepPlan, seq_lens: Sequence[int], marks: Sequence[float | None]) -> None:
-        """See StepTimer."""
         engine, (used, wasted) = self._engine, self._blocks
         ends: list[float] = []
         for mark in marks:
@@ -80,7 +79,6 @@ class StepTiming:
             engine.events.emit(timed)
 
     def emit_pending(self) -> None:
-        """See StepTimer."""
         if self._pending is not None:
             (timed, experts), self._pending = self._pending, None
             self._engine.events.emit(timed._replace(experts_run=experts.values()[0]))

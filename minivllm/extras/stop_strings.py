@@ -28,7 +28,6 @@ class StopStrings(Detokenizer):
         self._held = ""
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
-        """See Detokenizer."""
         if self.stop_reason is not None:
             return ""
         return self._release(super().push(token_id), may_stop)

@@ -62,7 +62,6 @@ class LocalModel:
         return notices + [self.llm.defaults_note()] * bool(self.llm.checkpoint_defaults)
 
     def check(self, decoding: ChatDecoding) -> None:
-        """See TerminalModel."""
         check_streamable(decoding.params)
 
     def answer(
@@ -72,7 +71,6 @@ class LocalModel:
         show: Callable[[bool, str], None],
         watch: Callable[[Answer], None],
     ) -> Answer:
-        """See TerminalModel."""
         config = Config.of(self.llm.config)
         # another LLM may have set another number
         torch.set_num_threads(thread_count(config["runtime"], config.parallel.tensor))
@@ -104,21 +102,17 @@ class LocalModel:
         return {"prompt_token_ids": whole, "multi_modal_data": {"image": images}}, thinking
 
     def cache_use(self) -> str:
-        """See TerminalModel."""
         pool = self.llm.engine.cache.pool
         share = 100 * pool.num_used / max(1, pool.num_usable)
         return f"KV cache {share:.1f} % ({pool.num_used:,} of {pool.num_usable:,} blocks)"
 
     def weights(self) -> str:
-        """See TerminalModel."""
         return f"weights {self.llm.engine.loaded.weight_bytes / 1e6:.1f} MB"
 
     def abort(self) -> None:
-        """See TerminalModel."""
         self.llm.engine.abort_all()
 
     def close(self) -> None:
-        """See TerminalModel."""
         self.llm.close()
 
 

@@ -111,7 +111,6 @@ class RemoteModel:
         raise BadInput(f"{self.form} rejects requests: {'; '.join(errors)}")
 
     def check(self, decoding: ChatDecoding) -> None:
-        """See TerminalModel."""
         check_streamable(decoding.params)
         unknown = [name for name in decoding.given if name not in SENT]
         if unknown:
@@ -126,7 +125,6 @@ class RemoteModel:
         show: Callable[[bool, str], None],
         watch: Callable[[Answer], None],
     ) -> Answer:
-        """See TerminalModel."""
         fields = {name: getattr(decoding.params, name) for name in decoding.given}
         fields[self._limit] = fields.pop("max_tokens", None)
         sent = {name: value for name, value in fields.items() if value is not None}
@@ -193,18 +191,15 @@ class RemoteModel:
             put(error)
 
     def cache_use(self) -> str:
-        """See TerminalModel."""
         return ""
 
     def weights(self) -> str:
-        """See TerminalModel."""
         return ""
 
     def abort(self) -> None:
-        """See TerminalModel."""
+        pass
 
     def close(self) -> None:
-        """See TerminalModel."""
         self._client.close()
 
 

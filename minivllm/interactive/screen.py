@@ -113,15 +113,12 @@ class TextBlocks:
         self._screen, self._headings = screen, headings
 
     def begin(self, index: int) -> None:
-        """See TwoTexts."""
         self._screen.note(f"--- {self._headings[index]}")
 
     def write(self, is_thought: bool, text: str) -> None:
-        """See TwoTexts."""
         self._screen.write(is_thought, text)
 
     def status(self, text: str) -> None:
-        """See TwoTexts."""
         self._screen.status(text)
 
     def mark(self, lengths: Sequence[int]) -> None:
@@ -143,11 +140,9 @@ class TextColumns:
         self._index, self._status, self._drawn_s = 0, "", 0.0
 
     def begin(self, index: int) -> None:
-        """See TwoTexts."""
         self._index = index
 
     def write(self, is_thought: bool, text: str) -> None:
-        """See TwoTexts."""
         self._texts[self._index].append(printable(text), style=THOUGHT if is_thought else None)
         if self.live is not None and time.monotonic() - self._drawn_s >= EVERY_S:
             self.live.refresh()
@@ -158,7 +153,6 @@ class TextColumns:
         self._status = printable(text)
 
     def mark(self, lengths: Sequence[int]) -> None:
-        """See TwoTexts."""
         for text, length in zip(self._texts, lengths, strict=True):
             if length:
                 text.stylize(DIFFERENT, len(text) - length)

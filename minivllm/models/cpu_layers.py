@@ -35,7 +35,6 @@ class CPUAttention(Attention):
     kernels: Kernels
 
     def rotated(self, qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """See Attention."""
         weight, eps = None, 0.0
         if type(self.qk_norm) is HeadNorm:
             weight, eps = self.qk_norm.weight, self.qk_norm.eps
@@ -51,7 +50,6 @@ class CPUMLP(MLP):
     kernels: Kernels
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """See MLP."""
         out: Tensor = self.kernels.silu_and_multiply(gate_up)
         return out
 

@@ -82,7 +82,6 @@ class MoEForCausalLM(LlamaForCausalLM):
 
     @property
     def experts_run(self) -> int | Tensor:
-        """See LlamaForCausalLM."""
         counts = [moe.experts_run for moe in self.mixtures]
         waiting = [count for count in counts if isinstance(count, Tensor)]
         known = sum(count for count in counts if not isinstance(count, Tensor))
@@ -90,7 +89,6 @@ class MoEForCausalLM(LlamaForCausalLM):
 
     @property
     def expert_bytes(self) -> int:
-        """See LlamaForCausalLM."""
         parts = (
             t for moe in self.mixtures for t in (*moe.experts.parameters(), *moe.experts.buffers())
         )

@@ -76,15 +76,12 @@ class SingleRank:
         self.traffic = Traffic()
 
     def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
-        """See Ranks."""
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See Ranks."""
         return x
 
     def least(self, number: int) -> int:
-        """See Ranks."""
         return number
 
 
@@ -133,7 +130,6 @@ class GroupRanks:
             self._group = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
 
     def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
-        """See Ranks."""
         if not x.numel():
             return x
         x, options = x.contiguous(), dist.AllreduceOptions()
@@ -143,7 +139,6 @@ class GroupRanks:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See Ranks."""
         is_root, options = self.rank == 0, dist.GatherOptions()
         options.rootRank = 0
         columns = [torch.empty_like(x) for _ in range(self.size * is_root)]
@@ -153,7 +148,6 @@ class GroupRanks:
         return torch.cat(columns, 1) if is_root else x
 
     def least(self, number: int) -> int:
-        """See Ranks."""
         share = number if self._device.type == "cuda" else number // self.on_this_machine
         return -int(self.all_reduce(torch.tensor([-share], device=self._device), largest=True))
 

@@ -17,11 +17,9 @@ class ChooseKernels:
     name = "choose"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return bool(context.runtime["kernel_choice"] == "measured")
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass."""
         count, problem = 0, None
         if loaded.kernels is not None:
             layers = [one for one in linear_layers(loaded) if isinstance(one, PanelLinear)]

@@ -176,7 +176,6 @@ class CompileLayers:
     name = "compile"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return bool(context.runtime["compile"])
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:

@@ -14,7 +14,6 @@ class UseKernels:
     name = "cpu_kernels"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return context.build.kernels is not None
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:

@@ -57,11 +57,9 @@ class FixShapes:
     name = "determinism"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return bool(context.runtime["determinism"] != "off")
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass."""
         keep_deterministic(loaded.model)
         if context.runtime["determinism"] == "batch":
             make_batch_invariant(loaded, context.device)

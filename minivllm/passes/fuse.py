@@ -20,7 +20,6 @@ class FuseLayers:
         return takes_triton("runtime.fused_kernels", chosen, "off", context.device)
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass."""
         from minivllm.passes.fused import fuse  # imports Triton
 
         return PassReport(self.name, fuse(loaded.model))

@@ -154,16 +154,13 @@ class FusedSandwich(FusedLayer):
 
     @property
     def norm_before_mlp(self) -> nn.Module:
-        """See FusedLayer."""
         return self.pre_feedforward_layernorm
 
     def after_attention(self, out: Tensor) -> Tensor:
-        """See FusedLayer."""
         normed: Tensor = self.post_attention_layernorm(out)
         return normed
 
     def after_mlp(self, out: Tensor) -> Tensor:
-        """See FusedLayer."""
         normed: Tensor = self.post_feedforward_layernorm(out)
         return normed
 
@@ -194,7 +191,6 @@ class FusedDecoder(nn.Module):
         self.rope_of_layer, self.rotaries = inner.rope_of_layer, inner.rotaries
 
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """See Decoder."""
         x, delta = self.embed_tokens(batch.token_ids), None
         if batch.inputs is not None:
             x = batch.inputs.put(x)

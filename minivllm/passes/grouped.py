@@ -67,7 +67,6 @@ class GroupExperts:
     name = "grouped"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return context.build.moe != "loop"
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:

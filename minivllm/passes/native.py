@@ -100,11 +100,9 @@ class NativeLayers:
     name = "native"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return bool(context.runtime["native_layers"])
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass."""
         assert context.engine is not None
         attention = context.engine.runner.attention
         return PassReport(

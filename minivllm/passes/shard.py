@@ -70,7 +70,6 @@ class Shard:
         return part_config(self.whole, self.ranks.size)
 
     def weights(self, source: WeightSource, whole: Shapes) -> WeightSource:
-        """See LoadTransform."""
         if self.before is not None:
             source = self.before.weights(source, whole)
             whole = tensor_shapes(self.model, torch.float32)
@@ -146,7 +145,6 @@ class ShardedWeights:
         return shared
 
     def fill(self, name: str, out: Tensor) -> None:
-        """See WeightSource."""
         whole = torch.empty(self._whole[name] or out.shape, dtype=out.dtype, device=out.device)
         self._source.fill(name, whole)
         part = self._shard.cut(name, whole)
@@ -216,11 +214,9 @@ class ShardLayers:
     name = "shard"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return context.build.ranks.size > 1
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass."""
         model, ranks = loaded.model, context.build.ranks
         wrapped = 0
         for name, module in list(model.named_modules()):

@@ -14,12 +14,10 @@ class StreamLinears:
     name = "streamed"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         chosen = context.runtime["linear_kernel"]
         return takes_triton("runtime.linear_kernel", chosen, "torch", context.device)
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass."""
         from minivllm.quant.kernels.streamed import stream  # imports Triton
 
         return PassReport(self.name, stream(loaded.model))

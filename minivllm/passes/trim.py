@@ -25,10 +25,8 @@ class TrimLastLayer:
     name = "trim"
 
     def is_wanted(self, context: PassContext) -> bool:
-        """See RuntimePass."""
         return trims(context.runtime)
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass."""
         trim(loaded.model)
         return PassReport(self.name, 1)

@@ -23,7 +23,6 @@ class FP8(Quantizer, RowScaled):  # type: ignore[misc]  # see Method.dtype
     name = "fp8"
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See QuantMethod."""
         rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
         scale = self.largest(weight).squeeze(1).float() / _LARGEST
         scale.clamp_(min=torch.finfo(torch.float32).tiny)

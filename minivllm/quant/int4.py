@@ -36,7 +36,6 @@ class Int4(IntegerQuantizer, Int4Options):  # type: ignore[misc]  # see Method.d
     forms = Format.INT4, Format.INT4_QUADS
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See QuantMethod."""
         chunk = _CHUNK if weight.device.type == "cpu" else SLICE
         step = max(ROWS, chunk // weight.shape[1] // ROWS * ROWS)
         make = quantize_symmetric if self.symmetric else quantize

@@ -33,7 +33,6 @@ class Int8(IntegerQuantizer, RowScaled, Int8Options):  # type: ignore[misc]  # s
     forms = Format.INT8, Format.INT8_QUADS
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See QuantMethod."""
         return int8_linear(*quantize(weight, self.largest(weight)), bias, self)
 
 

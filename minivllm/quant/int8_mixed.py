@@ -29,7 +29,6 @@ class Int8Mixed(Quantizer, Int8MixedOptions):  # type: ignore[misc]  # see Metho
         self.library = import_bitsandbytes(self.name)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See QuantMethod."""
         quantized = torch.empty_like(weight, dtype=torch.int8)
         maxima = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
         for rows, out, largest in by_rows(weight, quantized, maxima):

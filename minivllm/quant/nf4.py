@@ -46,7 +46,6 @@ class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Method.dtype
         return import_bitsandbytes(self.name)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See QuantMethod."""
         return self.linear(
             *quantize(self.library, weight, self.block_size, self.double_quant), bias
         )

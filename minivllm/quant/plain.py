@@ -27,7 +27,6 @@ class Plain(Method):
         return False
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See QuantMethod."""
         return plain_linear(weight, bias, self.kernels)
 
 

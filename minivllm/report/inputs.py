@@ -59,7 +59,6 @@ class ReportInputs:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """See `gather`."""
         return gather(self.rows)
 
     @cached_property

@@ -48,7 +48,6 @@ class SafeTracker(Tracker):
                 log.write(f"{warning}\n")
 
     def report(self, name: str, page: Path) -> None:
-        """See Tracker."""
         _attempt(lambda: self.tracker.report(name, page))
 
 

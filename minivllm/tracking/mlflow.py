@@ -43,7 +43,6 @@ class MLflowTracker(MLflowOptions, Tracker):
         self._connected: tuple[Any, str] | None = None
 
     def record(self, directory: Path) -> None:
-        """See Tracker."""
         from mlflow.entities import Metric, Param
 
         record = read_record(directory / storage.RECORD)

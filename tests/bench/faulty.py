@@ -73,7 +73,6 @@ class FaultyEngine:
         )
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         if self.fault == "reject_request":
             raise BadInput("the request is larger than the cache: raise cache.num_blocks")
         self.running[request_id] = params.max_tokens or 1
@@ -139,16 +138,13 @@ class FaultyEngine:
         yield
 
     def reset(self) -> None:
-        """See BenchEngine."""
         self.running.clear()
         self._steps.clear()
 
     def steps(self) -> list[dict[str, Any]]:
-        """See BenchEngine."""
         return list(self._steps)
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """See BenchEngine."""
         return {"engine": {"steps": float(len(self._steps))}}
 
     def text(self, token_ids: list[int]) -> str | None:
@@ -156,10 +152,8 @@ class FaultyEngine:
         return None
 
     def encode(self, text: str) -> list[int]:
-        """See BenchEngine."""
         raise BadInput("no tokenizer")
 
     def close(self) -> None:
-        """See BenchEngine."""
         if self.fault == "native":
             os.write(1, f"closed with {self.token}\n".encode())

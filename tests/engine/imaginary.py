@@ -67,7 +67,6 @@ class SlowDisk:
             self.finished.append(Finished(record, slot, "broken" if failed else None))
 
     def poll(self) -> list[Finished]:
-        """See `Disk`."""
         finished, self.finished = self.finished, []
         return finished
 

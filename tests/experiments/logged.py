@@ -24,7 +24,6 @@ class LoggedEngine(FaultyEngine):
         self._note(f"build {os.getpid()}")
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         self.submitted += 1
         super().submit(request_id, prompt_token_ids, params)
 
@@ -39,7 +38,6 @@ class LoggedEngine(FaultyEngine):
         return super().steps()
 
     def close(self) -> None:
-        """See BenchEngine."""
         self._note(f"close {os.getpid()}")
 
     def _note(self, line: str) -> None:

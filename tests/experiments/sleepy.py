@@ -35,11 +35,9 @@ class SleepyEngine(FaultyEngine):
         self.step_s = STEP_S * (1 + sleep) * math.exp(rng.normal(0, NOISE))
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         super().submit(request_id, list(prompt_token_ids), params)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        """See BenchEngine."""
         if not self.running:
             self.clock.sleep(timeout_s or STEP_S)
             return []
@@ -55,7 +53,6 @@ class SleepyEngine(FaultyEngine):
         return outputs
 
     def steps(self) -> list[dict[str, Any]]:
-        """See BenchEngine."""
         return []
 
     def liveness(self) -> dict[str, dict[str, float | str]]:

@@ -140,7 +140,6 @@ class _Reading:
         return len(self.design.names)
 
     def analysis(self) -> Analysis:
-        """See `Analysis`."""
         metric = self.metric
         noise = self._noise(metric)
         effects, interactions = self._effects(metric, noise), self._interactions(metric)

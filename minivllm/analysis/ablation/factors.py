@@ -36,7 +36,6 @@ class Pair:
 
     @property
     def multiply(self) -> bool | None:
-        """See `statistics.multiply`."""
         return statistics.multiply(self.estimate.ratio, self.estimate.low, self.estimate.high)
 
     @property

@@ -53,7 +53,6 @@ class CPUBackend:
         """The layers share nothing."""
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
-        """See AttentionBackend."""
         out: Tensor = self.kernel(q, k, v, *self.arguments(layer, batch))
         return out
 

@@ -163,7 +163,6 @@ class GroupMeter(CounterMeter):
         self._first = self._latest
 
     def end_window(self, idle_watts: float | None = None) -> Energy:
-        """See CounterMeter."""
         energy = super().end_window(idle_watts)
         self.each = []
         for first, last in zip(self._first, self._latest, strict=True):

@@ -18,11 +18,9 @@ class Adapter:
     tokenizer: Tokenizer | None
 
     def text(self, token_ids: list[int]) -> str | None:
-        """See BenchEngine."""
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids)
 
     def encode(self, text: str) -> list[int]:
-        """See BenchEngine."""
         if self.tokenizer is None:
             raise BadInput("this checkpoint has no tokenizer: the workload must give token ids")
         return self.tokenizer.encode(text)

@@ -51,11 +51,9 @@ class EnginePictures:
         return cls.of(Pictures(fitting_processor(options, source), tokenizer, options))
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[str]) -> tuple[int, ...]:
-        """See PictureReader."""
         return tuple(self.prompts.insert(token_ids, self._images(pictures))[0])
 
     def parts(self, token_ids: Sequence[int], names: Sequence[str]) -> list[tuple[int, ...] | str]:
-        """See PictureReader."""
         processor, tokenizer, ids = self.prompts.processor, self.prompts.tokenizer, tuple(token_ids)
         at = self.image_mark.index(processor.image_token_id)
         before, after = self.image_mark[:at], self.image_mark[at + 1 :]
@@ -80,7 +78,6 @@ class EnginePictures:
         return [self._drawn[name] for name in names]
 
     def note(self, request_id: str, names: Sequence[str]) -> None:
-        """See SeeingEngine.note_images."""
         self._noted[request_id] = tuple(names)
 
     def take(self, request_id: str, token_ids: Sequence[int]) -> RequestInputs | None:
@@ -104,7 +101,6 @@ class SentPictures(EnginePictures):
         self._uris: dict[str, str] = {}
 
     def expand(self, token_ids: Sequence[int], pictures: Sequence[str]) -> tuple[int, ...]:
-        """See PictureReader."""
         for name in pictures:
             self._uri(name)
         return super().expand(token_ids, pictures)

@@ -166,14 +166,12 @@ class MinivllmEngine(Adapter):
             self._started.setdefault(event.request.request_id, event.time_s)
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         inputs = None
         if self.pictures is not None:
             inputs = self.pictures.take(request_id, prompt_token_ids)
         self.engine.add_request(request_id, prompt_token_ids, params, False, inputs)
 
     def note_images(self, request_id: str, names: Sequence[str]) -> None:
-        """See SeeingEngine."""
         require_pictures(self.pictures).note(request_id, names)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
@@ -208,7 +206,6 @@ class MinivllmEngine(Adapter):
         put_prefix(self.engine.cache, self.engine.transfers, token_ids, content)
 
     def reset(self) -> None:
-        """See BenchEngine."""
         self.engine.abort_all()
         if not self._keep_prefixes:
             self.engine.cache.reset_prefix_cache()
@@ -218,7 +215,6 @@ class MinivllmEngine(Adapter):
         self.recount()
 
     def recount(self) -> None:
-        """See PrimedEngine."""
         self.engine.abort_all()
         if self._speculator is not None:
             self._speculator.reset()
@@ -231,7 +227,6 @@ class MinivllmEngine(Adapter):
             torch.cuda.reset_peak_memory_stats()
 
     def steps(self) -> list[dict[str, Any]]:
-        """See BenchEngine."""
         rows = [step._asdict() for step in self._steps]
         if self._ranks.size > 1:
             for row, ms in zip(rows, self._collective_ms, strict=True):
@@ -239,7 +234,6 @@ class MinivllmEngine(Adapter):
         return rows
 
     def speculation(self) -> SpeculationReport | None:
-        """See SpeculatingEngine."""
         if (speculator := self._speculator) is None:
             return None
         proposer = speculator.proposer
@@ -273,7 +267,6 @@ class MinivllmEngine(Adapter):
         return {**counters, **groups, **vision, "parallel": self._ranks.counters()}
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """See BenchEngine."""
         loaded, kv, attention = self.engine.loaded, self.engine.kv, self.engine.runner.attention
         library = {"library": attention.library} if isinstance(attention, LibraryBackend) else {}
         graphs = self._graphs
@@ -320,19 +313,15 @@ class MinivllmEngine(Adapter):
         }
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
-        """See LogitsEngine."""
         return sequence_logits(self.engine, token_ids).cpu().numpy()
 
     def observe(self, sink: Callable[[StepBundle], None]) -> StepObserver:
-        """See Observable."""
         return StepObserver(self.engine.scheduler, sink)
 
     def phases(self) -> AbstractContextManager[None]:
-        """See ProfiledEngine."""
         return phase_ranges(self.engine)
 
     def close(self) -> None:
-        """See BenchEngine."""
         if "engine" in self.__dict__:
             self.__dict__.pop("engine").close()
         if torch.cuda.is_available():

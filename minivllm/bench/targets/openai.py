@@ -270,7 +270,6 @@ class OpenAIEngine(Adapter):
     # ---- requests
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         self.submit_chat(request_id, None, prompt_token_ids, params)
 
     def submit_chat(
@@ -280,7 +279,6 @@ class OpenAIEngine(Adapter):
         prompt_token_ids: list[int],
         params: SamplingParams,
     ) -> None:
-        """See ChatEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
         if params.ignore_eos and not self._bodies.past_end:
             raise BadInput(
@@ -297,7 +295,6 @@ class OpenAIEngine(Adapter):
         self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
 
     def note_images(self, request_id: str, names: Sequence[str]) -> None:
-        """See SeeingEngine."""
         require_pictures(self.pictures).note(request_id, names)
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +388,6 @@ class OpenAIEngine(Adapter):
         return "messages" if self.info.takes_chat else "text" if self._bodies.as_text else "ids"
 
     def close(self) -> None:
-        """See BenchEngine."""
         for task, _ in self._tasks.values():
             task.cancel()
         self._client.close()

@@ -188,14 +188,12 @@ class TransformersEngine(Adapter):
         self._largest_batch = 0
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._ids)
         self._ids.add(request_id)
         images = None if self.pictures is None else self.pictures.take(request_id, prompt_token_ids)
         self.waiting.append(_Request(request_id, prompt_token_ids, max_tokens, params, images))
 
     def note_images(self, request_id: str, names: Sequence[str]) -> None:
-        """See SeeingEngine."""
         require_pictures(self.pictures).note(request_id, names)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
@@ -369,7 +367,6 @@ class TransformersEngine(Adapter):
         return list(self.step_rows)
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """See BenchEngine."""
         counts: dict[str, float | str] = {name: float(count) for name, count in self.counts.items()}
         if self._static:
             model = self._loaded.model
@@ -391,7 +388,6 @@ class TransformersEngine(Adapter):
         }
 
     def close(self) -> None:
-        """See BenchEngine."""
         self.reset()
         self._jobs.put(None)
         self._thread.join()

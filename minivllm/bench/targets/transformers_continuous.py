@@ -129,7 +129,6 @@ class TransformersContinuousEngine(Adapter):
         return kind(**options)
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._unfinished)
         if _decoding(params) != self._decoding:
             raise BadInput(
@@ -212,7 +211,6 @@ class TransformersContinuousEngine(Adapter):
         return []
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """See BenchEngine."""
         settled = self._manager.continuous_batching_config
         return {
             "engine": {
@@ -235,7 +233,6 @@ class TransformersContinuousEngine(Adapter):
         }
 
     def close(self) -> None:
-        """See BenchEngine."""
         for request_id in self._unfinished:
             self._manager.cancel_request(request_id)
         self._manager.stop(block=True)

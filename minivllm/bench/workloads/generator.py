@@ -111,7 +111,7 @@ class Generator(ABC):
 
     @abstractmethod
     def make(self, reader: Reader, seed: int) -> Workload:
-        """See `generate`."""
+        """What `generate` returns, from the model's reader of text and pictures."""
 
 
 class Drawn(Options, Generator):
@@ -168,7 +168,7 @@ class FromFile(FromFileOptions, Generator):
 
     @abstractmethod
     def check_file(self, max_model_len: int) -> None:
-        """See `check_lengths`."""
+        """Read the whole file and raise BadInput for a request that cannot be served."""
 
 
 def _state(path: Path) -> tuple[int, ...]:

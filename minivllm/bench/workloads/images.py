@@ -38,7 +38,6 @@ class Images(Synthetic, ImagesOptions):
     LENGTHS = (*Drawn.LENGTHS, "images", "width", "height")
 
     def make(self, reader: Reader, seed: int) -> Workload:
-        """See `Generator.generate`."""
         if (pictures := reader.pictures) is None:
             raise BadInput(NO_IMAGES.format(name=self.name))
         self.check_lengths(reader.max_model_len)

@@ -18,6 +18,5 @@ class Served(ServedOptions, Generator):
         raise BadInput("workload=served is what clients ask of preset=serve: choose another one")
 
     def make(self, reader: Reader, seed: int) -> Workload:
-        """See `check_lengths`."""
         self.check_lengths(reader.max_model_len)
         raise AssertionError("it raises")

@@ -34,7 +34,6 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
     LENGTHS = (*Drawn.LENGTHS, "prefix_len")
 
     def check_lengths(self, max_model_len: int) -> None:
-        """See Generator."""
         count, lengths = self.num_requests, self.lengths
         typical = self.depth * lengths["prefix_len"].typical + lengths["input_len"].typical
         check_amount("workload.num_requests", count, count * typical, "ask for fewer")
@@ -44,7 +43,6 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
         check_fits(what, self.depth * prefix + own, output, max_model_len, PREFIX_ADVICE)
 
     def make(self, reader: Reader, seed: int) -> Workload:
-        """See `Generator.generate`."""
         self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
         # way from the root -> the node's own text

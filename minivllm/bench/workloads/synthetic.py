@@ -35,7 +35,6 @@ class Synthetic(Drawn, SyntheticOptions):
     name = "synthetic"
 
     def check_lengths(self, max_model_len: int) -> None:
-        """See Generator."""
         count = self.num_requests
         check_amount(
             "workload.num_requests",

@@ -72,17 +72,14 @@ class EightBitKVCache(KVCache):
         super().__init__(specs, layout, dtype, device)
 
     def part_shapes(self, spec: AttentionSpec) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """See KVCache."""
         heads = (spec.num_kv_heads,)
         return [((*heads, spec.head_dim), torch.int8)] * 2 + [(heads, SCALE_DTYPE)] * 2
 
     def stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """See KVCache."""
         (k, k_scale), (v, v_scale) = compress(k, self.kv_dtype), compress(v, self.kv_dtype)
         return k, v, k_scale, v_scale
 
     def restored(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """See KVCache."""
         k, v, k_scale, v_scale = parts
         keys = expand(k, k_scale, self.kv_dtype, self.dtype)
         return keys, expand(v, v_scale, self.kv_dtype, self.dtype)

@@ -60,7 +60,6 @@ class DiskFile:
 
     @property
     def backlogged(self) -> bool:
-        """See Disk."""
         return (self._asked - self._written) * self.record_bytes >= MOST_BACKLOG
 
     def write(self, record: int, content: memoryview) -> None:
@@ -74,7 +73,6 @@ class DiskFile:
         self._jobs.put((record, slot, target))
 
     def poll(self) -> list[Finished]:
-        """See Disk."""
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def close(self) -> None:

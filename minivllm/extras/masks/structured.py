@@ -139,7 +139,6 @@ class Grammars(SchedulingRule):
         return row
 
     def ended(self, request: Request) -> None:
-        """See SchedulingRule."""
         self._states.pop(request, None)
 
 
@@ -217,7 +216,6 @@ class StructuredText(StopStrings):
         self._request, self._state = request, grammars.state(request)
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
-        """See Detokenizer."""
         text = super().push(token_id, may_stop)
         goes_on = self.stop_reason is None and may_stop
         if goes_on and self._state.is_complete(self._request.output_token_ids):

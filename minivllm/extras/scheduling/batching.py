@@ -47,7 +47,6 @@ class Static(Batching, StaticOptions):
     def candidates(
         self, waiting: WaitingQueue, num_running: int, now_s: float
     ) -> Iterator[Request]:
-        """See BatchingPolicy."""
         if num_running or not waiting:
             return iter(())
         most = self.max_num_seqs * (4 if self.group_by_length else 1)
@@ -70,7 +69,6 @@ class Dynamic(Static, DynamicOptions):
     def candidates(
         self, waiting: WaitingQueue, num_running: int, now_s: float
     ) -> Iterator[Request]:
-        """See BatchingPolicy."""
         ready = self.wake_at(waiting)
         if ready is not None and now_s < ready:
             return iter(())

@@ -20,7 +20,6 @@ class Swap(Recompute):
     name = "swap"
 
     def fit(self, layout: CacheLayout) -> CacheLayout:
-        """See Preemption."""
         if not layout.host_slots:
             raise BadInput(
                 "batching.preemption=swap has no host memory to swap to: use cache=paged with "
@@ -29,7 +28,6 @@ class Swap(Recompute):
         return layout
 
     def preempt(self, request: Request, cache: CacheManager) -> None:
-        """See Preemption."""
         if not cache.swap_out(request.cache, request.num_computed_tokens):
             super().preempt(request, cache)
 
@@ -44,7 +42,6 @@ class Reserve(Recompute):
     name = "reserve"
 
     def check(self, request: Request, cache: CacheManager) -> None:
-        """See Preemption."""
         if self._worst(request, cache) > cache.pool.num_usable:
             raise BadInput(
                 f"request {request.request_id} may need {self._worst(request, cache)} cache "
@@ -54,7 +51,6 @@ class Reserve(Recompute):
             )
 
     def may_admit(self, request: Request, running: Iterable[Request], cache: CacheManager) -> bool:
-        """See Preemption."""
         promised = sum(
             self._worst(other, cache)
             - len(other.cache.block_table.blocks)

@@ -35,7 +35,6 @@ class FixedLengths(DraftLengths):
         self.length = length
 
     def allot(self, requests: Sequence[Request], num_tokens: int) -> Sequence[int]:
-        """See DraftLengths."""
         return [self.length] * len(requests)
 
 
@@ -96,7 +95,6 @@ class AdaptiveLengths(DraftLengths):
         return (PRIOR_DRAFTS * right / tried + own_right) / (PRIOR_DRAFTS + own_tried)
 
     def allot(self, requests: Sequence[Request], num_tokens: int) -> Sequence[int]:
-        """See DraftLengths."""
         rates = [self.rate(request) for request in requests]
         lengths = [0] * len(rates)
         if self._num_verifying >= (1 if self._step_scale[False] is None else PLAIN_EVERY):
@@ -177,13 +175,11 @@ class AdaptiveLengths(DraftLengths):
         return 1.0 if plain is None or verifying is None else max(1.0, verifying / plain)
 
     def stepped(self, num_tokens: int, has_drafts: bool, milliseconds: float) -> None:
-        """See DraftLengths."""
         self._num_verifying = self._num_verifying + 1 if has_drafts else 0
         found, known = milliseconds / self.step_ms(num_tokens), self._step_scale[has_drafts]
         self._step_scale[has_drafts] = found if known is None else _towards(known, found)
 
     def drafted(self, lengths: Sequence[int], milliseconds: float) -> None:
-        """See DraftLengths."""
         depths = range(max(lengths))
         expected = sum(self.draft_ms(sum(n > depth for n in lengths)) for depth in depths)
         if expected > 0:
@@ -191,7 +187,6 @@ class AdaptiveLengths(DraftLengths):
             self._draft_scales = [*self._draft_scales, found][-REMEMBERED:]
 
     def note(self, request: Request, length: int, accepted: int) -> None:
-        """See DraftLengths."""
         tried = min(accepted + 1, length)  # What follows a wrong token says nothing.
         own_tried, own_right = self._of_request.get(request, (0.0, 0.0))
         self._of_request[request] = DECAY * own_tried + tried, DECAY * own_right + accepted
@@ -199,7 +194,6 @@ class AdaptiveLengths(DraftLengths):
         self._of_all = 0.99 * all_tried + tried, 0.99 * all_right + accepted
 
     def finished(self, request: Request) -> None:
-        """See DraftLengths."""
         self._of_request.pop(request, None)
 
 

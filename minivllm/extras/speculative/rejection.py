@@ -46,7 +46,6 @@ class Rejection:
         chosen: Sequence[int],
         logits: Tensor | None,
     ) -> list[int]:
-        """See Verifier."""
         assert logits is not None
         own = self._draft_logits(request)
         added: list[int] = []

@@ -144,7 +144,6 @@ class Speculator(SchedulingRule):
         self._unverified.append(longer)
 
     def draft(self, plan: StepPlan) -> None:
-        """See Speculation."""
         begin = self._now()
         self.proposer.fill(plan)
         seconds = self._now() - begin
@@ -156,7 +155,6 @@ class Speculator(SchedulingRule):
     def verify(
         self, plan: StepPlan, token_ids: Sequence[int], logits: Tensor | None
     ) -> tuple[StepPlan, list[tuple[int, int]]]:
-        """See Speculation."""
         parts: list[ScheduledRequest] = []
         kept: list[tuple[int, int]] = []
         row = 0

@@ -65,7 +65,6 @@ class SameNoise:
         chosen: Sequence[int],
         logits: Tensor | None,
     ) -> list[int]:
-        """See Verifier."""
         return list(chosen[: common_prefix(drafts, chosen) + 1])
 
 
@@ -91,7 +90,6 @@ class GivenAcceptance:
         chosen: Sequence[int],
         logits: Tensor | None,
     ) -> list[int]:
-        """See Verifier."""
         accepted = 0
         while accepted < len(drafts) and chosen[accepted] >= 0:
             rate = self.rates[min(accepted, len(self.rates) - 1)]

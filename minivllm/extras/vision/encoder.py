@@ -95,12 +95,10 @@ class Encoder(SchedulingRule):
         self._kept.clear()
 
     def added(self, request: Request) -> None:
-        """See SchedulingRule."""
         if request.inputs is not None:
             self._alive.add(request)
 
     def ended(self, request: Request) -> None:
-        """See SchedulingRule."""
         self._alive.discard(request)
 
     def before_step(self, scheduler: Scheduler, now: float) -> None:

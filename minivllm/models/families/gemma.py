@@ -49,9 +49,7 @@ class GemmaForCausalLM(LlamaForCausalLM):
     """Gemma 2B and 7B."""
 
     def make_embedding(self) -> Embedding:
-        """See LlamaForCausalLM."""
         return ScaledEmbedding(self.config, self.dtype)
 
     def make_norm(self) -> RMSNorm:
-        """See LlamaForCausalLM."""
         return GemmaNorm(self.config.hidden_size, self.config.rms_norm_eps)

@@ -33,6 +33,5 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     """Gemma 2, 2B to 27B; windows, soft caps and the scale of the scores are in ModelConfig."""
 
     def make_layer(self, layer: int) -> nn.Module:
-        """See LlamaForCausalLM."""
         norms: list[nn.Module] = [self.make_norm() for _ in range(4)]
         return SandwichLayer(self.make_attention(layer), self.make_mlp(layer), norms)

@@ -12,7 +12,6 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
     """Gemma 3 270M and 1B; windows and ropes are in ModelConfig."""
 
     def make_attention(self, layer: int) -> Attention:
-        """See LlamaForCausalLM."""
         c = self.config
         norm = GemmaHeadNorm(
             c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps

@@ -11,5 +11,4 @@ class MixtralForCausalLM(MoEForCausalLM):
     """Mixtral 8x7B and 8x22B."""
 
     def make_mlp(self, layer: int) -> nn.Module:
-        """See LlamaForCausalLM."""
         return MoE(self.config, normalize=True)

@@ -12,13 +12,11 @@ class Phi3ForCausalLM(LlamaForCausalLM):
     """Phi-3 mini to medium, Phi-3.5 mini, Phi-4 and Phi-4 mini."""
 
     def make_attention(self, layer: int) -> Attention:
-        """See LlamaForCausalLM."""
         attention = super().make_attention(layer)
         attention.qkv_proj = _as_one("qkv_proj", attention.qkv_proj)
         return attention
 
     def make_mlp(self, layer: int) -> nn.Module:
-        """See LlamaForCausalLM."""
         mlp = super().make_mlp(layer)
         assert isinstance(mlp, MLP)
         mlp.gate_up_proj = _as_one("gate_up_proj", mlp.gate_up_proj)

@@ -10,7 +10,6 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     """Qwen2 and Qwen2.5, 0.5B to 72B."""
 
     def make_attention(self, layer: int) -> Attention:
-        """See LlamaForCausalLM."""
         attention = super().make_attention(layer)
         attention.qkv_proj.has_bias = True
         return attention

@@ -13,5 +13,4 @@ class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):
     """Qwen2.5-VL 3B to 72B."""
 
     def make_rotary(self, max_positions: int, device: torch.device) -> None:
-        """See LlamaForCausalLM."""
         make_mrotary(self, max_positions, device)

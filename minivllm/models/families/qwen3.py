@@ -11,7 +11,6 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     """Qwen3 0.6B to 32B."""
 
     def make_attention(self, layer: int) -> Attention:
-        """See LlamaForCausalLM."""
         c = self.config
         norm = HeadNorm(
             c.head_dim, {"q_norm": c.num_heads, "k_norm": c.num_kv_heads}, c.rms_norm_eps

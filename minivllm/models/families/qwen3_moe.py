@@ -13,7 +13,6 @@ class Qwen3MoeForCausalLM(MoEForCausalLM, Qwen3ForCausalLM):
     """Qwen3-30B-A3B and 235B-A22B."""
 
     def make_mlp(self, layer: int) -> nn.Module:
-        """See LlamaForCausalLM."""
         if layer in self.config.dense_layers:
             return super().make_mlp(layer)
         return MoE(self.config, self.config.norm_topk_prob)

@@ -19,7 +19,6 @@ class DeepStackDecoder(Decoder):
     2024)."""
 
     def forward(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """See Decoder."""
         if batch.inputs is None or not len(batch.inputs.rows):
             return super().forward(batch, attention)
         x = batch.inputs.put(self.embed_tokens(batch.token_ids))
@@ -42,5 +41,4 @@ class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
         self.model = DeepStackDecoder(plain.embed_tokens, [*plain.layers], plain.norm, config)
 
     def make_rotary(self, max_positions: int, device: torch.device) -> None:
-        """See LlamaForCausalLM."""
         make_mrotary(self, max_positions, device)

@@ -87,7 +87,6 @@ class _Reporting:
         self.stored_bytes: dict[str, int] = {}
 
     def method(self, layer: str, quant: QuantMethod) -> QuantMethod:
-        """See WeightSource."""
         return quant
 
     def _advance(self, count: int) -> None:
@@ -113,7 +112,6 @@ class CheckpointWeights(_Reporting):
         self._staging: Tensor | None = None  # uint8 [_CHUNK]
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
-        """See WeightSource."""
         tensors = self.checkpoint.tensors
         # A tied head is often saved a second time. It equals the embedding, so it is not read.
         ignored = (_HEAD,) if tied_head else ()
@@ -259,7 +257,6 @@ class RandomWeights(_Reporting):
         self._total = sum(math.prod(shape or ()) for shape in shapes.values())
 
     def fill(self, name: str, out: Tensor) -> None:
-        """See WeightSource."""
         self._advance(out.numel())
         if _NORM.search(name):
             out.fill_(1.0)

@@ -72,7 +72,6 @@ class _Merger(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         out: Tensor = self.mlp(self.ln_q(x).view(-1, self.width))
         return out
 

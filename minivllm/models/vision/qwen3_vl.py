@@ -75,7 +75,6 @@ class _Merger(nn.Module):
         self.linear_fc2 = nn.Linear(self.width, sizes.out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         x = self.norm(x.view(-1, self.width) if self.deep else x).view(-1, self.width)
         out: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x)))
         return out

@@ -59,7 +59,6 @@ class QwenProcessor(ImageProcessor):
 
     @property
     def image_mark(self) -> tuple[int, ...]:
-        """See ImageProcessor."""
         return (self.begin, self.image_token_id, self.end)
 
     def reference_inputs(
@@ -79,7 +78,6 @@ class QwenProcessor(ImageProcessor):
 
     @property
     def most_tokens(self) -> int:
-        """See ImageProcessor."""
         return max(1, self.most // (self.patch * self.merge) ** 2)
 
     def process(self, image: Image.Image) -> ProcessedImage:

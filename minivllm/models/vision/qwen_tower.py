@@ -117,7 +117,6 @@ class QwenTower(VisionTower):
 
     @torch.inference_mode()
     def encode(self, images: Sequence[ProcessedImage], levels: Tensor) -> list[Tensor]:
-        """See VisionTower."""
         rows: list[Tensor] = []
         group: list[ProcessedImage] = []
         for image in images:
@@ -135,7 +134,6 @@ class QwenTower(VisionTower):
         return rows.split([image.num_tokens for image in images])
 
     def flops(self, image: ProcessedImage) -> float:
-        """See VisionTower."""
         sizes, patches = self.sizes, len(image.pixels)
         matrices = 4 * sizes.hidden**2 + self.mlp_matrices * sizes.hidden * sizes.inner
         layers = patches * sizes.depth * matrices + 2 * sizes.hidden * self._pairs(image)
@@ -188,7 +186,6 @@ class PatchProjection(nn.Module):
         self.bias = weight(sizes.hidden) if bias else None
 
     def forward(self, patches: Tensor) -> Tensor:
-        """See the class."""
         return F.linear(patches, self.weight.flatten(1), self.bias)
 
 
@@ -200,7 +197,6 @@ class PatchEmbedding(nn.Module):
         self.proj = PatchProjection(sizes, bias)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """See PatchProjection."""
         out: Tensor = self.proj(patches)
         return out
 

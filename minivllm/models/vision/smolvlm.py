@@ -163,7 +163,6 @@ class SmolVLMTower(VisionTower):
 
     @torch.inference_mode()
     def encode(self, images: Sequence[ProcessedImage], levels: Tensor) -> list[Tensor]:
-        """See VisionTower."""
         tiles = torch.cat([torch.from_numpy(image.pixels) for image in images])
         rows = [self._encoded(part, levels) for part in tiles.split(MOST_TILES)]
         return list(torch.cat(rows).split([image.num_tokens for image in images]))
@@ -179,7 +178,6 @@ class SmolVLMTower(VisionTower):
         return out
 
     def flops(self, image: ProcessedImage) -> float:
-        """See VisionTower."""
         sizes = self.sizes
         patches = (image.pixels.shape[-1] // sizes.patch) ** 2
         layer = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.inner + 2 * patches * sizes.hidden

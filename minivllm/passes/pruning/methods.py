@@ -55,7 +55,6 @@ class NoPruning(NoPruningOptions):
     """The model as it is."""
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
-        """See PruningMethod."""
         return None
 
 
@@ -63,7 +62,6 @@ class LayerPruning(LayerPruningOptions):
     """Whole layers are left out."""
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
-        """See PruningMethod."""
         layers, how = _all_layers(config), "as asked"
         if self.layers is not None:
             removed = sorted(self.layers)
@@ -83,7 +81,6 @@ class WidthPruning(WidthPruningOptions):
     """Every layer becomes narrower."""
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
-        """See PruningMethod."""
         dense = ModelConfig.from_dict(config)
         channels, heads = kept_widths(dense, self)
         pruned = narrowed(config, channels, heads)
@@ -127,7 +124,6 @@ class Magnitude(MagnitudeOptions):
     """Small weights become 0."""
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
-        """See PruningMethod."""
         mask = by_magnitude(self.sparsity, self.pattern)
         note = "pruning: the smallest weights are 0" + _READ[self.kernels]
         layers = _all_layers(config)
@@ -138,7 +134,6 @@ class Wanda(WandaOptions):
     """Weights become 0 that contribute little, by weight and input."""
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
-        """See PruningMethod."""
         pruned_config(self, config)  # raises where the method does not fit
         mask = by_wanda(measure(self).norms, self.sparsity, self.pattern)
         note = "pruning: weights that contribute least are 0" + _READ[self.kernels]

@@ -98,7 +98,6 @@ class PruningPlan:
     counts: dict[str, int] = field(default_factory=dict)
 
     def weights(self, source: WeightSource, whole: Shapes) -> WeightSource:
-        """See LoadTransform."""
         return PrunedWeights(source, self, whole)
 
     def report(self, seconds: float) -> PassReport:
@@ -153,11 +152,9 @@ class PrunedWeights:
         self._source.check(self._whole, tied_head, as_stored)
 
     def method(self, layer: str, quant: QuantMethod) -> QuantMethod:
-        """See WeightSource."""
         return self._source.method(layer, quant)
 
     def fill(self, name: str, out: Tensor) -> None:
-        """See WeightSource."""
         plan, original, layer, leaf = self._plan, name, None, ""
         if (match := _LAYER.match(name)) is not None:
             layer = int(match[2])

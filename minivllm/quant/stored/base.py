@@ -104,7 +104,6 @@ class Converted:
         self.names: tuple[str, ...] = stored.names
 
     def shapes(self, rows: int, columns: int) -> Shapes:
-        """See StoredFormat."""
         shapes: Shapes = self.stored.shapes(rows, columns)
         return shapes
 
@@ -115,7 +114,6 @@ class Converted:
         columns: int,
         bias: Tensor | None,
     ) -> nn.Module:
-        """See StoredFormat."""
         weights = (
             self.stored.weight(part, count, columns)
             for part, count in zip(parts, rows, strict=True)
@@ -140,11 +138,9 @@ class StoredFP4:
         self.functional = import_bitsandbytes("a checkpoint in fp4").functional
 
     def shapes(self, rows: int, columns: int) -> Shapes:
-        """See StoredFormat."""
         return dict.fromkeys(self.required)
 
     def weight(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
-        """See Converted."""
         entries = {name: value for name, value in part.items() if name != "weight"}
         state = self.functional.QuantState.from_dict(entries, part["weight"].device)
         if tuple(state.shape) != (rows, columns):
@@ -183,7 +179,6 @@ class StoredNF4:
         columns: int,
         bias: Tensor | None,
     ) -> nn.Module:
-        """See StoredFormat."""
         functional, device, states = self.quant.library.functional, parts[0]["weight"].device, []
         for part, count in zip(parts, rows, strict=True):
             entries = {name: value for name, value in part.items() if name != "weight"}
@@ -216,7 +211,6 @@ class StoredInt8:
         self.quant = quant
 
     def shapes(self, rows: int, columns: int) -> Shapes:
-        """See StoredFormat."""
         return {"weight": (rows, columns), "SCB": (rows,)}
 
     def linear(
@@ -226,7 +220,6 @@ class StoredInt8:
         columns: int,
         bias: Tensor | None,
     ) -> nn.Module:
-        """See StoredFormat."""
         if any("weight_format" in part and part["weight_format"].any() for part in parts):
             raise BadInput(
                 "int8 weights are not stored by rows: save them with a newer bitsandbytes"

@@ -20,7 +20,7 @@ from minivllm.quant.stored.format import Shapes
 
 
 class StoredFP8:
-    """See StoredFormat."""
+    """Weights of eight bits in floating point, with a scale a tensor, a row or a block."""
 
     names: tuple[str, ...] = (
         *("weight", "weight_scale", "weight_scale_inv"),
@@ -46,7 +46,6 @@ class StoredFP8:
         self.block: tuple[int, int] | None = tuple(block) if block else None
 
     def shapes(self, rows: int, columns: int) -> Shapes:
-        """See StoredFormat."""
         return {"weight": (rows, columns), self.marker: None}
 
     def _scales(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
@@ -74,7 +73,6 @@ class StoredFP8:
         columns: int,
         bias: Tensor | None,
     ) -> nn.Module:
-        """See StoredFormat."""
         scales = [
             self._scales(part, count, columns) for part, count in zip(parts, rows, strict=True)
         ]
@@ -88,7 +86,6 @@ class StoredFP8:
         return FP8Linear(weight, scale[:, 0].contiguous(), bias, self.quant.dtype)
 
     def weight(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
-        """See StoredFormat."""
         width = columns if self.block is None else self.block[1]
         scale = self._scales(part, rows, columns).repeat_interleave(width, 1)[:, :columns]
         return part["weight"].float() * scale

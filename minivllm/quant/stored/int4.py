@@ -78,7 +78,7 @@ def as_int4(
 
 
 class StoredInt4:
-    """See StoredFormat."""
+    """Weights of four bits that GPTQ or AWQ stored, with scales and zeros of groups."""
 
     marker = "qweight"
     names: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx", "bias")
@@ -102,7 +102,6 @@ class StoredInt4:
             )
 
     def shapes(self, rows: int, columns: int) -> Shapes:
-        """See StoredFormat."""
         groups, per = (
             1 if self.group_size == -1 else -(-columns // self.group_size),
             32 // self.bits,
@@ -124,7 +123,6 @@ class StoredInt4:
         columns: int,
         bias: Tensor | None,
     ) -> nn.Module:
-        """See StoredFormat."""
         for part in parts:
             self.check(part)
         codes = torch.cat([self.codes(part["qweight"]) for part in parts])
@@ -136,7 +134,6 @@ class StoredInt4:
         return as_int4(codes, zeros, scales, bias, self.quant, group, order)
 
     def weight(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
-        """See StoredFormat."""
         self.check(part)
         device = part["qweight"].device
         groups = torch.arange(columns, device=device) // (

@@ -76,7 +76,6 @@ class StoredCompressed:
         self.marker = "weight_packed" if self.packed else "weight_scale"
 
     def shapes(self, rows: int, columns: int) -> Shapes:
-        """See StoredFormat."""
         if self.packed:
             return {"weight_packed": (rows, columns * self.bits // 32), "weight_scale": None}
         return {"weight": (rows, columns), "weight_scale": None}
@@ -116,7 +115,6 @@ class StoredCompressed:
         return codes[:, :columns], zeros, scales
 
     def weight(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
-        """See StoredFormat."""
         codes, zeros, scales = self._integers(part, rows, columns)
         per = columns // scales.shape[0]
         zeros, scales = (t.float().repeat_interleave(per, 0).t() for t in (zeros, scales))
@@ -129,7 +127,6 @@ class StoredCompressed:
         columns: int,
         bias: Tensor | None,
     ) -> nn.Module:
-        """See StoredFormat."""
         pieces = [
             self._integers(part, count, columns) for part, count in zip(parts, rows, strict=True)
         ]

@@ -100,7 +100,6 @@ class AblationStudy(Study[Analysis]):
         return analyse(inputs.rows, inputs.planned)
 
     def conclusion(self, result: Analysis, inputs: ReportInputs) -> Conclusion:
-        """See `verdict`."""
         return verdict(result, inputs.cells)
 
     def statements(self, result: Analysis, inputs: ReportInputs) -> list[str]:
@@ -122,7 +121,6 @@ class AblationStudy(Study[Analysis]):
     def section(
         self, result: Analysis, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        """See `section`."""
         return section(result, inputs.cells, plots, out_dir)
 
 

@@ -45,7 +45,6 @@ class DraftsStudy(Study[list[Cell]]):
     figure_names = ("acceptance",)
 
     def find(self, inputs: ReportInputs) -> list[Cell] | None:
-        """See `speculating`."""
         return speculating(inputs.cells) or None
 
     def statements(self, result: list[Cell], inputs: ReportInputs) -> list[str]:
@@ -57,13 +56,11 @@ class DraftsStudy(Study[list[Cell]]):
         return [_terminal_table(result)] if len(inputs.cells) > 1 else []
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> Iterable[Described | None]:
-        """See `acceptance`."""
         return [acceptance(result, inputs.looks)]
 
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        """See `section`."""
         return section(result, inputs.cells, plots)
 
 

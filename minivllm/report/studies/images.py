@@ -75,11 +75,9 @@ class ImagesStudy(Study[list[Seen]]):
     file_names = ("images.md",)
 
     def find(self, inputs: ReportInputs) -> list[Seen] | None:
-        """See `seen_again`."""
         return seen_again(inputs.cells) or None
 
     def statements(self, result: list[Seen], inputs: ReportInputs) -> list[str]:
-        """See `statements`."""
         return statements(result)
 
     def conclusion(self, result: list[Seen], inputs: ReportInputs) -> Conclusion:

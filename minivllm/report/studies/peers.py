@@ -122,7 +122,6 @@ class PeersStudy(Study[PeersTable]):
     file_names = ("peers.md",)
 
     def find(self, inputs: ReportInputs) -> PeersTable | None:
-        """See `compare`."""
         return compare(inputs.cells)
 
     def statements(self, result: PeersTable, inputs: ReportInputs) -> list[str]:

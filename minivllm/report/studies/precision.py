@@ -78,7 +78,6 @@ class PrecisionStudy(Study[list[Cell]]):
     file_names = ("precision.md",)
 
     def find(self, inputs: ReportInputs) -> list[Cell] | None:
-        """See `judged`."""
         return judged(inputs.cells) or None
 
     def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
@@ -101,7 +100,6 @@ class PrecisionStudy(Study[list[Cell]]):
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        """See `section`."""
         return section(result, inputs.cells, plots)
 
 

@@ -99,11 +99,9 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
     file_names = ("scale_out.md",)
 
     def find(self, inputs: ReportInputs) -> list[ScaledLoad] | None:
-        """See `scaled_loads`."""
         return scaled_loads(inputs.cells) or None
 
     def statements(self, result: list[ScaledLoad], inputs: ReportInputs) -> list[str]:
-        """See `statements`."""
         return statements(result)
 
     def conclusion(self, result: list[ScaledLoad], inputs: ReportInputs) -> Conclusion:

@@ -97,7 +97,6 @@ class ScalingStudy(Study[list[Ladder]]):
     file_names = ("scaling.md",)
 
     def find(self, inputs: ReportInputs) -> list[Ladder] | None:
-        """See `ladders`."""
         return ladders(inputs.cells) or None
 
     def question(self, result: list[Ladder], inputs: ReportInputs) -> str:
@@ -105,7 +104,6 @@ class ScalingStudy(Study[list[Ladder]]):
         return "How does the cost of {model} grow with the work?"
 
     def conclusion(self, result: list[Ladder], inputs: ReportInputs) -> Conclusion:
-        """See `verdict`."""
         return verdict(result, inputs.cells)
 
     def files(self, result: list[Ladder], inputs: ReportInputs) -> dict[str, str]:
@@ -113,13 +111,11 @@ class ScalingStudy(Study[list[Ladder]]):
         return {"scaling.md": markdown_text(result)}
 
     def figures(self, result: list[Ladder], inputs: ReportInputs) -> list[Described | None]:
-        """See `figure`."""
         return [figure(result)]
 
     def section(
         self, result: list[Ladder], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        """See `section`."""
         return section(result, plots)
 
 

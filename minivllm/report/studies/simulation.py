@@ -58,7 +58,6 @@ class SimulationStudy(Study[SimulationCheck]):
     template = "simulation"
 
     def find(self, inputs: ReportInputs) -> SimulationCheck | None:
-        """See `simulation_check`."""
         return simulation_check(inputs.cells)
 
     def section(

@@ -94,7 +94,6 @@ class SpeculationStudy(Study[list[Worth]]):
     file_names = ("speculation.md",)
 
     def find(self, inputs: ReportInputs) -> list[Worth] | None:
-        """See `worths`."""
         return worths(inputs.cells) or None
 
     def question(self, result: list[Worth], inputs: ReportInputs) -> str:
@@ -107,7 +106,6 @@ class SpeculationStudy(Study[list[Worth]]):
         return Conclusion(headline, [*lines, *remarks(inputs.cells)])
 
     def statements(self, result: list[Worth], inputs: ReportInputs) -> list[str]:
-        """See `statements`."""
         return statements(result)
 
     def files(self, result: list[Worth], inputs: ReportInputs) -> dict[str, str]:

@@ -57,13 +57,11 @@ class LocalEngine:
         self.connection, self.pid = ours, self._process.pid
 
     def last_words(self) -> str:
-        """See StartedEngine."""
         with suppress(subprocess.TimeoutExpired):
             return f"its process ended with exit code {self._process.wait(FATE_S)}"
         return "its connection has ended"
 
     def stop(self) -> None:
-        """See StartedEngine."""
         for end in (lambda: None, self._process.terminate, self._process.kill):
             end()
             with suppress(subprocess.TimeoutExpired):
@@ -84,9 +82,7 @@ class ActorEngine:
         self.is_elsewhere, self.ahead_s = actor.is_elsewhere, actor.ahead_s
 
     def last_words(self) -> str:
-        """See StartedEngine."""
         return f"it {self._actor.last_words()}"
 
     def stop(self) -> None:
-        """See StartedEngine."""
         self._actor.stop(STOP_S)

@@ -46,7 +46,6 @@ class Scripted(Proposer):
         self.ended: list[Request] = []
 
     def propose(self, request: Request, most: int) -> list[int]:
-        """See Proposer."""
         return list(self.draft(request))[:most]
 
     def finished(self, request: Request) -> None:

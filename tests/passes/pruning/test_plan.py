@@ -31,7 +31,6 @@ class Held:
         assert shapes == {name: tuple(one.shape) for name, one in self.tensors.items()}
 
     def fill(self, name: str, out: Tensor) -> None:
-        """See WeightSource."""
         out.copy_(self.tensors[name])
 
 

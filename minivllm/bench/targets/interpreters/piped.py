@@ -149,11 +149,9 @@ class PipedEngine(Adapter):
         return outputs
 
     def reset(self) -> None:
-        """See BenchEngine."""
         self._restart(clear=not self._keep_prefixes)
 
     def recount(self) -> None:
-        """See PrimedEngine."""
         self._restart(clear=False)
 
     def _restart(self, clear: bool) -> None:
@@ -168,7 +166,6 @@ class PipedEngine(Adapter):
         return []
 
     def close(self) -> None:
-        """See BenchEngine."""
         self._child.stop(GRACE_S)
         self._selector.close()
         os.close(self._results)

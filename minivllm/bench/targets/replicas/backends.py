@@ -89,11 +89,9 @@ class LocalReplica:
         self.channel, self.pid = Channel(ours), self._child.process.pid
 
     def last_words(self) -> str:
-        """See Replica."""
         return self._child.last_words()
 
     def stop(self) -> None:
-        """See Replica."""
         self.channel.close()
         self._child.stop(STOP_S)
 
@@ -114,11 +112,10 @@ class Processes:
         self.places: Places = placements(runtime, count, gpus, ranks)
 
     def start(self, config: Mapping[str, Any]) -> LocalReplica:
-        """See Backend."""
         return LocalReplica(config)
 
     def close(self) -> None:
-        """See Backend."""
+        pass
 
 
 class RayReplica:
@@ -135,11 +132,9 @@ class RayReplica:
         self.pid, self.ahead_s = actor.pid, actor.ahead_s
 
     def last_words(self) -> str:
-        """See Replica."""
         return self._actor.last_words()
 
     def stop(self) -> None:
-        """See Replica."""
         self.channel.close()
         self._actor.stop(STOP_S)
 
@@ -163,11 +158,9 @@ class Actors:
         self.places: Places = self._actors.places
 
     def start(self, config: Mapping[str, Any]) -> RayReplica:
-        """See Backend."""
         return RayReplica(self._actors.start())
 
     def close(self) -> None:
-        """See Backend."""
         self._actors.close()
 
 

@@ -254,7 +254,6 @@ class ReplicatedEngine(RoutedEngine):
         return merged_steps(each)
 
     def speculation(self) -> SpeculationReport | None:
-        """See SpeculatingEngine."""
         return merged_speculation(self._ask("speculation"))
 
     def liveness(self) -> Liveness:
@@ -280,7 +279,6 @@ class ReplicatedEngine(RoutedEngine):
         return logits
 
     def close(self) -> None:
-        """See BenchEngine."""
         for replica in self._replicas:
             replica.channel.close()  # all of them end at once
         while self._replicas:

@@ -17,17 +17,14 @@ class RoutedEngine(Adapter):
     _sessions: dict[str, str]  # of requests that are to come
 
     def note_session(self, request_id: str, session: str) -> None:
-        """See SessionEngine."""
         self._sessions[request_id] = session
 
     def reset(self) -> None:
-        """See BenchEngine."""
         self._end_all("reset")
         if not self._keep_prefixes:
             self.router.forget_prefixes()
 
     def recount(self) -> None:
-        """See PrimedEngine."""
         self._end_all("recount")
 
     def _end_all(self, method: str) -> None:

@@ -189,7 +189,6 @@ class StartedServer(OpenAIEngine):
             raise BadInput(f"{self.starter}: GET {address}: {error}") from None
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """See BenchEngine."""
         super().submit(request_id, prompt_token_ids, params)
         self._left[request_id] = params.max_tokens or self.info.max_model_len
 
@@ -290,7 +289,6 @@ class StartedServer(OpenAIEngine):
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def close(self) -> None:
-        """See BenchEngine."""
         super().close()
         self._ending.close()
 

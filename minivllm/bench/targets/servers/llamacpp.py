@@ -57,7 +57,6 @@ class LlamaServer(StartedServer):
             self.info.warnings.append(ROUNDED)
 
     def command(self, source: Source, port: int) -> list[str]:
-        """See StartedServer."""
         batching, cache = self.view["batching"], self.view["cache"]
         kv_dtype = cache["kv_dtype"]
         if kv_dtype not in KV_TYPE:

@@ -51,7 +51,6 @@ class SglangServer(StartedServer):
     own: SglangOptions
 
     def command(self, source: Source, port: int) -> list[str]:
-        """See StartedServer."""
         batching, cache, quant = (self.view[group] for group in ("batching", "cache", "quant"))
         kv_dtype, device = cache["kv_dtype"], self.view.runtime.device
         if kv_dtype not in KV_DTYPE:

@@ -28,7 +28,7 @@ STEP = "vllm:iteration_tokens_total"
 
 
 class VllmServer(StartedServer):
-    """See StartedServer."""
+    """`vllm serve`, whose arguments come from the configuration."""
 
     name = "vllm_server"
     reset_path = "/reset_prefix_cache"
@@ -63,7 +63,6 @@ class VllmServer(StartedServer):
     own: VllmServerOptions
 
     def command(self, source: Source, port: int) -> list[str]:
-        """See StartedServer."""
         batching, cache, quant = (self.view[group] for group in ("batching", "cache", "quant"))
         kv_dtype = cache["kv_dtype"]
         if kv_dtype not in KV_DTYPE:

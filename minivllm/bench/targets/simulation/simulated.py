@@ -167,7 +167,6 @@ class SimulatedEngine(Adapter):
     def submit(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
-        """See BenchEngine."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._requests)
         self._add(SimulatedTokens(prompt_token_ids, request_id), request_id, params, max_tokens)
 
@@ -322,7 +321,6 @@ class SimulatedEngine(Adapter):
         self._largest_batch = max(self._largest_batch, int(known[1]))
 
     def reset(self) -> None:
-        """See BenchEngine."""
         for request_id in list(self._requests):
             self.abort(request_id)
         if not self._keep_prefixes:
@@ -330,7 +328,6 @@ class SimulatedEngine(Adapter):
         self.recount()
 
     def recount(self) -> None:
-        """See PrimedEngine."""
         for request_id in list(self._requests):
             self.abort(request_id)
         # Equal measurements are equal to the last bit.
@@ -365,21 +362,18 @@ class SimulatedEngine(Adapter):
         return rows
 
     def speculation(self) -> SpeculationReport | None:
-        """See SpeculatingEngine."""
         if self.speculator is None:
             return None
         proposer = self.speculator.proposer
         return SpeculationReport(proposer.name, proposer.options, self.speculator.counters)
 
     def observe(self, sink: Callable[[StepBundle], None]) -> StepObserver:
-        """See Observable."""
         return StepObserver(self.scheduler, sink)
 
     def _counters(self) -> Counters:
         return scheduling_counters(self.scheduler, self.cache)
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """See BenchEngine."""
         counts = since(self._base, self._counters())
         return {
             "batching": {**counts["batching"], "largest_batch": float(self._largest_batch)},
@@ -389,5 +383,4 @@ class SimulatedEngine(Adapter):
         }
 
     def close(self) -> None:
-        """See BenchEngine."""
         self.reset()

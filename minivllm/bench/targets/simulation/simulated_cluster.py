@@ -93,7 +93,6 @@ class SimulatedCluster(RoutedEngine):
     def submit(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
-        """See BenchEngine."""
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._at)
         tokens = SimulatedTokens(prompt_token_ids, request_id)
         session = self._sessions.pop(request_id, None)
@@ -192,7 +191,6 @@ class SimulatedCluster(RoutedEngine):
         return merged_steps([engine.steps() for engine in self.engines])
 
     def speculation(self) -> SpeculationReport | None:
-        """See SpeculatingEngine."""
         return merged_speculation([engine.speculation() for engine in self.engines])
 
     def liveness(self) -> Liveness:
@@ -204,5 +202,4 @@ class SimulatedCluster(RoutedEngine):
         return merged
 
     def close(self) -> None:
-        """See BenchEngine."""
         self.reset()

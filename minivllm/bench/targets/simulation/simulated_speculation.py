@@ -63,7 +63,6 @@ class SimulatedDrafts(Proposer):
         self.clock, self.times, self.share = clock, times, share
 
     def propose(self, request: Request, most: int) -> list[int]:
-        """See Proposer."""
         if self.share < 1:
             position = len(request.token_ids)
             if uniform(request.seed, position, DRAFTS_AT_ALL) >= self.share:
@@ -71,7 +70,6 @@ class SimulatedDrafts(Proposer):
         return [0] * most
 
     def fill(self, plan: StepPlan) -> None:
-        """See Proposer."""
         parts = [part for part in plan.scheduled if part.num_drafts]
         for depth in range(max(part.num_drafts for part in parts) if self.times else 0):
             ends = [part.start + 1 + depth for part in parts if part.num_drafts > depth]

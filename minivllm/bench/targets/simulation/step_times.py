@@ -102,7 +102,6 @@ class FittedTimes:
     def __call__(
         self, requests: int, tokens: int, prefill: int, context: float, pairs: float, drafts: int
     ) -> float:
-        """See StepTimes."""
         fixed, each, above, started, token, early, read, pair, verifying = self.coefficients
         rows = requests + drafts
         wide = rows - RIDGE if rows > RIDGE else 0
@@ -113,7 +112,6 @@ class FittedTimes:
         return fixed + (each + self.driver_ms) * rows + above * wide + read * context
 
     def describe(self) -> str:
-        """See StepTimes."""
         model = " + ".join(
             f"{coefficient:.3g} {name}"
             for name, coefficient in zip(FEATURES, self.coefficients, strict=True)
@@ -166,7 +164,6 @@ class RooflineTimes:
         return own + self.communication.ms(tokens, requests + drafts)
 
     def describe(self) -> str:
-        """See StepTimes."""
         ranks = "" if self.communication is None else f"; {self.communication.describe()}"
         return (
             f"step times from the roofline: {self.bandwidth / 1e9:g} GB/s, {self.flops / 1e12:g} "

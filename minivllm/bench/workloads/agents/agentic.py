@@ -83,7 +83,6 @@ class Agentic(AgenticOptions, Generator):
             )
 
     def check_lengths(self, max_model_len: int) -> None:
-        """See Generator."""
         if self.path is not None:
             self._recorded(max_model_len)
         elif (longest := longest_context(self, self.lengths)) is not None:

@@ -45,7 +45,6 @@ class Trace(FromFile, TraceOptions):
     ADVICE = "a trace: set workload.path=TRACE.csv (see docs/guides/traces.md)"
 
     def check_file(self, max_model_len: int) -> None:
-        """See `FromFile.check_lengths`."""
         self._rows(max_model_len)
 
     def make(self, reader: Reader, seed: int) -> Workload:

@@ -69,7 +69,6 @@ class DraftProposer(ModelDrafts):
         super().__init__()
 
     def load(self, load_model: LoadModel) -> int:
-        """See Proposer."""
         quant = self.options.quant
         if quant is not None and self.options.lm_head and "lm_head" in quant:
             quant = {**quant, "lm_head": True}

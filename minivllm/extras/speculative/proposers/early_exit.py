@@ -51,7 +51,6 @@ class EarlyExit:
 
     @torch.inference_mode()
     def __call__(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """See CausalLM."""
         hidden: Tensor = self._decoder(batch, attention)
         return hidden
 
@@ -81,7 +80,6 @@ class EarlyExitProposer(ModelDrafts):
         super().__init__()
 
     def attach(self, engine: Engine, attention: MakeAttention) -> None:
-        """See Proposer."""
         super().attach(engine, attention)
         runner, self.loaded = engine.runner, engine.loaded
         model = EarlyExit(self.loaded.model, self.options.exit_layer, self.options.head_tokens)

@@ -76,14 +76,12 @@ class ModelDrafts(Proposer):
         self._counters = SamplerCounters()
 
     def attach(self, engine: Engine, attention: MakeAttention) -> None:
-        """See Proposer."""
         self._extensions = engine.launcher.extensions
         self._one_by_one = engine.launcher.one_by_one
         self._cache, self._block_size = engine.cache, engine.cache.block_size
         self._budget = engine.scheduler.policy.max_num_batched_tokens
 
     def cost(self, largest: int) -> StepCost:
-        """See Proposer."""
         return measure(self.executor, largest, largest)
 
     def propose(self, request: Request, most: int) -> list[int]:
@@ -114,7 +112,6 @@ class ModelDrafts(Proposer):
             self._note(parts, lost)
 
     def draft_logits(self, request: Request) -> Sequence[Tensor]:
-        """See Proposer."""
         return self._logits.get(request, ())
 
     def _draw(self, drafting: Sequence[ScheduledRequest], depth: int) -> SampledTokens:
@@ -228,7 +225,6 @@ class ModelDrafts(Proposer):
             yield piece
 
     def finished(self, request: Request) -> None:
-        """See Proposer."""
         self._computed.pop(request, None)
         self._logits.pop(request, None)
         self._lost.pop(request, None)

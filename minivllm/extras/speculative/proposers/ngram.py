@@ -74,5 +74,4 @@ class NgramProposer(Proposer):
         return (draft * repeats)[:most]
 
     def finished(self, request: Request) -> None:
-        """See Proposer."""
         self.indexes.pop(request, None)

@@ -58,7 +58,6 @@ class SuffixProposer(Proposer):
         self.own: dict[Request, SuffixIndex] = {}
 
     def propose(self, request: Request, most: int) -> list[int]:
-        """See Proposer."""
         own = self.own.get(request)
         if own is None:
             own = self.own[request] = SuffixIndex(self.options.max_tree_depth)
@@ -79,7 +78,6 @@ class SuffixProposer(Proposer):
         self.outputs.add(request.output_token_ids)
 
     def forget(self) -> None:
-        """See Proposer."""
         options = self.options
         self.outputs = FinishedOutputs(
             options.max_tree_depth, options.max_cached_requests, options.max_cached_tokens

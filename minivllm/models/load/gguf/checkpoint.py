@@ -98,7 +98,6 @@ class GGUFCheckpoint(Checkpoint):
         return None
 
     def fingerprint(self) -> str:
-        """See GGUFFile."""
         return GGUFFile.open(self.folder).fingerprint()
 
     def stored_bytes(self) -> dict[str, int]:

@@ -30,7 +30,6 @@ class GGUFWeights(CheckpointWeights):
     described_by = "its metadata"
 
     def fill(self, name: str, out: Tensor) -> None:
-        """See WeightSource."""
         stored = self.checkpoint.tensors[name]
         form = BY_NAME[stored.dtype]
         rows = out.view(-1, out.shape[-1] if out.dim() > 1 else 1)

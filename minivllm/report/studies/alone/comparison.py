@@ -100,7 +100,6 @@ class ComparisonStudy(Study[ComparedRuns]):
     file_names = ("compare.md", "compare.csv")
 
     def find(self, inputs: ReportInputs) -> None:
-        """See `analysis.comparison.compare`."""
         return None
 
     def question(self, result: ComparedRuns, inputs: ReportInputs) -> str:
@@ -116,7 +115,6 @@ class ComparisonStudy(Study[ComparedRuns]):
         return Conclusion(result.comparison.conclusion, lines)
 
     def tables(self, result: ComparedRuns, inputs: ReportInputs) -> list[Table]:
-        """See `comparison_table`."""
         return [comparison_table(result.comparison)]
 
     def files(self, result: ComparedRuns, inputs: ReportInputs) -> dict[str, str]:
@@ -127,7 +125,6 @@ class ComparisonStudy(Study[ComparedRuns]):
         }
 
     def figures(self, result: ComparedRuns, inputs: ReportInputs) -> list[Described | None]:
-        """See `figure`."""
         return [figure(result.comparison, result.names)]
 
     def section(

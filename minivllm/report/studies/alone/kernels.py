@@ -101,7 +101,6 @@ class KernelsStudy(Study[dict[str, Any]]):
     file_names = ("kernels.md", "kernels.csv")
 
     def find(self, inputs: ReportInputs) -> None:
-        """See `read`."""
         return None
 
     def question(self, result: dict[str, Any], inputs: ReportInputs) -> str:
@@ -111,11 +110,9 @@ class KernelsStudy(Study[dict[str, Any]]):
         )
 
     def statements(self, result: dict[str, Any], inputs: ReportInputs) -> list[str]:
-        """See `findings`."""
         return findings(result)
 
     def tables(self, result: dict[str, Any], inputs: ReportInputs) -> list[Table]:
-        """See `table`."""
         return [table(result)]
 
     def files(self, result: dict[str, Any], inputs: ReportInputs) -> dict[str, str]:
@@ -123,7 +120,6 @@ class KernelsStudy(Study[dict[str, Any]]):
         return {"kernels.md": markdown(result), "kernels.csv": csv_text(result)}
 
     def figures(self, result: dict[str, Any], inputs: ReportInputs) -> list[Described | None]:
-        """See `figure`."""
         return [figure(result)]
 
     def section(

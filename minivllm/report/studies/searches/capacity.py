@@ -43,7 +43,6 @@ class CapacityStudy(Study[list[CapacityRun]]):
     figure_names = ("capacity",)
 
     def find(self, inputs: ReportInputs) -> list[CapacityRun] | None:
-        """See `find`."""
         return find(inputs.rows) or None
 
     def question(self, result: list[CapacityRun], inputs: ReportInputs) -> str:
@@ -51,17 +50,14 @@ class CapacityStudy(Study[list[CapacityRun]]):
         return "What rate of requests can {model} serve?"
 
     def conclusion(self, result: list[CapacityRun], inputs: ReportInputs) -> Conclusion:
-        """See `verdict`."""
         return verdict(result, inputs.cells)
 
     def figures(self, result: list[CapacityRun], inputs: ReportInputs) -> list[Described | None]:
-        """See `figure`."""
         return [figure(result)]
 
     def section(
         self, result: list[CapacityRun], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        """See `section`."""
         return section(result, plots)
 
 

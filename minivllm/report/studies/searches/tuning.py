@@ -41,7 +41,6 @@ class TuningStudy(Study[Tuning]):
     figure_names = ("tuning", "tuning_values")
 
     def find(self, inputs: ReportInputs) -> Tuning | None:
-        """See `trials.find`."""
         return find(inputs.rows, inputs.cells, inputs.goal)
 
     def question(self, result: Tuning, inputs: ReportInputs) -> str:
@@ -54,7 +53,6 @@ class TuningStudy(Study[Tuning]):
         return Conclusion(headline, [*lines, *remarks(inputs.cells)])
 
     def statements(self, result: Tuning, inputs: ReportInputs) -> list[str]:
-        """See `sentences`."""
         return sentences(result)
 
     def tables(self, result: Tuning, inputs: ReportInputs) -> list[Table]:
@@ -72,7 +70,6 @@ class TuningStudy(Study[Tuning]):
     def section(
         self, result: Tuning, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        """See `section`."""
         return section(result, plots, out_dir)
 
 
