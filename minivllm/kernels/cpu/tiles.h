@@ -18,12 +18,6 @@ struct Place {
   int64_t together;  // from each multiple of this on as many lie side by side
 };
 
-// A row of sums of weighted values becomes what its query attends to.
-template <typename T>
-inline void write_row(const float* sums, int64_t dim, float total, T* out) {
-  for (int64_t i = 0; i < dim; i += kLanes) store(out + i, load(sums + i) / total);
-}
-
 // The cache holds keys and values of tokens one after another, [block_size][kv_heads][head_dim] in a block.
 struct CopiedTokens {
   static int64_t head_stride(const Attention& a) { return a.head_dim; }
@@ -49,6 +43,7 @@ class PlainTiles : public CopiedTokens {
     queries_.resize(rows * dim), copies_.resize(2 * kKeys * dim);
     sums_.assign(rows * dim, 0.0f);
   }
+  void clear() { std::fill(sums_.begin(), sums_.end(), 0.0f); }
 
   void take_queries(int64_t row, int64_t count, const T* const* from) {
     for (int64_t r = 0; r < count; ++r)
@@ -99,7 +94,8 @@ class PlainTiles : public CopiedTokens {
     ahead_ = 0;
   }
 
-  void write_out(int64_t row, float total, T* out) const { write_row(sums_.data() + row * dim_, dim_, total, out); }
+  // Of a row: values by weight, [dim]. The second argument has room for them.
+  const float* sums(int64_t row, float*) const { return sums_.data() + row * dim_; }
 
  private:
   static constexpr int kTogether = 4;  // keys at a time

@@ -22,6 +22,7 @@ class MatrixTiles : public CopiedTokens {
     sums_.assign(rows * dim / kTile, {});
     copies_.resize(2 * kKeys * dim / kTileInputs);
   }
+  void clear() { std::fill(sums_.begin(), sums_.end(), SumRow{}); }
 
   void take_queries(int64_t row, int64_t count, const BFloat16* const* from) {
     const uint16_t* rows[kTile];
@@ -104,14 +105,18 @@ class MatrixTiles : public CopiedTokens {
     ahead_ = nullptr;  // asked for
   }
 
-  void write_out(int64_t row, float total, BFloat16* out) const {
+  // Written to `to`: even and odd dimensions lie apart here.
+  const float* sums(int64_t row, float* to) const {
     const SumRow* sums = sums_.data() + row / kTile * kTile * dim_ / kTile + row % kTile;
+    alignas(64) uint32_t order[16];
+    for (int i = 0; i < 16; ++i) order[i] = static_cast<uint32_t>(i / 2 + i % 2 * 16);
+    const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t d = 0; d < dim_; d += kTileInputs, sums += 2 * kTile) {
-      const auto bits = [&](const SumRow& sum) {
-        return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(sum.values) / total));
-      };
-      _mm512_storeu_si512(out + d, _mm512_or_si512(bits(sums[0]), _mm512_slli_epi32(bits(sums[kTile]), 16)));
+      const __m512 even = _mm512_load_ps(sums[0].values), odd = _mm512_load_ps(sums[kTile].values);
+      _mm512_storeu_ps(to + d, _mm512_permutex2var_ps(even, low, odd));
+      _mm512_storeu_ps(to + d + kTile, _mm512_permutex2var_ps(even, high, odd));
     }
+    return to;
   }
 
  private:
