@@ -56,6 +56,12 @@ READ_AT_IMPORT = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "LD_", "MALLOC_", "ARROW_"),
     *("TORCH", "PYTORCH", "TRITON", "HF_", "TRANSFORMERS_"),
 )
+# Of these what scikit-learn, lm-eval and torch's compiler set in whatever process they are used in,
+# which says nothing of what a process is to be: how OpenMP of Intel forks, caches, downloads.
+SET_BY_LIBRARIES = {
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    *("HF_XET_HIGH_PERFORMANCE", "HF_HUB_ENABLE_HF_TRANSFER"),
+}
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
@@ -109,7 +115,11 @@ class Template:
         if environment.get("OMP_NUM_THREADS") != "1":
             return False
         asked = {**ONE_THREAD, **environment}
-        names = [name for name in {*asked, *self.environment} if name.startswith(READ_AT_IMPORT)]
+        names = [
+            name
+            for name in {*asked, *self.environment} - SET_BY_LIBRARIES
+            if name.startswith(READ_AT_IMPORT)
+        ]
         return all(asked.get(name) == self.environment.get(name) for name in names)
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:

@@ -104,6 +104,12 @@ def test_an_environment_that_libraries_have_read_already_is_none_of_a_fork(
     assert not told(ForkedPopen, True, **own)["imported"]
 
 
+def test_what_a_library_sets_in_this_process_makes_no_fork_impossible(own: dict[str, Any]) -> None:
+    """scikit-learn and torch's compiler set such variables in whatever process imports them."""
+    own["env"] |= {"KMP_INIT_AT_FORK": "FALSE", "TRITON_CACHE_DIR": "/nowhere"}
+    assert told(ForkedPopen, True, **own)["imported"]
+
+
 def test_other_commands_are_started(own: dict[str, Any]) -> None:
     code = "import sys; print('torch' in sys.modules)"
     with ForkedPopen([sys.executable, "-c", code], stdout=subprocess.PIPE, **own) as process:
