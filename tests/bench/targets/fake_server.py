@@ -9,12 +9,13 @@ reason is given for the end), path (of a file that every request body is appende
 that may be POSTed to), kept (how often that one says that it did nothing), step_s, extra_prompt
 (tokens that it counts besides the prompt's), redirect (where every request is sent instead), models
 (the bytes that answer /models; "endless" for ones without an end), events (instead of tokens:
-strings as they are, other values as JSON events; "..." repeats the one before for ever, "silence"
-waits), with the probes answered as always; chat (deltas that answer every request to the chat API,
-without which there is none; "silence" waits for a second at most), thinks (how many tokens of
-thoughts come before an answer by the chat or responses API, whose answers are then of as many
-tokens as are asked for), calls (the answer calls a tool), details (False: how many tokens were
-thoughts is not told), strict (names of fields that a request may not have).
+strings as they are, other values as JSON events; "..." repeats the one before for ever, a thousand
+times a second at most, "silence" waits), with the probes answered as always; chat (deltas that
+answer every request to the chat API, without which there is none; "silence" waits for a second at
+most), thinks (how many tokens of thoughts come before an answer by the chat or responses API, whose
+answers are then of as many tokens as are asked for), calls (the answer calls a tool), details
+(False: how many tokens were thoughts is not told), strict (names of fields that a request may not
+have).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 POLL_S = 0.01  # how soon a server in a thread ends
+REPEAT_S = 0.001  # between events that are repeated
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -194,6 +196,7 @@ class Handler(BaseHTTPRequestHandler):
             if event == "...":
                 while True:
                     self.wfile.write(data)
+                    time.sleep(REPEAT_S)
             if event == "silence":
                 return time.sleep(60)
             data = event.encode("latin-1") if isinstance(event, str) else self.encoded(event)
