@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.announcing import announcement
+from tests.compiled_ahead import compile_ahead
 from tests.forked import fork_known, probe_briefly
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
@@ -60,7 +61,10 @@ settings.load_profile("calm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Bound and count the inputs of the tests marked `fuzz` under --hypothesis-profile=fuzz."""
+    """Compile ahead of processes that are started; bound and count the inputs of the tests marked
+    `fuzz` under --hypothesis-profile=fuzz."""
+    if config.getoption("tx", None) and not hasattr(config, "workerinput"):
+        compile_ahead(config)
     if config.getoption("--hypothesis-profile") == "fuzz":
         config.pluginmanager.register(Fuzz())
 
