@@ -164,6 +164,8 @@ def uses(path: Path, name: str) -> bool:
     """Whether a file acts on a name: Python holds it as an identifier or as a whole string, YAML
     outside of comments. Text that mentions it does not count."""
     text = path.read_text()
+    if name not in text:  # most files, which need not be parsed
+        return False
     if path.suffix != ".py":
         bare = re.sub(r"#.*", "", text)
         return re.search(rf"\b{name}\b", bare) is not None

@@ -61,12 +61,14 @@ def test_what_is_measured() -> None:
     assert kinds == ["planning"] * 3 + ["step"] * 2
 
 
-def test_a_process_answers_with_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_answers_with_a_round_or_fails() -> None:
     script = load_script("step_cost")
     checkout = script.Checkout(SCRIPTS.parent)
     try:
         for figure in (("planning", "tiny", 2), ("step", "tiny", 2), ("step", "tiny", 1)):
             assert checkout.round_us(figure) > 0
+        with pytest.raises(SystemExit, match="the probe failed"):
+            checkout.round_us(("step", "no-such-model", 1))
     finally:
         checkout.close()
 
@@ -94,9 +96,3 @@ def test_a_folder_that_is_no_checkout(
     with pytest.raises(SystemExit, match="2"):
         script.main()
     assert "must be a checkout of this project" in capsys.readouterr().err
-    checkout = script.Checkout(SCRIPTS.parent)
-    try:
-        with pytest.raises(SystemExit, match="the probe failed"):
-            checkout.round_us(("step", "no-such-model", 1))
-    finally:
-        checkout.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bench.targets.fake_server import in_thread
+from tests.forked import fork_known
 from tests.scripts.load import load_script
 
 REQUESTS, INPUT_LEN, OUTPUT_LEN = 4, 5, 6
@@ -67,6 +68,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_compares_and_adds_to_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
+    fork_known(monkeypatch)
     script, output = small(monkeypatch), tmp_path / "made.json"
     words = ["vllm_bench.py", "--url", url, "--python", str(interpreter(tmp_path))]
     monkeypatch.setattr(sys, "argv", [*words, "--blocks", "1", "--output", str(output)])

@@ -10,6 +10,7 @@ import pytest
 
 from minivllm.config.compose import compose
 from minivllm.tasks.generate import run
+from tests.forked import popen
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +35,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
         "task.prompt=zq",
         "decoding.max_tokens=400",
     ]
-    with subprocess.Popen(
+    with popen()(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None and child.stderr is not None
