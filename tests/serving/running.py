@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from minivllm.platform.children import module_path
 from tests.forked import popen
 from tests.serving.raw import ask
@@ -45,8 +47,8 @@ def serving(
 
     Args:
         log: gets what it writes to stderr.
-        is_forked: it and its engines are forks, which have a template beside the engines; where
-            a test looks at a server's children, it is started as users do.
+        is_forked: it and its engines are forks, which have a template beside the engines; else it
+            is started as users do.
     """
     words = ["preset=serve", "task.port=0", "runtime.threads=1", "runtime.device=cpu", *overrides]
     with contextlib.ExitStack() as stack:
@@ -71,6 +73,12 @@ def serving(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def engines(server: RunningServer) -> list[psutil.Process]:
+    """Its engines, each of which leads a session of its own, as the template of a fork does not."""
+    children = psutil.Process(server.process.pid).children()
+    return [one for one in children if os.getsid(one.pid) == one.pid]
 
 
 def line_of(server: RunningServer, request_id: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tests.bench.targets.servers.waiting import wait_until
 from tests.forked import fork_known
 from tests.later import Later
 from tests.serving.raw import ask, connect, parsed, read_all, request
-from tests.serving.running import ROOT, serving
+from tests.serving.running import ROOT, engines, serving
 from tests.serving.view.following import metric, watching
 
 openai = Later("openai")
@@ -87,9 +87,10 @@ def test_sigterm_drains_what_waits_and_refuses_what_is_new() -> None:
 
 def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:
     log = tmp_path / "log"
-    with serving(log=log, is_forked=False) as server, watching(server) as viewer:
+    with serving(log=log) as server, watching(server) as viewer:
         viewer.until(lambda one: one.bundles)
-        psutil.Process(server.process.pid).children()[0].kill()
+        (engine,) = engines(server)
+        engine.kill()
         assert server.process.wait(30) == 1
     assert "error: the engine has stopped" in log.read_text()
 
@@ -119,16 +120,15 @@ def test_an_address_of_another_machine_is_told_so() -> None:
 def test_a_killed_replica_leaves_the_others_serving(tmp_path) -> None:
     log = tmp_path / "log"
     words = ("parallel.replicas=2", "parallel.router=round_robin")
-    with serving(*words, log=log, is_forked=False) as server:
-        engines = psutil.Process(server.process.pid).children()
-        assert len(engines) == 2
+    with serving(*words, log=log) as server:
+        first, second = engines(server)
         answers: list[int] = []
         fields = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
 
         def complete() -> None:
             answers.append(ask(server.url, "/v1/completions", fields).status)
 
-        engines[0].kill()
+        first.kill()
         threads = [threading.Thread(target=complete) for _ in range(6)]
         for thread in threads:
             thread.start()
@@ -137,6 +137,6 @@ def test_a_killed_replica_leaves_the_others_serving(tmp_path) -> None:
         assert answers == [200] * 6  # none had begun
         assert ask(server.url, "/health", method="GET").status == 200
         assert "replica 0 of 2 has stopped" in log.read_text()
-        engines[1].kill()
+        second.kill()
         assert server.process.wait(60) == 1
     assert "error: the engine has stopped" in log.read_text()
