@@ -294,7 +294,7 @@ def main(descriptor: int) -> None:
             connection.close()
             _templates[os.getpid()] = Template(ours, environment)
             subprocess.Popen = ForkedPopen  # type: ignore[misc]
-            _paint_less()
+            paint_less()
             break
         ours.close()
         _stand_apart(request["kept"])
@@ -310,7 +310,7 @@ def _compose_ahead() -> None:
     compose()
 
 
-def _paint_less() -> None:
+def paint_less() -> None:
     """Leave out the pictures that every report has, as the fixture `cli` does."""
     from minivllm.report import page
     from tests.pictures import painted_if_own

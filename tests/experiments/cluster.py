@@ -25,6 +25,14 @@ SETTINGS = (
     "workload.output_len=4",
 )
 
+PAINTING_LESS = """
+import sys
+from tests.forked import paint_less, run
+paint_less()
+del sys.argv[0]
+sys.exit(run([sys.executable, *sys.argv]))
+"""
+
 
 def start(folder: Path, *overrides: str, temporary: Path) -> subprocess.Popen[str]:
     """Start the sweep in `folder`, which is made; its device lock and other shared files go to
@@ -33,19 +41,11 @@ def start(folder: Path, *overrides: str, temporary: Path) -> subprocess.Popen[st
         path = folder / "conf" / group / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    command = [
-        sys.executable,
-        str(ROOT / "run.py"),
-        "--config-dir",
-        "conf",
-        "-m",
-        *SETTINGS,
-        *overrides,
-    ]
+    words = [str(ROOT / "run.py"), "--config-dir", "conf", "-m", *SETTINGS, *overrides]
     # Ray is started by a process that is no fork.
     is_forked = "hydra/launcher=ray" not in overrides
     return (popen() if is_forked else subprocess.Popen)(
-        command,
+        [sys.executable, *([] if is_forked else ["-c", PAINTING_LESS]), *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
