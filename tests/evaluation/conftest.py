@@ -15,6 +15,7 @@ import pytest
 
 ASSETS = Path(__file__).resolve().parents[2] / "minivllm" / "assets" / "tiny"
 BOS = "<|begin|>"
+CONTEXT = 512  # tokens of both models, whose own 2,048 take longer to fill
 
 
 @dataclass
@@ -46,8 +47,10 @@ def load() -> Callable[..., Pair]:
     from minivllm.evaluation.adapter import MiniVLLM
 
     def load(folder: Path, **ours: Any) -> Pair:
-        hf = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=3)
-        return Pair(hf, MiniVLLM(pretrained=str(folder), device="cpu", quant="fp32", **ours))
+        given = {"pretrained": str(folder), "device": "cpu"}
+        hf = HFLM(**given, dtype="float32", batch_size=3, max_length=CONTEXT)
+        limit = {"model.max_model_len": CONTEXT}
+        return Pair(hf, MiniVLLM(**given, quant="fp32", **limit, **ours))
 
     return load
 
