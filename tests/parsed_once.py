@@ -17,6 +17,7 @@ from typing import Any
 import hydra._internal.config_loader_impl
 import hydra._internal.defaults_list
 import hydra._internal.hydra
+import hydra.version
 import omegaconf._utils
 import omegaconf.base
 import yaml
@@ -38,6 +39,7 @@ def parse_once(put: Callable[[Any, str, Any], None] = setattr) -> None:
     parse = cache(omegaconf.base.parse)
     put(omegaconf.base, "parse", parse)
     put(omegaconf._utils, "parse", parse)
+    put(hydra.version, "_get_version", cache(hydra.version._get_version))  # at every option file
     put(hydra._internal.hydra, "ConfigLoaderImpl", OptionLoader)
     put(hydra._internal.defaults_list, "_create_interpolation_map", _choices_if_needed)
     put(hydra._internal.config_loader_impl, "create_defaults_list", _DefaultsLists())
