@@ -30,7 +30,7 @@ def compile_ahead(config: pytest.Config) -> None:
     if sys.dont_write_bytecode:
         return
     files = [path for folder in ("minivllm", "tests") for path in (ROOT / folder).rglob("*.py")]
-    cores = len(os.sched_getaffinity(0))
+    cores = os.cpu_count() or 1
     children = []
     for part in range(cores):
         if not (child := os.fork()):
