@@ -41,6 +41,7 @@ fuzz: install
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror minivllm/kernels/cpu/*.h minivllm/kernels/cpu/*.cpp
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs $(GALLERY)

@@ -1,4 +1,5 @@
-// Stored weights become factors: a piece of a panel at a time, which stays in the first-level cache.
+// Stored weights become factors: a piece of a panel at a time, which stays in the first-level
+// cache.
 #pragma once
 #include "linear.h"
 #include "products.h"
@@ -7,8 +8,11 @@ namespace minivllm {
 
 // How a panel of int8 holds a byte, and where in a pair of inputs it has the two of an output.
 #ifdef MINIVLLM_BYTE_TABLES
-// As sign and magnitude. Eight bytes of the first half of 64 are followed by eight of the second, which unpacking parts.
-inline uint8_t stored_byte(uint8_t byte) { return byte < 128 ? byte : static_cast<uint8_t>(128 | -byte); }
+// As sign and magnitude. Eight bytes of the first half of 64 are followed by eight of the second,
+// which unpacking parts.
+inline uint8_t stored_byte(uint8_t byte) {
+  return byte < 128 ? byte : static_cast<uint8_t>(128 | -byte);
+}
 constexpr int64_t place_of_bytes(int64_t output) {
   const int64_t eight = output % 32 / 4;
   return output / 32 * 64 + (2 * (eight % 4) + eight / 4) * 8 + output % 4 * 2;
@@ -26,10 +30,22 @@ namespace minivllm {
 
 // Of NF4's codes: Dettmers et al. 2023, QLoRA.
 constexpr float kLevels[16] = {
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
-    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
 };
 
 // The bfloat16 of a code: exact for int4, rounded for NF4.
@@ -40,7 +56,8 @@ inline uint16_t level_of(Format format, int code) {
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest
 }
 
-// Groups of pairs of inputs of a panel, as they lie: several only where they are multiplied during their conversion.
+// Groups of pairs of inputs of a panel, as they lie: several only where they are multiplied during
+// their conversion.
 struct Stored {
   Format format;
   const uint8_t* from;
@@ -50,7 +67,8 @@ struct Stored {
 
 #ifdef MINIVLLM_BF16_PRODUCTS
 
-// The bfloat16 of each code, twice: the look-up takes five bits, of which the fifth may be anything.
+// The bfloat16 of each code, twice: the look-up takes five bits, of which the fifth may be
+// anything.
 using Levels = __m512i;
 
 inline Levels levels_of(Format format) {
@@ -83,7 +101,8 @@ MINIVLLM_INLINE inline void convert_bytes(const uint8_t* from, __m512bh& first, 
   };
   const __m512i low = look_up(kMagnitudes.low);
   constexpr int kFirstOrBoth = 0xF8;  // a | (b & c)
-  const __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high), bytes, _mm512_set1_epi8(-128), kFirstOrBoth);
+  const __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high), bytes,
+                                                 _mm512_set1_epi8(-128), kFirstOrBoth);
   first = (__m512bh)_mm512_unpacklo_epi8(low, high);
   second = (__m512bh)_mm512_unpackhi_epi8(low, high);
 }
@@ -92,7 +111,8 @@ MINIVLLM_INLINE inline void convert_bytes(const uint8_t* from, __m512bh& first, 
 
 MINIVLLM_INLINE inline void convert_bytes(const uint8_t* from, __m512bh& first, __m512bh& second) {
   const auto widen = [](const uint8_t* bytes) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
   };
   first = _mm512_cvtne2ps_pbh(widen(from + 16), widen(from));
   second = _mm512_cvtne2ps_pbh(widen(from + 48), widen(from + 32));
@@ -118,8 +138,8 @@ MINIVLLM_INLINE inline void convert(const uint8_t* from, const Levels& levels, _
 
 // Turns them into [pairs][64][2], and asks for `lines` lines of memory for each 16 of them.
 template <bool coded>
-inline void expand_all(const uint8_t* from, int64_t pairs, const Levels& levels, const char* next, int64_t lines,
-                       Factor* to) {
+inline void expand_all(const uint8_t* from, int64_t pairs, const Levels& levels, const char* next,
+                       int64_t lines, Factor* to) {
   for (int64_t p = 0; p < pairs; ++p, from += coded ? 64 : 128, to += 2 * kColumns) {
     if (p % kPairs == 0) ask(next, lines);
     __m512bh both[4];
@@ -128,19 +148,23 @@ inline void expand_all(const uint8_t* from, int64_t pairs, const Levels& levels,
   }
 }
 
-inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
-  if (stored.format == Format::kInt8) return expand_all<false>(stored.from, stored.pairs, levels, next, lines, to);
+inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines,
+                   Factor* to) {
+  if (stored.format == Format::kInt8)
+    return expand_all<false>(stored.from, stored.pairs, levels, next, lines, to);
   expand_all<true>(stored.from, stored.pairs, levels, next, lines, to);
 }
 
 constexpr int64_t kStoredRows = kRows;
 
 template <bool coded, int M>
-[[gnu::noinline]] void multiply_stored_into(const Stored& stored, Levels levels, const Factor* x, int64_t stride,
-                                            const char* next, const Totals& totals) {
+[[gnu::noinline]] void multiply_stored_into(const Stored& stored, Levels levels, const Factor* x,
+                                            int64_t stride, const char* next,
+                                            const Totals& totals) {
   constexpr int64_t kBytes = coded ? 64 : 128;  // of a pair
   const uint8_t* from = stored.from;
-  for (int64_t g = 0, pairs = stored.pairs; g < stored.groups; ++g, from += pairs * kBytes, x += 2 * pairs)
+  for (int64_t g = 0, pairs = stored.pairs; g < stored.groups;
+       ++g, from += pairs * kBytes, x += 2 * pairs)
     sum_pairs<M>(pairs, totals.of_group(g), [&](int64_t p, Sums<M>& held) MINIVLLM_INLINE {
       __m512bh b[4];
       ask(next, kBytes / 64);
@@ -149,11 +173,14 @@ template <bool coded, int M>
     });
 }
 
-// Totals of x times as many inputs of a panel, for up to 6 rows: few enough that the panel is needed nowhere else.
-inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
-                            const char* next, int64_t, const Totals& totals) {
+// Totals of x times as many inputs of a panel, for up to 6 rows: few enough that the panel is
+// needed nowhere else.
+inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels,
+                            const Factor* x, int64_t stride, const char* next, int64_t,
+                            const Totals& totals) {
   with_rows<kStoredRows>(rows, [&](auto count) {
-    constexpr auto by_bytes = multiply_stored_into<false, count()>, by_codes = multiply_stored_into<true, count()>;
+    constexpr auto by_bytes = multiply_stored_into<false, count()>,
+                   by_codes = multiply_stored_into<true, count()>;
     const auto multiply = stored.format == Format::kInt8 ? by_bytes : by_codes;
     multiply(stored, levels, x, stride, next, totals);
   });
@@ -168,21 +195,25 @@ struct Levels {
 
 inline Levels levels_of(Format format) {
   alignas(32) uint8_t low[32], high[32];
-  for (int i = 0; i < 32; ++i) low[i] = level_of(format, i % 16) & 255, high[i] = level_of(format, i % 16) >> 8;
+  for (int i = 0; i < 32; ++i)
+    low[i] = level_of(format, i % 16) & 255, high[i] = level_of(format, i % 16) >> 8;
   return {_mm256_load_si256(reinterpret_cast<const __m256i*>(low)),
           _mm256_load_si256(reinterpret_cast<const __m256i*>(high))};
 }
 
-// Calls take(i, eight outputs of the first input, the same of the second) for both eights of a quarter of a pair's outputs.
+// Calls take(i, eight outputs of the first input, the same of the second) for both eights of a
+// quarter of a pair's outputs.
 template <Format format, typename Take>
-MINIVLLM_INLINE inline void convert(const uint8_t* from, int quarter, const Levels& levels, const Take& take) {
+MINIVLLM_INLINE inline void convert(const uint8_t* from, int quarter, const Levels& levels,
+                                    const Take& take) {
   const auto take_both = [&](int i, __m256i both) MINIVLLM_INLINE {  // bfloat16 side by side
     take(i, (__m256)_mm256_slli_epi32(both, 16),
          (__m256)_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))));
   };
   if constexpr (format == Format::kBfloat16) {
     each<2>([&](auto i) MINIVLLM_INLINE {
-      take_both(i, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 64 * quarter + 32 * i)));
+      take_both(i,
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 64 * quarter + 32 * i)));
     });
   } else if constexpr (format == Format::kInt8) {
     each<2>([&](auto i) MINIVLLM_INLINE {
@@ -192,11 +223,14 @@ MINIVLLM_INLINE inline void convert(const uint8_t* from, int quarter, const Leve
            _mm256_cvtepi32_ps(_mm256_srai_epi32(both, 8)));
     });
   } else {
-    // Quarters 0 and 2, 1 and 3 are halves of the same bytes, whose own are put in order: unpacking works on halves.
-    const __m256i bytes =
-        _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * (quarter % 2))), 0xD8);
-    const __m256i codes = _mm256_and_si256(quarter < 2 ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
-    const __m256i low = _mm256_shuffle_epi8(levels.low, codes), high = _mm256_shuffle_epi8(levels.high, codes);
+    // Quarters 0 and 2, 1 and 3 are halves of the same bytes, whose own are put in order: unpacking
+    // works on halves.
+    const __m256i bytes = _mm256_permute4x64_epi64(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * (quarter % 2))), 0xD8);
+    const __m256i codes =
+        _mm256_and_si256(quarter < 2 ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+    const __m256i low = _mm256_shuffle_epi8(levels.low, codes),
+                  high = _mm256_shuffle_epi8(levels.high, codes);
     take_both(0, _mm256_unpacklo_epi8(low, high));
     take_both(1, _mm256_unpackhi_epi8(low, high));
   }
@@ -205,23 +239,29 @@ MINIVLLM_INLINE inline void convert(const uint8_t* from, int quarter, const Leve
 template <typename Code>
 inline void with_format(Format format, const Code& code) {
   switch (format) {
-    case Format::kBfloat16: return code(std::integral_constant<Format, Format::kBfloat16>{});
-    case Format::kInt8: return code(std::integral_constant<Format, Format::kInt8>{});
-    default: return code(std::integral_constant<Format, Format::kNormal4>{});  // int4 differs in its levels alone
+    case Format::kBfloat16:
+      return code(std::integral_constant<Format, Format::kBfloat16>{});
+    case Format::kInt8:
+      return code(std::integral_constant<Format, Format::kInt8>{});
+    default:
+      return code(
+          std::integral_constant<Format, Format::kNormal4>{});  // int4 differs in its levels alone
   }
 }
 
 // Turns them into [2 * pairs][64], and asks for `lines` lines of memory for each 16 of them.
-inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines, Factor* to) {
+inline void expand(const Stored& stored, const Levels& levels, const char* next, int64_t lines,
+                   Factor* to) {
   with_format(stored.format, [&](auto format) {
     const uint8_t* pair = stored.from;
     for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2), to += 2 * kColumns) {
       ask(next, (p + 1) * lines / kPairs - p * lines / kPairs);
       each<4>([&](auto quarter) MINIVLLM_INLINE {
-        convert<format()>(pair, quarter, levels, [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
-          _mm256_storeu_ps(to + 16 * quarter + 8 * i, first);
-          _mm256_storeu_ps(to + kColumns + 16 * quarter + 8 * i, second);
-        });
+        convert<format()>(pair, quarter, levels,
+                          [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
+                            _mm256_storeu_ps(to + 16 * quarter + 8 * i, first);
+                            _mm256_storeu_ps(to + kColumns + 16 * quarter + 8 * i, second);
+                          });
       });
     }
   });
@@ -231,12 +271,14 @@ constexpr int64_t kStoredRows = 2;  // more would convert by quarters, and wait 
 
 // The sums of all outputs stay in 16 registers, of two rows those of half of them.
 template <Format format, int M>
-[[gnu::noinline]] void multiply_stored_into(const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
-                                            const char* next, const Totals& all) {
+[[gnu::noinline]] void multiply_stored_into(const Stored& stored, const Levels& levels,
+                                            const Factor* x, int64_t stride, const char* next,
+                                            const Totals& all) {
   constexpr int kQuarters = 4 / M, kEights = 2 * kQuarters;
   alignas(64) float apart[M * kColumns];
   const uint8_t* from = stored.from;
-  for (int64_t g = 0; g < stored.groups; ++g, from += stored.pairs * panel_bytes(format, 2), x += 2 * stored.pairs) {
+  for (int64_t g = 0; g < stored.groups;
+       ++g, from += stored.pairs * panel_bytes(format, 2), x += 2 * stored.pairs) {
     const Totals totals = all.of_group(g);
     const bool fresh = totals.first || totals.scale;
     float* sums = totals.to;
@@ -250,12 +292,13 @@ template <Format format, int M>
       for (int64_t p = 0; p < stored.pairs; ++p, pair += panel_bytes(format, 2)) {
         if (begin == 0) ask(next, panel_bytes(format, 2) / 64);
         each<kQuarters>([&](auto quarter) MINIVLLM_INLINE {
-          convert<format>(pair, begin + quarter, levels, [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
-            each<M>([&](auto m) MINIVLLM_INLINE {
-              held[m][2 * quarter + i] += x[m * stride + 2 * p] * first;
-              held[m][2 * quarter + i] += x[m * stride + 2 * p + 1] * second;
-            });
-          });
+          convert<format>(pair, begin + quarter, levels,
+                          [&](int i, __m256 first, __m256 second) MINIVLLM_INLINE {
+                            each<M>([&](auto m) MINIVLLM_INLINE {
+                              held[m][2 * quarter + i] += x[m * stride + 2 * p] * first;
+                              held[m][2 * quarter + i] += x[m * stride + 2 * p + 1] * second;
+                            });
+                          });
         });
       }
       float* to = totals.scale ? apart : sums;
@@ -264,15 +307,17 @@ template <Format format, int M>
         _mm256_storeu_ps(to + m * kColumns + 8 * n, held[m][n]);
       });
       for (int n = 0; totals.scale && n < 8 * kEights; n += kLanes)
-        totals.end<M>(16 * begin + n, [&](auto m) MINIVLLM_INLINE { return load(apart + m * kColumns + n); });
+        totals.end<M>(16 * begin + n,
+                      [&](auto m) MINIVLLM_INLINE { return load(apart + m * kColumns + n); });
     }
   }
 }
 
-// Totals of x times as many inputs of a panel, for up to 2 rows: few enough that the panel is needed nowhere
-// else.
-inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels, const Factor* x, int64_t stride,
-                            const char* next, int64_t, const Totals& totals) {
+// Totals of x times as many inputs of a panel, for up to 2 rows: few enough that the panel is
+// needed nowhere else.
+inline void multiply_stored(int64_t rows, const Stored& stored, const Levels& levels,
+                            const Factor* x, int64_t stride, const char* next, int64_t,
+                            const Totals& totals) {
   with_format(stored.format, [&](auto format) {
     with_rows<kStoredRows>(rows, [&](auto count) {
       multiply_stored_into<format(), count()>(stored, levels, x, stride, next, totals);

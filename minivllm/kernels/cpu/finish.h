@@ -8,8 +8,8 @@
 namespace minivllm {
 
 // Totals [rows][64], times the scale of each output where there are any, plus bias.
-inline void finish(const float* totals, int64_t rows, int64_t columns, const BFloat16* scale, const BFloat16* bias,
-                   BFloat16* out, int64_t out_stride) {
+inline void finish(const float* totals, int64_t rows, int64_t columns, const BFloat16* scale,
+                   const BFloat16* bias, BFloat16* out, int64_t out_stride) {
   for (int64_t m = 0; m < rows; ++m, totals += kColumns, out += out_stride)
     for (int64_t n = 0; n < columns; n += kLanes) {
       Vector sum = load(totals + n);

@@ -23,20 +23,24 @@ inline float inverse_rms(const T* x, int64_t size, float eps) {
 template <typename T>
 inline void norm_row(const T* x, int64_t size, const T* weight, float eps, T* out) {
   const float factor = inverse_rms(x, size, eps);
-  for (int64_t i = 0; i < size; i += kLanes) store(out + i, rounded<T>(load(x + i) * factor) * load(weight + i));
+  for (int64_t i = 0; i < size; i += kLanes)
+    store(out + i, rounded<T>(load(x + i) * factor) * load(weight + i));
 }
 
 }  // namespace
 
 template <typename T>
-void rms_norm(const T* x, int64_t stride, int64_t rows, int64_t size, const T* weight, float eps, T* out) {
+void rms_norm(const T* x, int64_t stride, int64_t rows, int64_t size, const T* weight, float eps,
+              T* out) {
 #pragma omp parallel for if (rows * size > kWorthwhile)
-  for (int64_t row = 0; row < rows; ++row) norm_row(x + row * stride, size, weight, eps, out + row * size);
+  for (int64_t row = 0; row < rows; ++row)
+    norm_row(x + row * stride, size, weight, eps, out + row * size);
 }
 
 template <typename T>
-void norm_and_rotate(T* x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t dim, const T* weight,
-                     float eps, const T* cos, const T* sin, int64_t table_stride, int64_t rotated) {
+void norm_and_rotate(T* x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t dim,
+                     const T* weight, float eps, const T* cos, const T* sin, int64_t table_stride,
+                     int64_t rotated) {
   const int64_t half = rotated / 2;
 #pragma omp parallel for if (tokens * heads * dim > kWorthwhile)
   for (int64_t t = 0; t < tokens; ++t) {
@@ -70,10 +74,10 @@ void silu_and_multiply(const T* gate_up, int64_t rows, int64_t width, T* out) {
   }
 }
 
-#define MINIVLLM_INSTANTIATE(T)                                                                            \
-  template void rms_norm(const T*, int64_t, int64_t, int64_t, const T*, float, T*);                        \
-  template void norm_and_rotate(T*, int64_t, int64_t, int64_t, int64_t, const T*, float, const T*,         \
-                                const T*, int64_t, int64_t);                                               \
+#define MINIVLLM_INSTANTIATE(T)                                                                    \
+  template void rms_norm(const T*, int64_t, int64_t, int64_t, const T*, float, T*);                \
+  template void norm_and_rotate(T*, int64_t, int64_t, int64_t, int64_t, const T*, float, const T*, \
+                                const T*, int64_t, int64_t);                                       \
   template void silu_and_multiply(const T*, int64_t, int64_t, T*);
 MINIVLLM_INSTANTIATE(float)
 MINIVLLM_INSTANTIATE(BFloat16)

@@ -9,7 +9,7 @@
 
 namespace minivllm {
 
-constexpr int64_t kTileRows = 16;      // of activations, or of sums
+constexpr int64_t kTileRows = 16;       // of activations, or of sums
 constexpr int64_t kMostTileQuads = 16;  // of inputs that a tile holds
 
 #ifndef MINIVLLM_INT8_TILES
@@ -18,8 +18,8 @@ inline bool may_use_int8_tiles() { return false; }
 struct Int8Tiles {
   explicit Int8Tiles(int64_t) {}
 };
-inline void multiply_int8_tiles(bool, const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const char*, int64_t,
-                                int32_t*) {}
+inline void multiply_int8_tiles(bool, const int8_t*, int64_t, const uint8_t*, int64_t, int64_t,
+                                const char*, int64_t, int32_t*) {}
 
 #else
 
@@ -28,16 +28,18 @@ inline bool may_use_int8_tiles() { return may_use_matrix_unit(); }
 // Tiles 0 to 3 hold sums, 4 and 5 activations of as many quads, 6 and 7 weights of them.
 class Int8Tiles {
  public:
-  explicit Int8Tiles(int64_t quads) : unit_(static_cast<uint16_t>(4 * quads), static_cast<uint8_t>(quads)) {}
+  explicit Int8Tiles(int64_t quads)
+      : unit_(static_cast<uint16_t>(4 * quads), static_cast<uint8_t>(quads)) {}
 
  private:
   MatrixUnit unit_;
 };
 
-// Sums [16 or, of `two` tiles of rows, 32][64] of rows x [rows][stride] times `steps` tiles of `quads` inputs of a panel.
-// Each step asks for `lines` lines of memory from `next` on.
-inline void multiply_int8_tiles(bool two, const int8_t* x, int64_t stride, const uint8_t* panel, int64_t steps,
-                                int64_t quads, const char* next, int64_t lines, int32_t* sums) {
+// Sums [16 or, of `two` tiles of rows, 32][64] of rows x [rows][stride] times `steps` tiles of
+// `quads` inputs of a panel. Each step asks for `lines` lines of memory from `next` on.
+inline void multiply_int8_tiles(bool two, const int8_t* x, int64_t stride, const uint8_t* panel,
+                                int64_t steps, int64_t quads, const char* next, int64_t lines,
+                                int32_t* sums) {
   constexpr int64_t kRowBytes = 4 * kColumns;
   asm volatile("" : : : "memory");  // see multiply_tiles
   const int8_t* below = x + kTileRows * stride;

@@ -1,5 +1,5 @@
-// Vectors of 8-bit integers, four inputs side by side: their products with sums in 32 bits, by VNNI (AVX-512 and AVX),
-// by AVX2, or one by one. Every processor gets the same integers.
+// Vectors of 8-bit integers, four inputs side by side: their products with sums in 32 bits, by VNNI
+// (AVX-512 and AVX), by AVX2, or one by one. Every processor gets the same integers.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,8 @@ typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes), aligned(1)));
 
 constexpr int kVectors = kColumns / kLanes;  // of a panel's columns
 
-// What MINIVLLM_ONE_BY_ONE is defined for in tests: the twin below on a processor that has instructions.
+// What MINIVLLM_ONE_BY_ONE is defined for in tests: the twin below on a processor that has
+// instructions.
 #if defined(MINIVLLM_ONE_BY_ONE)
 #elif defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define MINIVLLM_DOT_PRODUCTS 1
@@ -23,7 +24,8 @@ constexpr int kVectors = kColumns / kLanes;  // of a panel's columns
 #define MINIVLLM_PAIR_PRODUCTS 1
 #endif
 
-// A weight's bytes as the products take them. `kCodes`: they are 0 to 15, else 0 to 255, which mean -128 to 127.
+// A weight's bytes as the products take them. `kCodes`: they are 0 to 15, else 0 to 255, which mean
+// -128 to 127.
 template <bool kCodes>
 struct Factors {
   Bytes bytes;
@@ -42,7 +44,9 @@ constexpr int32_t offset_of() {
 #endif
 }
 
-MINIVLLM_INLINE inline Bytes load_bytes(const uint8_t* from) { return *reinterpret_cast<const Bytes*>(from); }
+MINIVLLM_INLINE inline Bytes load_bytes(const uint8_t* from) {
+  return *reinterpret_cast<const Bytes*>(from);
+}
 
 // Four inputs of a row, for every column.
 MINIVLLM_INLINE inline Bytes splat_quad(const int8_t* from) {
@@ -59,7 +63,8 @@ MINIVLLM_INLINE inline Factors<kCodes> factors_of(Bytes bytes) {
 }
 
 template <bool kCodes>
-MINIVLLM_INLINE inline Integers add_products(Integers sums, const Factors<kCodes>& weights, Bytes x) {
+MINIVLLM_INLINE inline Integers add_products(Integers sums, const Factors<kCodes>& weights,
+                                             Bytes x) {
 #ifdef __AVX512F__
   return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights.bytes, (__m512i)x);
 #else
@@ -69,8 +74,8 @@ MINIVLLM_INLINE inline Integers add_products(Integers sums, const Factors<kCodes
 
 #elif defined(MINIVLLM_PAIR_PRODUCTS)
 
-// Two products are added in 16 bits, which 2 * 128 * 127 does not exceed, but 2 * 255 * 127 would: so weights of eight bits
-// are magnitudes here, and activations take their signs.
+// Two products are added in 16 bits, which 2 * 128 * 127 does not exceed, but 2 * 255 * 127 would:
+// so weights of eight bits are magnitudes here, and activations take their signs.
 template <bool kCodes>
 MINIVLLM_INLINE inline Factors<kCodes> factors_of(Bytes bytes) {
   if constexpr (kCodes) return {bytes, bytes};
@@ -83,11 +88,13 @@ MINIVLLM_INLINE inline Factors<kCodes> factors_of(Bytes bytes) {
 }
 
 template <bool kCodes>
-MINIVLLM_INLINE inline Integers add_products(Integers sums, const Factors<kCodes>& weights, Bytes x) {
+MINIVLLM_INLINE inline Integers add_products(Integers sums, const Factors<kCodes>& weights,
+                                             Bytes x) {
 #ifdef __AVX512F__
   __m512i signed_x = (__m512i)x;
   if constexpr (!kCodes)
-    signed_x = _mm512_mask_sub_epi8(signed_x, _mm512_movepi8_mask((__m512i)weights.bytes), _mm512_setzero_si512(), signed_x);
+    signed_x = _mm512_mask_sub_epi8(signed_x, _mm512_movepi8_mask((__m512i)weights.bytes),
+                                    _mm512_setzero_si512(), signed_x);
   const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights.magnitudes, signed_x);
   return sums + (Integers)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #else
@@ -130,11 +137,13 @@ inline void store_low_bytes(int8_t* to, Integers from) {
 inline uint16_t highest(Shorts words) {
 #if defined(__AVX2__)
 #ifdef __AVX512F__
-  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128((__m256i)words), _mm256_extracti128_si256((__m256i)words, 1));
+  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128((__m256i)words),
+                                      _mm256_extracti128_si256((__m256i)words, 1));
 #else
   const __m128i eight = (__m128i)words;
 #endif
-  return static_cast<uint16_t>(~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi8(-1))), 0));
+  return static_cast<uint16_t>(
+      ~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi8(-1))), 0));
 #else
   uint16_t most = 0;
   for (int i = 0; i < kLanes; ++i) most = words[i] > most ? words[i] : most;

@@ -1,5 +1,5 @@
-// A decoder layer in one call: the operators in the order of models/layers.py. At batch 1 Python takes longer to call
-// them one by one than the small ones take to run.
+// A decoder layer in one call: the operators in the order of models/layers.py. At batch 1 Python
+// takes longer to call them one by one than the small ones take to run.
 #include <ATen/record_function.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -21,11 +21,12 @@ auto named(const char* name, const Code& code) {
 
 // The arguments of an operator after x, as Python gives them.
 using Norm = std::tuple<Tensor, double>;
-using Linear =
-    std::tuple<Tensor, optional<Tensor>, optional<Tensor>, optional<Tensor>, int64_t, int64_t, int64_t, int64_t>;
+using Linear = std::tuple<Tensor, optional<Tensor>, optional<Tensor>, optional<Tensor>, int64_t,
+                          int64_t, int64_t, int64_t>;
 
 Tensor compute(const Norm& norm, const Tensor& x) {
-  return named("minivllm_cpu::rms_norm", [&] { return rms_norm_op(x, std::get<0>(norm), std::get<1>(norm)); });
+  return named("minivllm_cpu::rms_norm",
+               [&] { return rms_norm_op(x, std::get<0>(norm), std::get<1>(norm)); });
 }
 
 Tensor compute(const Linear& linear, const Tensor& x) {
@@ -35,32 +36,45 @@ Tensor compute(const Linear& linear, const Tensor& x) {
 }
 
 struct DecoderLayer : torch::CustomClassHolder {
-  // Pre-norm, grouped-query attention, SwiGLU. `head_norm`: weights [heads + kv_heads, head_dim] for queries and keys.
-  DecoderLayer(Norm input_norm, Linear qkv_proj, optional<Norm> head_norm, Linear o_proj, Norm post_attention_norm,
-               Linear gate_up_proj, Linear down_proj, int64_t heads, int64_t kv_heads, int64_t head_dim)
-      : input_norm(std::move(input_norm)), qkv_proj(std::move(qkv_proj)), head_norm(std::move(head_norm)),
-        o_proj(std::move(o_proj)), post_attention_norm(std::move(post_attention_norm)),
-        gate_up_proj(std::move(gate_up_proj)), down_proj(std::move(down_proj)), heads(heads), kv_heads(kv_heads),
+  // Pre-norm, grouped-query attention, SwiGLU. `head_norm`: weights [heads + kv_heads, head_dim]
+  // for queries and keys.
+  DecoderLayer(Norm input_norm, Linear qkv_proj, optional<Norm> head_norm, Linear o_proj,
+               Norm post_attention_norm, Linear gate_up_proj, Linear down_proj, int64_t heads,
+               int64_t kv_heads, int64_t head_dim)
+      : input_norm(std::move(input_norm)),
+        qkv_proj(std::move(qkv_proj)),
+        head_norm(std::move(head_norm)),
+        o_proj(std::move(o_proj)),
+        post_attention_norm(std::move(post_attention_norm)),
+        gate_up_proj(std::move(gate_up_proj)),
+        down_proj(std::move(down_proj)),
+        heads(heads),
+        kv_heads(kv_heads),
         head_dim(head_dim) {}
 
   // [tokens, hidden] to the same; what follows sin is what paged_attention takes after q, k and v.
-  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& k_cache, const Tensor& v_cache,
-                 const Tensor& slots, const Tensor& starts, const Tensor& lengths, const Tensor& table, double scale,
-                 int64_t window, double soft_cap) const {
+  Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& k_cache,
+                 const Tensor& v_cache, const Tensor& slots, const Tensor& starts,
+                 const Tensor& lengths, const Tensor& table, double scale, int64_t window,
+                 double soft_cap) const {
     const int64_t tokens = x.size(0);
-    const Tensor qkv = compute(qkv_proj, compute(input_norm, x)).view({tokens, heads + 2 * kv_heads, head_dim});
+    const Tensor qkv =
+        compute(qkv_proj, compute(input_norm, x)).view({tokens, heads + 2 * kv_heads, head_dim});
     const Tensor q = qkv.narrow(1, 0, heads), k = qkv.narrow(1, heads, kv_heads);
     const Tensor v = qkv.narrow(1, heads + kv_heads, kv_heads);
     named("minivllm_cpu::norm_and_rotate_", [&] {
       const auto weight = head_norm ? optional<Tensor>(std::get<0>(*head_norm)) : std::nullopt;
-      norm_and_rotate_op(qkv.narrow(1, 0, heads + kv_heads), weight, head_norm ? std::get<1>(*head_norm) : 0, cos, sin);
+      norm_and_rotate_op(qkv.narrow(1, 0, heads + kv_heads), weight,
+                         head_norm ? std::get<1>(*head_norm) : 0, cos, sin);
     });
     const Tensor attended = named("minivllm_cpu::paged_attention", [&] {
-      return paged_attention(q, k, v, k_cache, v_cache, slots, starts, lengths, table, scale, window, soft_cap);
+      return paged_attention(q, k, v, k_cache, v_cache, slots, starts, lengths, table, scale,
+                             window, soft_cap);
     });
     const Tensor between = compute(o_proj, attended.view({tokens, heads * head_dim})).add_(x);
     const Tensor gate_up = compute(gate_up_proj, compute(post_attention_norm, between));
-    const Tensor gated = named("minivllm_cpu::silu_and_multiply", [&] { return silu_and_multiply_op(gate_up); });
+    const Tensor gated =
+        named("minivllm_cpu::silu_and_multiply", [&] { return silu_and_multiply_op(gate_up); });
     return compute(down_proj, gated).add_(between);
   }
 
@@ -79,6 +93,7 @@ struct DecoderLayer : torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(minivllm_cpu, library) {
   using namespace minivllm;
   library.class_<DecoderLayer>("DecoderLayer")
-      .def(torch::init<Norm, Linear, optional<Norm>, Linear, Norm, Linear, Linear, int64_t, int64_t, int64_t>())
+      .def(torch::init<Norm, Linear, optional<Norm>, Linear, Norm, Linear, Linear, int64_t, int64_t,
+                       int64_t>())
       .def("forward", &DecoderLayer::forward);
 }

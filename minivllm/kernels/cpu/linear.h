@@ -1,7 +1,8 @@
 // Products of bfloat16 activations with packed weights, for processors with AVX2 or more.
 //
-// A packed weight is cut into panels of 64 outputs. Within a panel two consecutive inputs lie side by side, output
-// after output: [panels][inputs / 2][64][2], which is what both the dot-product instructions and the matrix unit take.
+// A packed weight is cut into panels of 64 outputs. Within a panel two consecutive inputs lie side
+// by side, output after output: [panels][inputs / 2][64][2], which is what both the dot-product
+// instructions and the matrix unit take.
 #pragma once
 #include <cstdint>
 
@@ -27,9 +28,11 @@ struct Weight {
   const BFloat16* scales;  // bfloat16 [panels][groups][64]; null for kBfloat16
   const BFloat16* zeros;   // the same, of affine formats, where they are not all zero; else null
   int64_t inputs, outputs;
-  int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8); of activations in 8 bits
+  int64_t group;  // inputs that share a scale: at most 256, or all of them (kInt8); of activations
+                  // in 8 bits
   int64_t scale_groups;  // of the weight: inputs / group, or 1
-  // Rows up to which the formats of linear_int8.h are multiplied in the way for few rows; -1: `few_rows` of the format.
+  // Rows up to which the formats of linear_int8.h are multiplied in the way for few rows; -1:
+  // `few_rows` of the format.
   int64_t few_rows = -1;
 };
 
@@ -38,8 +41,8 @@ bool has_linear();
 
 // out[rows][outputs] = x[rows][inputs] W^T + bias; bfloat16, sums in float32. bias may be null.
 // The order of each sum depends on nothing but the weight: a row's result is the same in any batch.
-void linear(const BFloat16* x, int64_t row_stride, int64_t rows, const Weight& weight, const BFloat16* bias,
-            BFloat16* out);
+void linear(const BFloat16* x, int64_t row_stride, int64_t rows, const Weight& weight,
+            const BFloat16* bias, BFloat16* out);
 
 // Bytes of one panel.
 constexpr int64_t panel_bytes(Format format, int64_t inputs) {
@@ -47,8 +50,8 @@ constexpr int64_t panel_bytes(Format format, int64_t inputs) {
   return inputs * kPanel * (format == Format::kBfloat16 ? 4 : bytes ? 2 : 1) / 2;
 }
 
-// One panel from up to 64 rows of bfloat16 [count][inputs] (kBfloat16), int8 or codes, a byte each. It may not overlap
-// them.
+// One panel from up to 64 rows of bfloat16 [count][inputs] (kBfloat16), int8 or codes, a byte each.
+// It may not overlap them.
 void pack_panel(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel);
 
 }  // namespace minivllm

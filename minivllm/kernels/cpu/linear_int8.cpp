@@ -13,54 +13,59 @@
 namespace minivllm {
 
 void pack_quads(Format format, const uint8_t* rows, int64_t count, int64_t inputs, uint8_t* panel) {
-  const auto byte = [&](int64_t n, int64_t k) { return n < count ? rows[n * inputs + k] : uint8_t{0}; };
+  const auto byte = [&](int64_t n, int64_t k) {
+    return n < count ? rows[n * inputs + k] : uint8_t{0};
+  };
   for (int64_t k = 0; k < inputs; ++k)
     for (int64_t n = 0; n < kPanel; ++n) {
       if (format == Format::kInt8Quads)
         panel[(k / 4 * kPanel + n) * 4 + k % 4] = byte(n, k) ^ 128;  // from 0 on
       else if (n < kPanel / 2)  // low halves are outputs 0..31, high halves outputs 32..63
-        panel[(k / 4 * kPanel / 2 + n) * 4 + k % 4] = static_cast<uint8_t>(byte(n, k) | byte(n + kPanel / 2, k) << 4);
+        panel[(k / 4 * kPanel / 2 + n) * 4 + k % 4] =
+            static_cast<uint8_t>(byte(n, k) | byte(n + kPanel / 2, k) << 4);
     }
 }
 
 namespace {
 
 constexpr int64_t kRowBlock = 256;  // of activations that a panel meets before the next block
-constexpr int64_t kPiece = 512;    // inputs of a panel at a time: they stay in the second-level cache
-constexpr int64_t kQuads = 8;       // that make a step: memory is asked for once in each
-constexpr int64_t kAhead = 3072;    // bytes that are asked for before they are needed
+constexpr int64_t kPiece = 512;  // inputs of a panel at a time: they stay in the second-level cache
+constexpr int64_t kQuads = 8;    // that make a step: memory is asked for once in each
+constexpr int64_t kAhead = 3072;  // bytes that are asked for before they are needed
 #if defined(MINIVLLM_DOT_PRODUCTS) || defined(MINIVLLM_ONE_BY_ONE)
-constexpr int kHeld = kLanes == 16 ? 4 : 2;  // vectors of columns whose sums of six rows stay in registers
+constexpr int kHeld =
+    kLanes == 16 ? 4 : 2;  // vectors of columns whose sums of six rows stay in registers
 #else
 constexpr int kHeld = kLanes == 16 ? 4 : 1;
 #endif
-// Rows that meet four bits as they are stored (where the weight does not say), and how many at a time: converting them
-// takes other execution units than products do, so it is cheaper than storing and loading bytes for some passes.
+// Rows that meet four bits as they are stored (where the weight does not say), and how many at a
+// time: converting them takes other execution units than products do, so it is cheaper than storing
+// and loading bytes for some passes.
 constexpr int kDirectPass = kLanes == 16 ? kRows : 1;
 constexpr int64_t kDirectRows = kLanes == 16 ? 8 * kRows : 1;
 
-// How a piece of a panel lies, and what it is multiplied by: a scale for each output in the end, or one for each group
-// of its inputs, or a zero too.
+// How a piece of a panel lies, and what it is multiplied by: a scale for each output in the end, or
+// one for each group of its inputs, or a zero too.
 enum class Kind { kBytes, kCodes, kHalves };
 enum class Scaling { kOutputs, kGroups, kZeros };
 
 // Some rows of activations meet a piece of a panel.
 struct Piece {
   const Int8Rows& x;
-  int64_t row, input;      // the first
-  int64_t groups, quads;   // of inputs; of each group
-  const uint8_t* weights;  // [groups * quads][64][4], of kHalves [32][4]
+  int64_t row, input;              // the first
+  int64_t groups, quads;           // of inputs; of each group
+  const uint8_t* weights;          // [groups * quads][64][4], of kHalves [32][4]
   const BFloat16 *scales, *zeros;  // [groups][64]
-  const char* next;        // what to ask memory for meanwhile
-  int64_t lines;           // of 64 bytes, for each step
-  float* totals;           // [rows][64]
+  const char* next;                // what to ask memory for meanwhile
+  int64_t lines;                   // of 64 bytes, for each step
+  float* totals;                   // [rows][64]
 };
 
-// What a group's products add to a total: the sum of integers times the scales of activations and weight, and the sum
-// of activations times the zero.
+// What a group's products add to a total: the sum of integers times the scales of activations and
+// weight, and the sum of activations times the zero.
 template <Scaling kScaling>
-MINIVLLM_INLINE inline Vector total_of(Integers products, float x_scale, float x_sum, Vector scale, Vector zero,
-                                       Vector total) {
+MINIVLLM_INLINE inline Vector total_of(Integers products, float x_scale, float x_sum, Vector scale,
+                                       Vector zero, Vector total) {
   const Vector sum = __builtin_convertvector(products, Vector) * x_scale;
   total = kScaling == Scaling::kOutputs ? total + sum : total + sum * scale;
   return kScaling == Scaling::kZeros ? total + x_sum * zero : total;
@@ -68,7 +73,8 @@ MINIVLLM_INLINE inline Vector total_of(Integers products, float x_scale, float x
 
 // The bytes of kCount vectors of columns from `begin` on.
 template <Kind kKind, int kCount>
-MINIVLLM_INLINE inline void load_quad(const uint8_t* from, int begin, Factors<kKind != Kind::kBytes> (&to)[kCount]) {
+MINIVLLM_INLINE inline void load_quad(const uint8_t* from, int begin,
+                                      Factors<kKind != Kind::kBytes> (&to)[kCount]) {
   if constexpr (kKind == Kind::kHalves) {
     static_assert(kCount == kVectors);
     each<kCount / 2>([&](auto n) MINIVLLM_INLINE {
@@ -90,7 +96,8 @@ template <Kind kKind, Scaling kScaling, int M, int kCount>
   constexpr int64_t kBytes = kKind == Kind::kHalves ? 2 * kPanel : 4 * kPanel;  // of four inputs
   const int64_t stride = piece.x.stride(), groups = piece.x.groups();
   const int64_t group = piece.input / 4 / piece.quads;
-  const float *x_scales = piece.x.scales(piece.row, group), *x_sums = piece.x.sums(piece.row, group);
+  const float *x_scales = piece.x.scales(piece.row, group),
+              *x_sums = piece.x.sums(piece.row, group);
   const int32_t* starts = piece.x.starts(piece.row, group);
   const int8_t* x = piece.x.values(piece.row, piece.input);
   const uint8_t* weights = piece.weights;
@@ -109,7 +116,9 @@ template <Kind kKind, Scaling kScaling, int M, int kCount>
         load_quad<kKind>(weights, begin, b);
         each<M>([&](auto m) MINIVLLM_INLINE {
           const Bytes a = splat_quad(x + m * stride);
-          each<kCount>([&](auto n) MINIVLLM_INLINE { held[m][n] = add_products<kCodes>(held[m][n], b[n], a); });
+          each<kCount>([&](auto n) MINIVLLM_INLINE {
+            held[m][n] = add_products<kCodes>(held[m][n], b[n], a);
+          });
         });
       }
     }
@@ -130,13 +139,15 @@ template <Kind kKind, Scaling kScaling, int M, int kCount>
 template <Kind kKind, Scaling kScaling>
 void add_rows(int64_t rows, const Piece& piece) {
   if constexpr (kKind == Kind::kHalves) {
-    with_rows<kDirectPass>(rows, [&](auto count) { add_columns<kKind, kScaling, count(), kVectors>(piece, 0); });
+    with_rows<kDirectPass>(
+        rows, [&](auto count) { add_columns<kKind, kScaling, count(), kVectors>(piece, 0); });
   } else if (rows == 1) {
     add_columns<kKind, kScaling, 1, kVectors>(piece, 0);
   } else {
     Piece part = piece;
     for (int begin = 0; begin < kVectors; begin += kHeld, part.lines = 0)
-      with_rows<kRows>(rows, [&](auto count) { add_columns<kKind, kScaling, count(), kHeld>(part, begin); });
+      with_rows<kRows>(
+          rows, [&](auto count) { add_columns<kKind, kScaling, count(), kHeld>(part, begin); });
   }
 }
 
@@ -161,13 +172,17 @@ void add_tiles(int64_t rows, int64_t quads, const Piece& piece) {
                         piece.weights + g * piece.quads * 4 * kPanel, steps, quads,
                         piece.next + g * steps * lines * 64, lines, sums);
     for (int64_t n = 0; n < kPanel; n += kLanes) {
-      const Vector scale = kScaling == Scaling::kOutputs ? Vector{} : load(piece.scales + g * kPanel + n);
-      const Vector zero = kScaling == Scaling::kZeros ? load(piece.zeros + g * kPanel + n) : Vector{};
+      const Vector scale =
+          kScaling == Scaling::kOutputs ? Vector{} : load(piece.scales + g * kPanel + n);
+      const Vector zero =
+          kScaling == Scaling::kZeros ? load(piece.zeros + g * kPanel + n) : Vector{};
       for (int64_t m = 0; m < rows; ++m) {
         const int64_t row = piece.row + m;
-        const Integers products = *reinterpret_cast<const Integers*>(sums + m * kPanel + n) + *x.starts(row, group);
+        const Integers products =
+            *reinterpret_cast<const Integers*>(sums + m * kPanel + n) + *x.starts(row, group);
         float* to = piece.totals + m * kPanel + n;
-        store(to, total_of<kScaling>(products, *x.scales(row, group), *x.sums(row, group), scale, zero, load(to)));
+        store(to, total_of<kScaling>(products, *x.scales(row, group), *x.sums(row, group), scale,
+                                     zero, load(to)));
       }
     }
   }
@@ -189,26 +204,33 @@ void expand(const uint8_t* from, int64_t quads, uint8_t* to) {
     });
 }
 
-// All rows times one panel, by the matrix unit if its tiles hold `tile_quads` of inputs; `direct`: codes as they are
-// stored.
-void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool grouped, int64_t tile_quads, bool direct,
-                   int64_t panel, uint8_t* scratch, float* totals, const BFloat16* bias, BFloat16* out) {
+// All rows times one panel, by the matrix unit if its tiles hold `tile_quads` of inputs; `direct`:
+// codes as they are stored.
+void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool grouped,
+                   int64_t tile_quads, bool direct, int64_t panel, uint8_t* scratch, float* totals,
+                   const BFloat16* bias, BFloat16* out) {
   const int64_t inputs = weight.inputs, group = weight.group, groups = inputs / group;
   const bool coded = weight.format == Format::kAffine4Quads;
-  const int64_t most = tile_quads ? 2 * kTileRows : direct ? kDirectPass : kRows, passes = (rows + most - 1) / most;
+  const int64_t most = tile_quads ? 2 * kTileRows
+                       : direct   ? kDirectPass
+                                  : kRows,
+                passes = (rows + most - 1) / most;
   const int64_t bytes = coded ? kPanel / 2 : kPanel;  // of an input
   const uint8_t* data = weight.data + panel * inputs * bytes;
   const int64_t width = std::max<int64_t>(1, kPiece / group) * group;
   const int64_t all = 4 * kQuads * bytes / 64, lines = (all + passes - 1) / passes;  // of a step
   std::fill_n(totals, rows * kPanel, 0.0f);
   for (int64_t k = 0; k < inputs; k += width) {
-    const int64_t here = std::min(width, inputs - k), size = here * bytes, meta = (panel * groups + k / group) * kPanel;
+    const int64_t here = std::min(width, inputs - k), size = here * bytes,
+                  meta = (panel * groups + k / group) * kPanel;
     const uint8_t* from = data + k * bytes;
-    const char* next = reinterpret_cast<const char*>(from) + (passes == 1 ? kAhead : std::max(size, kAhead));
+    const char* next =
+        reinterpret_cast<const char*>(from) + (passes == 1 ? kAhead : std::max(size, kAhead));
     const bool expanded = coded && !direct;
     if (expanded) expand(from, here / 4, scratch);
     for (int64_t m = 0, pass = 0; m < rows; ++pass) {
-      const int64_t count = tile_quads ? std::min(most, rows - m) : (rows - m + passes - pass - 1) / (passes - pass);
+      const int64_t count =
+          tile_quads ? std::min(most, rows - m) : (rows - m + passes - pass - 1) / (passes - pass);
       const int64_t asked = pass * lines;
       const Piece piece{x,
                         m,
@@ -233,7 +255,8 @@ void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool g
     }
   }
   finish(totals, rows, std::min(kPanel, weight.outputs - panel * kPanel),
-         grouped ? nullptr : weight.scales + panel * kPanel, bias == nullptr ? nullptr : bias + panel * kPanel, out + panel * kPanel, weight.outputs);
+         grouped ? nullptr : weight.scales + panel * kPanel,
+         bias == nullptr ? nullptr : bias + panel * kPanel, out + panel * kPanel, weight.outputs);
 }
 
 }  // namespace
@@ -243,13 +266,15 @@ int64_t few_rows(Format format) {
   return may_use_int8_tiles() ? kRows : format == Format::kAffine4Quads ? kDirectRows : 0;
 }
 
-void linear_int8(const BFloat16* x, int64_t stride, int64_t rows, const Weight& weight, const BFloat16* bias,
-                 BFloat16* out) {
+void linear_int8(const BFloat16* x, int64_t stride, int64_t rows, const Weight& weight,
+                 const BFloat16* bias, BFloat16* out) {
   const int64_t panels = (weight.outputs + kPanel - 1) / kPanel, inputs = weight.inputs;
-  const bool coded = weight.format == Format::kAffine4Quads, grouped = coded || weight.scale_groups > 1;
+  const bool coded = weight.format == Format::kAffine4Quads,
+             grouped = coded || weight.scale_groups > 1;
   const int64_t few = weight.few_rows < 0 ? few_rows(weight.format) : weight.few_rows;
   const bool expands = coded && rows > few;
-  const int64_t tile_quads = weight.group % (4 * kMostTileQuads) == 0 ? kMostTileQuads : kMostTileQuads / 2;
+  const int64_t tile_quads =
+      weight.group % (4 * kMostTileQuads) == 0 ? kMostTileQuads : kMostTileQuads / 2;
   Int8Rows values(inputs, weight.group, coded ? offset_of<true>() : offset_of<false>());
   values.resize(std::min(rows, kRowBlock));
   for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
@@ -266,8 +291,8 @@ void linear_int8(const BFloat16* x, int64_t stride, int64_t rows, const Weight& 
       for (int64_t m = 0; m < count; ++m) values.set(m, x + (begin + m) * stride);
 #pragma omp for schedule(static)
       for (int64_t panel = 0; panel < panels; ++panel)
-        panel_product(values, count, weight, grouped, tiled ? tile_quads : 0, direct, panel, scratch.data(), totals,
-                      bias, out + begin * weight.outputs);
+        panel_product(values, count, weight, grouped, tiled ? tile_quads : 0, direct, panel,
+                      scratch.data(), totals, bias, out + begin * weight.outputs);
     }
   }
 }

@@ -9,13 +9,15 @@ namespace minivllm {
 
 using Factor = float;  // what is multiplied
 
-// Totals of x[m][inputs] times panel [inputs][64], for m < M: N vectors of columns at a time, each time after its share of
-// the `lines` of memory from `next` on has been asked for.
-// Not in line, where some registers would be others'.
+// Totals of x[m][inputs] times panel [inputs][64], for m < M: N vectors of columns at a time, each
+// time after its share of the `lines` of memory from `next` on has been asked for. Not in line,
+// where some registers would be others'.
 template <int M>
-[[gnu::noinline]] void multiply_into(const Factor* x, int64_t stride, const Factor* panel, int64_t inputs, const char* next,
-                                     int64_t lines, const Totals& totals) {
-  constexpr int kAll = kColumns / kLanes, kMost = (kLanes == 16 ? 24 : 12) / M;  // what 32 or 16 registers hold
+[[gnu::noinline]] void multiply_into(const Factor* x, int64_t stride, const Factor* panel,
+                                     int64_t inputs, const char* next, int64_t lines,
+                                     const Totals& totals) {
+  constexpr int kAll = kColumns / kLanes,
+                kMost = (kLanes == 16 ? 24 : 12) / M;  // what 32 or 16 registers hold
   constexpr int N = kMost >= kAll ? kAll : kMost >= 4 ? 4 : 2;
   for (int64_t n = 0; n < kColumns; n += N * kLanes, panel += N * kLanes) {
     ask(next, (lines * N + kAll - 1) / kAll);
@@ -48,8 +50,8 @@ template <int M>
 }
 
 // The same for up to 6 rows and twice `pairs` inputs, `lines` being of each 16 pairs.
-inline void multiply_rows(int64_t rows, const Factor* x, int64_t stride, const Factor* panel, int64_t pairs, const char* next,
-                          int64_t lines, const Totals& totals) {
+inline void multiply_rows(int64_t rows, const Factor* x, int64_t stride, const Factor* panel,
+                          int64_t pairs, const char* next, int64_t lines, const Totals& totals) {
   with_rows<kRows>(rows, [&](auto count) {
     multiply_into<count()>(x, stride, panel, 2 * pairs, next, lines * pairs / kPairs, totals);
   });

@@ -11,9 +11,9 @@
 namespace minivllm {
 namespace {
 
-constexpr int64_t kWorthwhile = 16384;  // values, below which threads cost more than they save
+constexpr int64_t kWorthwhile = 16384;      // values, below which threads cost more than they save
 constexpr int64_t kWorthwhileDraws = 4096;  // of which each takes several times as long
-constexpr int64_t kPart = 1024;  // values of a part
+constexpr int64_t kPart = 1024;             // values of a part
 
 inline bool exceeds(float x, float y) { return x > y || (x != x && y == y); }
 
@@ -70,7 +70,8 @@ struct Best {
 
 // The best of the tokens from `begin`, at most kPart of them.
 template <typename T>
-inline Best best_of_part(const T* logits, int64_t begin, int64_t size, float top, float temperature, uint32_t key) {
+inline Best best_of_part(const T* logits, int64_t begin, int64_t size, float top, float temperature,
+                         uint32_t key) {
   Vector scores = splat(-1.0f);
   Unsigned lanes{}, tokens{};
   for (int i = 0; i < kLanes; ++i) lanes[i] = i;
@@ -93,7 +94,8 @@ inline Best best_of_part(const T* logits, int64_t begin, int64_t size, float top
     const bool first = scores[lane] == best.score && tokens[lane] < best.token;
     if (scores[lane] > best.score || first) best = {scores[lane], tokens[lane]};
   }
-  best.token = std::min(best.token, begin + size - 1);  // beyond it only where scores are no numbers
+  best.token =
+      std::min(best.token, begin + size - 1);  // beyond it only where scores are no numbers
   return best;
 }
 
@@ -110,7 +112,8 @@ void argmax(const T* logits, int64_t stride, int64_t rows, int64_t size, bool fl
   }
   for (int64_t row = 0; row < rows; ++row) {
     const float* own = &tops[row * parts];
-    const float* top = std::max_element(own, own + parts, [](float x, float y) { return exceeds(y, x); });
+    const float* top =
+        std::max_element(own, own + parts, [](float x, float y) { return exceeds(y, x); });
     int64_t at = (top - own) * kPart;
     while (exceeds(*top, load_one(logits + row * stride + at))) ++at;
     out[row] = flag && !std::isfinite(*top) ? -1 - at : at;
@@ -118,8 +121,8 @@ void argmax(const T* logits, int64_t stride, int64_t rows, int64_t size, bool fl
 }
 
 template <typename T>
-void draw(const T* logits, int64_t stride, int64_t rows, int64_t size, const int64_t* seeds, const int32_t* positions,
-          const float* temperatures, int64_t* out) {
+void draw(const T* logits, int64_t stride, int64_t rows, int64_t size, const int64_t* seeds,
+          const int32_t* positions, const float* temperatures, int64_t* out) {
   const int64_t parts = (size + kPart - 1) / kPart;
   std::vector<float> tops(rows * parts);
   std::vector<Best> bests(rows * parts);
@@ -134,8 +137,8 @@ void draw(const T* logits, int64_t stride, int64_t rows, int64_t size, const int
     for (int64_t i = 0; i < rows * parts; ++i) {
       const int64_t row = i / parts, begin = i % parts * kPart;
       const float top = *std::max_element(&tops[row * parts], &tops[row * parts] + parts);
-      bests[i] = best_of_part(logits + row * stride, begin, std::min(kPart, size - begin), top, temperatures[row],
-                              noise_key(seeds[row], positions[row]));
+      bests[i] = best_of_part(logits + row * stride, begin, std::min(kPart, size - begin), top,
+                              temperatures[row], noise_key(seeds[row], positions[row]));
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
@@ -145,10 +148,10 @@ void draw(const T* logits, int64_t stride, int64_t rows, int64_t size, const int
   }
 }
 
-#define MINIVLLM_INSTANTIATE(T)                                                                          \
-  template void argmax(const T*, int64_t, int64_t, int64_t, bool, int64_t*);                             \
-  template void draw(const T*, int64_t, int64_t, int64_t, const int64_t*, const int32_t*, const float*, \
-                     int64_t*);
+#define MINIVLLM_INSTANTIATE(T)                                                           \
+  template void argmax(const T*, int64_t, int64_t, int64_t, bool, int64_t*);              \
+  template void draw(const T*, int64_t, int64_t, int64_t, const int64_t*, const int32_t*, \
+                     const float*, int64_t*);
 MINIVLLM_INSTANTIATE(float)
 MINIVLLM_INSTANTIATE(BFloat16)
 MINIVLLM_INSTANTIATE(Half)

@@ -1,5 +1,6 @@
-// The instructions of the matrix unit (AMX) of processors that have one; and their twin in plain C++ where
-// MINIVLLM_TWIN_TILES is defined, which is for tests. Compiled without either, there is no unit.
+// The instructions of the matrix unit (AMX) of processors that have one; and their twin in plain
+// C++ where MINIVLLM_TWIN_TILES is defined, which is for tests. Compiled without either, there is
+// no unit.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -35,10 +36,12 @@ struct TwinTile {
   void zero() { std::memset(data, 0, sizeof data); }
   void load(const void* from, int64_t stride) {
     zero();
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(data[r], static_cast<const uint8_t*>(from) + r * stride, bytes);
+    for (int64_t r = 0; r < rows; ++r)
+      std::memcpy(data[r], static_cast<const uint8_t*>(from) + r * stride, bytes);
   }
   void store(void* to, int64_t stride) const {
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(static_cast<uint8_t*>(to) + r * stride, data[r], bytes);
+    for (int64_t r = 0; r < rows; ++r)
+      std::memcpy(static_cast<uint8_t*>(to) + r * stride, data[r], bytes);
   }
 };
 inline thread_local TwinTile twin_tiles[8];
@@ -50,7 +53,8 @@ inline void add_int8_twins(int sums, int x, int weights) {
     for (int64_t n = 0; n < c.bytes / 4; ++n) {
       int32_t sum;
       std::memcpy(&sum, &c.data[m][4 * n], 4);
-      for (int64_t k = 0; k < a.bytes; ++k) sum += static_cast<int8_t>(a.data[m][k]) * b.data[k / 4][4 * n + k % 4];
+      for (int64_t k = 0; k < a.bytes; ++k)
+        sum += static_cast<int8_t>(a.data[m][k]) * b.data[k / 4][4 * n + k % 4];
       std::memcpy(&c.data[m][4 * n], &sum, 4);
     }
 }
@@ -67,7 +71,8 @@ inline void add_bf16_twins(int sums, int x, int weights) {
     for (int64_t n = 0; n < c.bytes / 4; ++n) {
       float sum;
       std::memcpy(&sum, &c.data[m][4 * n], 4);
-      for (int64_t k = 0; k < a.bytes; k += 2) sum += number(&a.data[m][k]) * number(&b.data[k / 4][4 * n + k % 4]);
+      for (int64_t k = 0; k < a.bytes; k += 2)
+        sum += number(&a.data[m][k]) * number(&b.data[k / 4][4 * n + k % 4]);
       std::memcpy(&c.data[m][4 * n], &sum, 4);
     }
 }
@@ -93,8 +98,9 @@ inline bool may_use_matrix_unit() {
   return granted;
 }
 
-// This thread's matrix unit, set to eight tiles of 16 rows of 64 bytes for as long as this lives; or with other rows of
-// tiles 4 and 5, and as many rows of tiles 6 and 7 as make a product with these.
+// This thread's matrix unit, set to eight tiles of 16 rows of 64 bytes for as long as this lives;
+// or with other rows of tiles 4 and 5, and as many rows of tiles 6 and 7 as make a product with
+// these.
 class MatrixUnit {
  public:
   explicit MatrixUnit(uint16_t bytes = 64, uint8_t rows_of_second = 16) {
@@ -105,7 +111,9 @@ class MatrixUnit {
     } shape;
     shape.row_bytes[4] = shape.row_bytes[5] = bytes;
     shape.rows[6] = shape.rows[7] = rows_of_second;
-    asm volatile("ldtilecfg %0" : : "m"(shape));  // GCC's intrinsic reads but 8 bytes of it, as far as GCC knows
+    asm volatile("ldtilecfg %0"
+                 :
+                 : "m"(shape));  // GCC's intrinsic reads but 8 bytes of it, as far as GCC knows
   }
   ~MatrixUnit() { _tile_release(); }
   MatrixUnit(const MatrixUnit&) = delete;

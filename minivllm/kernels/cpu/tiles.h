@@ -1,4 +1,5 @@
-// A tile of keys and values, fetched from the paged cache once and met by the rows of queries of a task.
+// A tile of keys and values, fetched from the paged cache once and met by the rows of queries of a
+// task.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -18,7 +19,8 @@ struct Place {
   int64_t together;  // from each multiple of this on as many lie side by side
 };
 
-// The cache holds keys and values of tokens one after another, [block_size][kv_heads][head_dim] in a block.
+// The cache holds keys and values of tokens one after another, [block_size][kv_heads][head_dim] in
+// a block.
 struct CopiedTokens {
   static int64_t head_stride(const Attention& a) { return a.head_dim; }
 
@@ -31,8 +33,8 @@ struct CopiedTokens {
   }
 };
 
-// In float32, for every type and processor: numbers are converted where they are met. Rows meet keys and values three by
-// four, all sums in 16 registers.
+// In float32, for every type and processor: numbers are converted where they are met. Rows meet
+// keys and values three by four, all sums in 16 registers.
 template <typename T>
 class PlainTiles : public CopiedTokens {
  public:
@@ -47,16 +49,19 @@ class PlainTiles : public CopiedTokens {
 
   void take_queries(int64_t row, int64_t count, const T* const* from) {
     for (int64_t r = 0; r < count; ++r)
-      for (int64_t i = 0; i < dim_; i += kLanes) store(queries_.data() + (row + r) * dim_ + i, load(from[r] + i));
+      for (int64_t i = 0; i < dim_; i += kLanes)
+        store(queries_.data() + (row + r) * dim_ + i, load(from[r] + i));
   }
 
-  // The tile at `place`; that at `ahead`, `shift` elements further on, is asked for while the first rows meet this one.
-  // What more than kRows rows meet is copied: in the cache the keys of a head lie a power of two apart, and would drive
-  // each other out of the first-level cache.
-  void take_keys(const T* keys, const T* values, const Place& place, const Place& ahead, int64_t shift, int64_t rows) {
+  // The tile at `place`; that at `ahead`, `shift` elements further on, is asked for while the first
+  // rows meet this one. What more than kRows rows meet is copied: in the cache the keys of a head
+  // lie a power of two apart, and would drive each other out of the first-level cache.
+  void take_keys(const T* keys, const T* values, const Place& place, const Place& ahead,
+                 int64_t shift, int64_t rows) {
     count_ = (place.count + kTogether - 1) / kTogether * kTogether;
     for (int64_t j = 0; j < count_; ++j) {
-      const int64_t at = place.at[std::min(j, place.count - 1)];  // keys that are not there are not seen
+      const int64_t at =
+          place.at[std::min(j, place.count - 1)];  // keys that are not there are not seen
       keys_[j] = keys + at, values_[j] = values + at;
     }
     ahead_ = ahead.count;
@@ -67,7 +72,8 @@ class PlainTiles : public CopiedTokens {
     if (rows <= kRows) return;
     for (int64_t j = 0; j < count_; ++j) {
       T *key = copies_.data() + j * dim_, *value = key + kKeys * dim_;
-      std::memcpy(key, keys_[j], dim_ * sizeof(T)), std::memcpy(value, values_[j], dim_ * sizeof(T));
+      std::memcpy(key, keys_[j], dim_ * sizeof(T)),
+          std::memcpy(value, values_[j], dim_ * sizeof(T));
       keys_[j] = key, values_[j] = value;
     }
   }
@@ -80,7 +86,8 @@ class PlainTiles : public CopiedTokens {
         for (int64_t n = j; n < std::min(j + kTogether, ahead_); ++n) ask(next_keys_[n], dim_);
         score_at<rows()>(query, j, scores + j);
       }
-      for (int m = 0; m < rows(); ++m) std::fill(scores + m * kKeys + count_, scores + (m + 1) * kKeys, 0.0f);
+      for (int m = 0; m < rows(); ++m)
+        std::fill(scores + m * kKeys + count_, scores + (m + 1) * kKeys, 0.0f);
     });
   }
 
@@ -142,10 +149,13 @@ class PlainTiles : public CopiedTokens {
         each<M>([&](auto m) MINIVLLM_INLINE { sums[m][n] += factors[m] * part; });
       });
     }
-    each<M * N>([&](auto k) MINIVLLM_INLINE { store(to + k / N * dim_ + k % N * kLanes, sums[k / N][k % N]); });
+    each<M * N>([&](auto k) MINIVLLM_INLINE {
+      store(to + k / N * dim_ + k % N * kLanes, sums[k / N][k % N]);
+    });
   }
 
-  int64_t dim_ = 0, count_ = 0, ahead_ = 0;  // of keys: of the tile, of the next one while it has to be asked for
+  int64_t dim_ = 0, count_ = 0,
+          ahead_ = 0;  // of keys: of the tile, of the next one while it has to be asked for
   std::vector<float> queries_, sums_;
   std::vector<T> copies_;
   const T *keys_[kKeys], *values_[kKeys], *next_keys_[kKeys], *next_values_[kKeys];

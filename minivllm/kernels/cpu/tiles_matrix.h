@@ -1,8 +1,10 @@
-// Tiles of bfloat16 keys and values met by the matrix unit (AMX), as they lie in the cache: nothing is packed.
+// Tiles of bfloat16 keys and values met by the matrix unit (AMX), as they lie in the cache: nothing
+// is packed.
 //
-// Scores come transposed, keys times queries, since a tile of the unit's first operand is rows as they are. Its second
-// one has two neighbours of a sum side by side, where values have two dimensions of one key. So weights are given twice,
-// each beside a zero: once to sum the even dimensions, once the odd ones.
+// Scores come transposed, keys times queries, since a tile of the unit's first operand is rows as
+// they are. Its second one has two neighbours of a sum side by side, where values have two
+// dimensions of one key. So weights are given twice, each beside a zero: once to sum the even
+// dimensions, once the odd ones.
 #pragma once
 #include "matrix_unit.h"
 #include "tiles_bf16.h"
@@ -29,18 +31,21 @@ class MatrixTiles : public CopiedTokens {
     for (int64_t i = 0; i < kTile; ++i)  // scores of rows that are not there are not looked at
       rows[i] = reinterpret_cast<const uint16_t*>(from[std::min(i, count - 1)]);
     auto* to = reinterpret_cast<uint32_t*>(queries_.data() + row * dim_ / kTileInputs);
-    for (int64_t d = 0; d < dim_; d += kTileInputs, to += kTile * kTile) transpose<kTile>(rows, d, to);
+    for (int64_t d = 0; d < dim_; d += kTileInputs, to += kTile * kTile)
+      transpose<kTile>(rows, d, to);
   }
 
   // `rows` of queries will meet it: few take keys and values from where they lie.
-  void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place, const Place& ahead, int64_t shift,
-                 int64_t rows) {
+  void take_keys(const BFloat16* keys, const BFloat16* values, const Place& place,
+                 const Place& ahead, int64_t shift, int64_t rows) {
     groups_ = (place.count + kTile - 1) / kTile;
     for (int64_t g = 0; g < groups_; ++g) {
       const int64_t first = g * kTile, count = std::min(kTile, place.count - first);
       const bool lies = rows <= kTile && count == kTile && place.together % kTile == 0;
-      keys_[g] = lies ? source(keys + place.at[first], stride_) : copy(keys, place, first, count, g);
-      values_[g] = lies ? source(values + place.at[first], stride_) : copy(values, place, first, count, g + kGroups);
+      keys_[g] =
+          lies ? source(keys + place.at[first], stride_) : copy(keys, place, first, count, g);
+      values_[g] = lies ? source(values + place.at[first], stride_)
+                        : copy(values, place, first, count, g + kGroups);
     }
     for (int64_t g = groups_; g < kGroups; ++g) keys_[g] = keys_[0];  // their scores are not seen
     ahead_keys_ = keys + shift, ahead_values_ = values + shift, ahead_ = &ahead;
@@ -66,7 +71,8 @@ class MatrixTiles : public CopiedTokens {
     store_sums(transposed, transposed + 256, transposed + 512, transposed + 768, 64);
     for (int64_t j = 0; j < kKeys; j += kTile) {
       const uint16_t* rows[kTile];
-      for (int64_t i = 0; i < kTile; ++i) rows[i] = reinterpret_cast<const uint16_t*>(transposed + (j + i) * kTile);
+      for (int64_t i = 0; i < kTile; ++i)
+        rows[i] = reinterpret_cast<const uint16_t*>(transposed + (j + i) * kTile);
       transpose(rows, 0, reinterpret_cast<uint32_t*>(scores) + j);
     }
   }
@@ -95,7 +101,8 @@ class MatrixTiles : public CopiedTokens {
         MINIVLLM_TILE_BF16_PRODUCTS(0, 4, 6);
         MINIVLLM_TILE_LOAD(5, weights_.data() + (2 * g + 1) * kTile, 64);
         MINIVLLM_TILE_BF16_PRODUCTS(1, 5, 6);
-        ask(ahead_values_, d * kKeys / dim_ + g * kTileInputs * kTile / dim_ * 2, kTileInputs * kTile / dim_ * 2);
+        ask(ahead_values_, d * kKeys / dim_ + g * kTileInputs * kTile / dim_ * 2,
+            kTileInputs * kTile / dim_ * 2);
         MINIVLLM_TILE_LOAD(7, values_[g].at + d + kTileInputs, values_[g].stride);
         MINIVLLM_TILE_BF16_PRODUCTS(2, 4, 7);
         MINIVLLM_TILE_BF16_PRODUCTS(3, 5, 7);
@@ -110,7 +117,8 @@ class MatrixTiles : public CopiedTokens {
     const SumRow* sums = sums_.data() + row / kTile * kTile * dim_ / kTile + row % kTile;
     alignas(64) uint32_t order[16];
     for (int i = 0; i < 16; ++i) order[i] = static_cast<uint32_t>(i / 2 + i % 2 * 16);
-    const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const __m512i low = _mm512_load_si512(order),
+                  high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int64_t d = 0; d < dim_; d += kTileInputs, sums += 2 * kTile) {
       const __m512 even = _mm512_load_ps(sums[0].values), odd = _mm512_load_ps(sums[kTile].values);
       _mm512_storeu_ps(to + d, _mm512_permutex2var_ps(even, low, odd));
@@ -134,13 +142,15 @@ class MatrixTiles : public CopiedTokens {
     return {reinterpret_cast<const uint16_t*>(at), stride * 2};
   }
 
-  // Sixteen keys or values side by side; those that are not there are zero, which times zero is zero.
+  // Sixteen keys or values side by side; those that are not there are zero, which times zero is
+  // zero.
   Source copy(const BFloat16* from, const Place& place, int64_t first, int64_t count, int64_t to) {
     auto* rows = reinterpret_cast<uint16_t*>(copies_.data()) + to * kTile * dim_;
     for (int64_t i = 0; i < kTile; ++i)
       for (int64_t d = 0; d < dim_; d += kTileInputs)
         _mm512_store_si512(rows + i * dim_ + d,
-                           i < count ? _mm512_loadu_si512(from + place.at[first + i] + d) : _mm512_setzero_si512());
+                           i < count ? _mm512_loadu_si512(from + place.at[first + i] + d)
+                                     : _mm512_setzero_si512());
     return {rows, dim_ * 2};
   }
 

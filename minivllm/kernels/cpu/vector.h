@@ -42,7 +42,9 @@ inline Shorts narrowed(Integers from) {  // of values below 65,536
   return (Shorts)_mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
 }
 inline Vector widened(Halves from) { return (Vector)_mm256_cvtph_ps((__m128i)from); }
-inline Halves narrowed(Vector from) { return (Halves)_mm256_cvtps_ph((__m256)from, _MM_FROUND_TO_NEAREST_INT); }
+inline Halves narrowed(Vector from) {
+  return (Halves)_mm256_cvtps_ph((__m256)from, _MM_FROUND_TO_NEAREST_INT);
+}
 #else
 inline Integers widened(Shorts from) { return __builtin_convertvector(from, Integers); }
 inline Shorts narrowed(Integers from) { return __builtin_convertvector(from, Shorts); }
@@ -51,10 +53,13 @@ inline Halves narrowed(Vector from) { return __builtin_convertvector(from, Halve
 #endif
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-inline Vector load(const BFloat16* from) { return (Vector)(widened(*reinterpret_cast<const Shorts*>(from)) << 16); }
+inline Vector load(const BFloat16* from) {
+  return (Vector)(widened(*reinterpret_cast<const Shorts*>(from)) << 16);
+}
 inline Vector load(const Half* from) { return widened(*reinterpret_cast<const Halves*>(from)); }
 
-// In a register from here on: GCC would load it again for each use, or all of a kind before the first is used.
+// In a register from here on: GCC would load it again for each use, or all of a kind before the
+// first is used.
 inline Vector kept(Vector value) {
 #if defined(__AVX512F__)
   asm volatile("" : "+v"(value));
@@ -66,7 +71,8 @@ inline Vector kept(Vector value) {
   return value;
 }
 
-// a * b + c, rounded once wherever the processor can: GCC would choose anew in each place, and bits would differ.
+// a * b + c, rounded once wherever the processor can: GCC would choose anew in each place, and bits
+// would differ.
 inline Vector fused(Vector a, Vector b, Vector c) {
 #if defined(__AVX512F__)
   return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -124,7 +130,8 @@ inline Four fold(Vector v, const Join& join) {
   const auto eight = v;
 #endif
 #if defined(__AVX2__)
-  return join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  return join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+              __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
 #else
   return eight;
 #endif
@@ -161,7 +168,8 @@ inline float highest(Vector v) {
 inline Vector exp_of_negative(Vector x) {
   const Integers tiny = x < -87.0f;
   const Vector turns = x * 1.44269504088896341f;
-  const auto whole = __builtin_convertvector(turns - 0.5f, Integers);  // towards zero: the nearest, of negatives
+  const auto whole =
+      __builtin_convertvector(turns - 0.5f, Integers);  // towards zero: the nearest, of negatives
   const Vector k = __builtin_convertvector(whole, Vector);
   const Vector r = x - k * 0.693359375f + k * 2.12194440e-4f;
   Vector p = splat(1.9875691500e-4f);
