@@ -43,7 +43,7 @@ RUN = str(ROOT / "run.py")
 ENGINE_PROCESS = "minivllm.serving.processes.engine_process"
 MODULES = (
     *("minivllm.bench.worker", "minivllm.bench.quality_reference", "minivllm.config.plug_ins"),
-    *("minivllm.cluster.rank", ENGINE_PROCESS),
+    *("minivllm.cluster.rank", ENGINE_PROCESS, "minivllm.models.load.unpickle"),
 )
 IMPORTED = (
     *("minivllm.llm", "minivllm.bench.session", "minivllm.bench.targets.minivllm"),

@@ -16,11 +16,18 @@ from minivllm.errors import BadInput
 from minivllm.models.load.pickled import convert, weight_files
 from minivllm.platform.untrusted import MAX_JSON
 from tests.conftest import Result
+from tests.forked import fork_known
 from tests.models.load.test_loading import load
 from tests.models.load.test_names import FP32, check
 from tests.models.load.test_unpickle import Malicious
 from tests.models.test_parity import PROMPTS, run
 from tests.reference import make_checkpoint
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads a file is a fork of a process that has torch; the tests without this start it."""
+    fork_known(monkeypatch)
 
 
 def pickled(folder: Path, shards: int = 1, **options: Any) -> Any:
@@ -41,6 +48,7 @@ def pickled(folder: Path, shards: int = 1, **options: Any) -> Any:
     return model
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(("shards", "tied"), [(1, True), (2, False)])
 def test_the_same_model_comes_out(shards: int, tied: bool, tmp_path: Path) -> None:
     model = pickled(tmp_path / "old", shards, tie_word_embeddings=tied)
@@ -79,6 +87,7 @@ def refused(folder: Path, message: str, **limits: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("forks")
 def test_what_runs_code_takes_memory_or_time_is_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
@@ -103,6 +112,7 @@ def test_a_large_tokenizer_goes_with_the_weights(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "tokenizer.json").stat().st_size == MAX_JSON + 1
 
 
+@pytest.mark.usefixtures("forks")
 def test_what_comes_out_wrong_is_told_by_the_output_s_name(tmp_path: Path) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
