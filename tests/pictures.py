@@ -19,8 +19,11 @@ EMPTY_SVG = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 def painted_if_own(described: Described) -> Plot:
     """What `finish` makes, but for the figures that every report has: their pictures show nothing,
     for tests of what is measured and told."""
-    if described.name not in FIGURES:
-        return painted_once(described)
+    return unpainted(described) if described.name in FIGURES else painted_once(described)
+
+
+def unpainted(described: Described) -> Plot:
+    """What `finish` makes, with pictures that show nothing."""
     words = (described.name, described.title, described.alt, described.caption)
     return Plot(*words, b"\x89PNG", EMPTY_SVG, EMPTY_SVG)
 

@@ -558,9 +558,12 @@ def test_tables_are_those_of_the_committed_records(page: Path) -> None:
 def test_committed_tables_are_rebuilt_from_their_records(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tests.pictures import unpainted
     from tests.report.pagereader import build_report
 
-    monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])  # most of the time
+    # Pictures, which take most of the time, are no tables.
+    monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
+    monkeypatch.setattr("minivllm.report.page.finish", unpainted)
     build_report(EXAMPLES / "runs" / f"{name}{archive.SUFFIX}", tmp_path)
     written = {path.name for folder in (tmp_path, EXAMPLES / name) for path in folder.glob("*.md")}
     if EXAMPLES / name == PAGE.parent:
