@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.resolvers import oc
 
 from minivllm.masking import is_secret
@@ -31,7 +31,7 @@ def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:
     """
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     written: list[AsWritten] = []
-    for path, text in _interpolations(OmegaConf.to_container(config, resolve=False)):
+    for path, text in _interpolations(config):
         with _watched() as variables:
             node: Any = config
             for key in path:
@@ -45,17 +45,17 @@ def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:
     return plain, written
 
 
-def _interpolations(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[list[Any], str]]:
-    """Every text of unresolved data that may hold an interpolation, with the keys that lead to
-    it."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _interpolations(value, (*path, key))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _interpolations(value, (*path, index))
-    elif isinstance(node, str) and "${" in node:
-        yield list(path), node
+def _interpolations(node: Node, path: tuple[Any, ...] = ()) -> Iterator[tuple[list[Any], str]]:
+    """Every text as it is written that may hold an interpolation, with the keys that lead to it."""
+    value = node._value()
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _interpolations(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _interpolations(inner, (*path, index))
+    elif isinstance(value, str) and "${" in value:
+        yield list(path), value
 
 
 # Of the thread that resolves: where variables are noted that it reads.

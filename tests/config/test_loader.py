@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -47,6 +48,21 @@ def test_it_composes_what_hydra_composes(
         assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
         assert OmegaConf.is_struct(found) and found.hydra.mode == expected.hydra.mode
         assert OmegaConf.get_type(found.hydra) is OmegaConf.get_type(expected.hydra)
+
+
+def test_lists_of_options_that_begin_alike_are_merged_once(
+    hydras_own: ConfigLoaderImpl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: dict[Any, bytes] = {}
+    for name, empty in (("_merged", {}), ("_begun", begun), ("_last", [])):
+        monkeypatch.setattr(f"minivllm.config.loader.{name}", empty)
+    uncached = ["quant=int8", "cache=none"]
+    lists = (["quant=nf4"], ["quant=int8"], uncached, [*uncached, "workload=chat"])
+    for overrides in lists:
+        found, expected = (load(one, *overrides) for one in (remembering(hydras_own), hydras_own))
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+    # up to quant, to cache and to workload
+    assert len({len(parts) for parts in begun}) == len(begun) == 3
 
 
 def test_what_is_done_to_one_configuration_is_not_seen_in_the_next(
