@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 import traceback
@@ -176,6 +177,12 @@ def fork_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(subprocess, "Popen", popen())
 
 
+def take_terminal() -> None:
+    """Let Ctrl-C on the terminal at standard input reach this process, the first of its session;
+    for `preexec_fn`."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class ForkedPopen(subprocess.Popen[Any]):
     """subprocess.Popen; see the module's docstring."""
 
@@ -189,7 +196,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         words = [] if isinstance(args, str) else [*map(str, args)]
         is_module = words[:2] == _MODULE and words[2] in MODULES
         is_run = words[:1] == _MODULE[:1] and os.path.join(folder, *words[1:2]) == RUN
-        known = (is_module or is_run) and given["preexec_fn"] is None
+        known = (is_module or is_run) and given["preexec_fn"] in (None, take_terminal)
         if not known or not template().fits(environment):
             _STANDARD._execute_child(self, args, *others)
             return
@@ -201,6 +208,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             "cores": [*os.sched_getaffinity(0)],
             "group": None if given["start_new_session"] else os.getpgrp(),
             "kept": [*given["pass_fds"]],
+            "takes_terminal": given["preexec_fn"] is take_terminal,
             "parent": os.getpid(),
         }
         inherited = [own if asked == -1 else asked for own, asked in enumerate(streams)]
@@ -231,7 +239,8 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int], path: Sequenc
 
     Args:
         request: command, environment, folder, cores, group (of processes; None: a session of its
-            own), kept (the numbers of descriptors beside the standard streams), parent.
+            own), kept (the numbers of descriptors beside the standard streams), takes_terminal,
+            parent.
         descriptors: in the order of 0, 1, 2 and the kept ones.
         path: of modules, which PYTHONPATH precedes.
     """
@@ -241,6 +250,8 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int], path: Sequenc
     for descriptor, number in zip(high, [0, 1, 2, *request["kept"]], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if request["takes_terminal"]:
+        take_terminal()
     os.sched_setaffinity(0, request["cores"])
     os.chdir(request["folder"])
     os.environ.clear()

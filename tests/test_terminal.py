@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import sys
 import termios
@@ -17,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.forked import RUN, popen, take_terminal
+
 WHERE = b"\x1b[6n"  # a program asks where the cursor is
 PATIENCE_S = 200.0
 
@@ -37,17 +37,19 @@ class Terminal:
         screen = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
         # nobody else has this device's lock
         environment = {**os.environ, **screen, "TMPDIR": str(folder)}
-        self.code: int | None = None
-        self.pid, self.fd = pty.fork()
-        if not self.pid:
-            try:
-                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-                os.chdir(folder)
-                os.execve(
-                    sys.executable, [sys.executable, str(ROOT / "run.py"), *argv], environment
-                )
-            finally:
-                os._exit(127)
+        self.fd, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.process = popen()(
+            [sys.executable, RUN, *argv],
+            cwd=folder,
+            env=environment,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=take_terminal,
+        )
+        os.close(theirs)
 
     @property
     def text(self) -> str:
@@ -73,9 +75,8 @@ class Terminal:
         while time.monotonic() < deadline and self._read():
             pass
         if time.monotonic() >= deadline:
-            os.kill(self.pid, signal.SIGKILL)
-        self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.code
+            self.process.kill()
+        return self.process.wait()
 
     def _read(self) -> bool:
         if not select.select([self.fd], [], [], PATIENCE_S)[0]:
@@ -100,9 +101,9 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
     yield start
     for one in opened:
-        if one.code is None:
-            os.kill(one.pid, signal.SIGKILL)
-            os.waitpid(one.pid, 0)
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
         os.close(one.fd)
 
 
