@@ -3,6 +3,8 @@ be."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -137,20 +139,29 @@ SERVINGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def one_by_one(checkpoint: Path) -> Callable[..., list[list[list[int]]]]:
+    """Tokens of requests that are served one after another, by overrides."""
+
+    @cache
+    def served(*overrides: str) -> list[list[list[int]]]:
+        common = "batching=sequential", "attention=eager"
+        with serving(checkpoint, *common, *overrides) as llm:
+            return tokens(llm)
+
+    return served
+
+
 @each_kv_dtype
 @pytest.mark.parametrize("served", SERVINGS.values(), ids=SERVINGS)
 def test_tokens_do_not_depend_on_how_they_are_served(
-    kv_dtype: str, served: list[str], checkpoint: Path
+    kv_dtype: str,
+    served: list[str],
+    checkpoint: Path,
+    one_by_one: Callable[..., list[list[list[int]]]],
 ) -> None:
     decoding = [item for item in served if item.startswith("decoding")]
-    with serving(
-        checkpoint,
-        "batching=sequential",
-        "attention=eager",
-        *decoding,
-        f"cache.kv_dtype={kv_dtype}",
-    ) as llm:
-        expected = tokens(llm)
+    expected = one_by_one(*decoding, f"cache.kv_dtype={kv_dtype}")
     with serving(checkpoint, *served, f"cache.kv_dtype={kv_dtype}") as llm:
         assert tokens(llm) == expected
         assert tokens(llm) == expected  # a second time, with a warm cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +105,23 @@ def dense(model: Any, token_ids: list[int], policy: str) -> tuple[Tensor, Tensor
     return run(count).logits[0], seen
 
 
-def reference(model: Any, prompt: list[int], policy: str) -> list[int]:
-    """Greedy tokens."""
-    known = list(prompt)
-    while len(known) < len(prompt) + OUTPUT:
-        known.append(int(dense(model, known, policy)[0][-1].argmax()))
-    return known[len(prompt) :]
+@pytest.fixture(scope="module")
+def masked(model: tuple[Path, Any]) -> Callable[[str], tuple[Tensor, Tensor]]:
+    """`dense` of the first prompt, by policy."""
+    return cache(lambda policy: dense(model[1], PROMPTS[0], policy))
+
+
+@pytest.fixture(scope="module")
+def reference(model: tuple[Path, Any]) -> Callable[[str], list[list[list[int]]]]:
+    """Greedy tokens of the first three prompts by transformers, by policy."""
+
+    def greedy(prompt: list[int], policy: str) -> list[int]:
+        known = list(prompt)
+        while len(known) < len(prompt) + OUTPUT:
+            known.append(int(dense(model[1], known, policy)[0][-1].argmax()))
+        return known[len(prompt) :]
+
+    return cache(lambda policy: [[greedy(prompt, policy)] for prompt in PROMPTS[:3]])
 
 
 def backend(policy: str) -> str:
@@ -118,13 +131,16 @@ def backend(policy: str) -> str:
 @pytest.mark.parametrize("budget", [1, 10, 2048])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_streaming_equals_dense_attention_with_its_mask(
-    attention: str, budget: int, model: tuple[Path, Any]
+    attention: str,
+    budget: int,
+    model: tuple[Path, Any],
+    masked: Callable[[str], tuple[Tensor, Tensor]],
 ) -> None:
-    folder, dense_model = model
-    expected, seen = dense(dense_model, PROMPTS[0], "streaming")
+    expected, seen = masked("streaming")
     assert seen.sum(1).max() == BUDGET and seen[SINKS:, :SINKS].all()
     cut = f"batching.max_num_batched_tokens={budget}"
-    with serving(folder, *KNOBS, "cache.eviction=streaming", cut, f"attention={attention}") as llm:
+    knobs = [*KNOBS, "cache.eviction=streaming", cut, f"attention={attention}"]
+    with serving(model[0], *knobs) as llm:
         torch.testing.assert_close(llm.logits(PROMPTS[0]), expected, atol=1e-4, rtol=0)
         assert llm.engine.cache.pool.num_used == 0
 
@@ -132,14 +148,17 @@ def test_streaming_equals_dense_attention_with_its_mask(
 @pytest.mark.parametrize("budget", [1, 10, 2048])
 @pytest.mark.parametrize("policy", ["h2o", "snapkv"])
 def test_heavy_hitters_equal_dense_attention_with_their_mask(
-    policy: str, budget: int, model: tuple[Path, Any]
+    policy: str,
+    budget: int,
+    model: tuple[Path, Any],
+    masked: Callable[[str], tuple[Tensor, Tensor]],
 ) -> None:
-    folder, dense_model = model
-    expected, seen = dense(dense_model, PROMPTS[0], policy)
-    streaming = dense(dense_model, PROMPTS[0], "streaming")[1]
+    expected, seen = masked(policy)
+    streaming = masked("streaming")[1]
     assert (seen != streaming).any() and seen.sum(1).max() == BUDGET
     cut = f"batching.max_num_batched_tokens={budget}"
-    with serving(folder, *KNOBS, f"cache.eviction={policy}", cut, "attention=eager") as llm:
+    knobs = [*KNOBS, f"cache.eviction={policy}", cut, "attention=eager"]
+    with serving(model[0], *knobs) as llm:
         torch.testing.assert_close(llm.logits(PROMPTS[0]), expected, atol=1e-4, rtol=0)
 
 
@@ -157,12 +176,13 @@ SERVINGS = {
 @pytest.mark.parametrize("policy", ["streaming", "h2o", "snapkv"])
 @pytest.mark.parametrize("served", SERVINGS.values(), ids=SERVINGS)
 def test_tokens_equal_the_reference_however_they_are_served(
-    policy: str, served: list[str], model: tuple[Path, Any], request: pytest.FixtureRequest
+    policy: str,
+    served: list[str],
+    model: tuple[Path, Any],
+    reference: Callable[[str], list[list[list[int]]]],
 ) -> None:
-    folder, dense_model = model
-    expected = [[reference(dense_model, prompt, policy)] for prompt in PROMPTS[:3]]
-    with serving(folder, *KNOBS, f"cache.eviction={policy}", backend(policy), *served) as llm:
-        assert tokens(llm, PROMPTS[:3]) == expected
+    with serving(model[0], *KNOBS, f"cache.eviction={policy}", backend(policy), *served) as llm:
+        assert tokens(llm, PROMPTS[:3]) == reference(policy)
         counters, scheduler = llm.engine.cache.counters, llm.engine.scheduler
         assert counters.tokens_evicted == SIZE * counters.blocks_evicted > 0
         assert (counters.queries_observed > 0) == (policy != "streaming")
@@ -209,10 +229,8 @@ def test_samples_of_an_evicted_prompt_share_what_stayed(
 ) -> None:
     decoding = ["decoding=sample", "decoding.seed=3"]
     alone = []
-    for seed in (sample_seed(3, index) for index in range(3)):
-        with serving(
-            model[0], *KNOBS, f"cache.eviction={policy}", backend(policy), *decoding
-        ) as llm:
+    with serving(model[0], *KNOBS, f"cache.eviction={policy}", backend(policy), *decoding) as llm:
+        for seed in (sample_seed(3, index) for index in range(3)):
             params = SamplingParams(max_tokens=OUTPUT, temperature=1.0, seed=seed, ignore_eos=True)
             alone.append(llm.generate([PROMPTS[0]], params)[0].outputs[0].token_ids)
     with serving(model[0], *KNOBS, f"cache.eviction={policy}", backend(policy)) as llm:
