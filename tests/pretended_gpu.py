@@ -19,11 +19,18 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import bitsandbytes  # noqa: F401 - sooner than its libraries for GPUs seem to be wanted
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
+
+from minivllm.cache.kv import zeros
+
+with pytest.MonkeyPatch.context() as patch:
+    # It compiles a function when it is imported, for which torch imports its whole compiler.
+    patch.setattr(torch, "compile", lambda function, **_: function)
+    import bitsandbytes  # noqa: F401 - sooner than its libraries for GPUs seem to be wanted
 
 CUDA = torch.device("cuda:0")
 MEMORY = 32 << 20  # bytes that are free
@@ -242,7 +249,10 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
     plain_args, plain = mapped(
         on_host, (args, kwargs | ({} if device is None else {"device": "cpu"}))
     )
-    out = function(*plain_args, **plain)
+    if pinned and name == "zeros":  # gigabytes, of which few are written to
+        out = zeros(given["size"], given["dtype"], torch.device("cpu"))
+    else:
+        out = function(*plain_args, **plain)
     if pinned:
         Device.pinned.add(out.untyped_storage().data_ptr())
     if not made_there:
@@ -331,6 +341,10 @@ def copied(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
 
 class Everywhere(TorchDispatchMode):
     """Brings what makes tensors on the GPU here, where no tensor of it is given."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled, and torch's compiler need not be imported
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None

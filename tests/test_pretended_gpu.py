@@ -11,33 +11,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CHOSEN = {
-    "waits": [
-        "test_device.py",
-        "test_graphs.py::test_a_decoding_step_waits_for_nothing[qwen3-false-false]",
-        "test_graphs.py::test_a_decoding_step_waits_for_nothing[qwen3-true-true]",
-        "test_graphs.py::test_attention_without_graphs_says_so[qwen3]",
-        "test_graphs.py::test_drafts_of_one_request_at_a_time_are_replayed[qwen3]",
-    ],
-    "results": [
-        "test_cuda.py::test_logits_equal_those_of_the_cpu[qwen3-sdpa-paged]",
-        "test_cuda.py::test_every_family_is_that_of_the_cpu[gemma3_text]",
-        "test_cuda.py::test_every_family_is_that_of_the_cpu[qwen3_moe]",
-        "test_cuda.py::test_greedy_and_sampled_tokens_equal_those_of_the_cpu[qwen3-continuous]",
-        "test_cuda.py::test_every_precision_stays_near_float32[qwen3-int8]",
-        "test_cuda.py::test_a_graph_holds_grouped_experts",
-        "test_cuda.py::test_a_smaller_cache_is_that_of_the_cpu[qwen3-eviction=streaming]",
-        "test_cuda.py::test_blocks_come_back_from_host_and_disk_as_they_left[qwen3]",
-    ],
-}
+CHOSEN = [
+    *("test_device.py", "test_graphs.py::test_attention_without_graphs_says_so[qwen3]"),
+    "test_graphs.py::test_a_decoding_step_waits_for_nothing[qwen3-false-false]",
+    "test_graphs.py::test_a_decoding_step_waits_for_nothing[qwen3-true-true]",
+    "test_graphs.py::test_drafts_of_one_request_at_a_time_are_replayed[qwen3]",
+    "test_cuda.py::test_logits_equal_those_of_the_cpu[qwen3-sdpa-paged]",
+    "test_cuda.py::test_every_family_is_that_of_the_cpu[gemma3_text]",
+    "test_cuda.py::test_every_family_is_that_of_the_cpu[qwen3_moe]",
+    "test_cuda.py::test_greedy_and_sampled_tokens_equal_those_of_the_cpu[qwen3-continuous]",
+    "test_cuda.py::test_every_precision_stays_near_float32[qwen3-int8]",
+    "test_cuda.py::test_a_graph_holds_grouped_experts",
+    "test_cuda.py::test_a_smaller_cache_is_that_of_the_cpu[qwen3-eviction=streaming]",
+    "test_cuda.py::test_blocks_come_back_from_host_and_disk_as_they_left[qwen3]",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a real one")
-@pytest.mark.parametrize("part", CHOSEN)
-def test_on_a_pretended_gpu(part: str) -> None:
+def test_on_a_pretended_gpu() -> None:
     plugins = ("-p", "tests.pretended_gpu", "-p", "no:cacheprovider")
-    chosen = [f"tests/gpu/{name}" for name in CHOSEN[part]]
+    chosen = [f"tests/gpu/{name}" for name in CHOSEN]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, "-rs", *chosen],
         cwd=ROOT,
