@@ -38,7 +38,7 @@ from minivllm.bench import supervisor
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.identity import code_hash
 from minivllm.config.compose import compose
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 from minivllm.platform.scripts import exit_code
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from minivllm.bench.records.identity import code_hash
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]

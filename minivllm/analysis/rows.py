@@ -14,7 +14,7 @@ from minivllm.bench.records.chunks import flat_rows
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.schema import Damaged
 from minivllm.errors import BadInput
-from minivllm.platform.process_pool import ProcessPool
+from minivllm.platform.processes.process_pool import ProcessPool
 from minivllm.platform.untrusted import printable
 
 # A flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key.

@@ -333,7 +333,7 @@ def main(arguments: Sequence[str]) -> int:
     """Entry point; see the module's docstring. Failures are left beside JOB.json, for the parent to
     raise."""
     from minivllm.bench.completion import classify
-    from minivllm.platform.children import die_with
+    from minivllm.platform.processes.children import die_with
 
     job = Path(arguments[0])
     die_with(int(arguments[1]))

@@ -27,7 +27,7 @@ from minivllm.bench.records.record import Record
 from minivllm.bench.session import Session
 from minivllm.errors import first_line, last_frame
 from minivllm.platform import files
-from minivllm.platform.children import die_with
+from minivllm.platform.processes.children import die_with
 
 
 class Pipe:

@@ -19,7 +19,7 @@ from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import engine_id
 from minivllm.bench.records.measurement import Measurement
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 
 POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed

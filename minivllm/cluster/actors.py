@@ -23,10 +23,10 @@ from typing import Any
 from minivllm.cluster.placement import placements, reservation
 from minivllm.cluster.ray_cluster import RayCluster
 from minivllm.errors import BadInput
-from minivllm.platform.channel import Channel
-from minivllm.platform.children import module_path
-from minivllm.platform.output import CopiedOutput
 from minivllm.platform.plug_ins import locate
+from minivllm.platform.processes.channel import Channel
+from minivllm.platform.processes.children import module_path
+from minivllm.platform.processes.output import CopiedOutput
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 
 TOKEN = 32  # bytes by which an actor shows that it is ours, before anything of it is unpickled

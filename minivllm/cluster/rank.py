@@ -16,7 +16,7 @@ from minivllm.assembly import build_part
 from minivllm.errors import BadInput
 from minivllm.extras.ranked_steps import facts, follow
 from minivllm.parallel.place import Launch, Place
-from minivllm.platform.children import die_with
+from minivllm.platform.processes.children import die_with
 
 
 def serve(place: Place) -> None:

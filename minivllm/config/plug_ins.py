@@ -19,9 +19,9 @@ from typing import Any, Union, get_args, get_origin
 
 from minivllm.config.groups import GROUPS, OPTIONS
 from minivllm.errors import BadInput, first_line, last_frame, nearest
-from minivllm.platform.children import module_path
 from minivllm.platform.options import convert
 from minivllm.platform.plug_ins import locate, names_class
+from minivllm.platform.processes.children import module_path
 
 ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is imported may print, too
 SECONDS = 120.0  # for importing all of them

@@ -8,8 +8,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 
-from minivllm.platform.children import module_path
-from minivllm.platform.output import CopiedOutput
+from minivllm.platform.processes.children import module_path
+from minivllm.platform.processes.output import CopiedOutput
 
 
 class Member:

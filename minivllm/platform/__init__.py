@@ -1,1 +1,1 @@
-"""Threads, files, child processes, option classes and progress bars, which every room uses."""
+"""Threads, files, processes, option classes and progress bars, which every room uses."""

@@ -19,7 +19,7 @@ from minivllm.bench.records.chunks import CHUNK
 from minivllm.bench.records.schema import Damaged
 from minivllm.bench.records.storage import EVENTS, TABLES
 from minivllm.bench.records.tables import damaged_tables
-from minivllm.platform.process_pool import Begun, ProcessPool
+from minivllm.platform.processes.process_pool import Begun, ProcessPool
 from minivllm.report import percentiles
 from minivllm.report.figures.looks import Looks
 from minivllm.report.tables import COLUMNS, Column

@@ -13,7 +13,7 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, percentiles
 from minivllm.platform.options import KEPT_FOLDERS
-from minivllm.platform.process_pool import ProcessPool
+from minivllm.platform.processes.process_pool import ProcessPool
 from minivllm.platform.untrusted import place
 
 MAX_NAME = 80

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from minivllm.platform.channel import Channel
+from minivllm.platform.processes.channel import Channel
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """

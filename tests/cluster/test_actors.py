@@ -28,7 +28,7 @@ from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed, NotInstalled
-from minivllm.platform.channel import Channel
+from minivllm.platform.processes.channel import Channel
 from tests.bench.targets.replicas.pretended import PretendedBackend
 from tests.cluster.pretended_ray import PretendedRay
 

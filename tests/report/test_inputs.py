@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minivllm.platform.process_pool import ProcessPool
+from minivllm.platform.processes.process_pool import ProcessPool
 from minivllm.platform.untrusted import read_archive
 from minivllm.report.inputs import read
 from minivllm.report.page import write_report
@@ -173,7 +173,7 @@ def test_several_processes_make_the_same_page_and_find_the_same_damage(
 ) -> None:
     monkeypatch.setattr("minivllm.bench.records.chunks.MANY", 6)
     monkeypatch.setattr("minivllm.report.inputs.CHUNK", 2)
-    monkeypatch.setattr("minivllm.platform.process_pool.usable_cores", lambda: 2)
+    monkeypatch.setattr("minivllm.platform.processes.process_pool.usable_cores", lambda: 2)
     place = write(tmp_path / "runs", make_sweep())
     torn = sorted(place.glob("*/steps.parquet"))[3]
     torn.write_bytes(torn.read_bytes()[:-4])

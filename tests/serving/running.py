@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 from tests.forked import popen
 from tests.serving.raw import ask
 

@@ -12,7 +12,7 @@ from minivllm import redaction
 from minivllm.bench.records import archive
 from minivllm.bench.records.reading import flat_rows_of, record_files
 from minivllm.bench.records.schema import Damaged, PathLike
-from minivllm.platform.process_pool import ProcessPool
+from minivllm.platform.processes.process_pool import ProcessPool
 
 MANY = 2000  # records that are worth a further process
 CHUNK = 250  # of them in one call

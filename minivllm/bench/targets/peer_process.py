@@ -16,7 +16,7 @@ from typing import Protocol
 import psutil
 
 from minivllm.errors import BadInput
-from minivllm.platform.output import CopiedOutput
+from minivllm.platform.processes.output import CopiedOutput
 
 LAST_WORDS_S = 1.0
 # Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG,

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any
 
 from minivllm.errors import BadInput, first_line
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 from minivllm.platform.untrusted import size
 
 SECONDS = 10.0  # for one conversation

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import INDEX, SINGLE, Checkpoint
-from minivllm.platform.children import module_path
 from minivllm.platform.folders import TemporaryFolder
+from minivllm.platform.processes.children import module_path
 from minivllm.platform.untrusted import (
     MAX_TOKENIZER,
     MIB,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.platform.channel import Frames, frame
+from minivllm.platform.processes.channel import Frames, frame
 from minivllm.serving.processes.messages import EngineState, Failed, Ready, Step
 from minivllm.serving.processes.started import StartedEngine
 

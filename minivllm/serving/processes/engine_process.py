@@ -20,8 +20,8 @@ from minivllm.extras.handover import put_prefix, resume, take_prefix
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
 from minivllm.parallel.handover import Handover, HandoverFailed
-from minivllm.platform.channel import Channel
-from minivllm.platform.children import die_with
+from minivllm.platform.processes.channel import Channel
+from minivllm.platform.processes.children import die_with
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.processes.messages import (
     Abort,

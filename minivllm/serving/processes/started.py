@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from minivllm.cluster.actors import RayActor
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 
 MODULE = "minivllm.serving.processes.engine_process"
 STOP_S = 5.0  # for the engine's process to end by itself

@@ -8,7 +8,7 @@ import time
 from minivllm.engine.scheduler import Scheduler
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
-from minivllm.platform.channel import Channel
+from minivllm.platform.processes.channel import Channel
 from minivllm.serving.processes.messages import ViewFrame
 
 INTERVAL_S = 0.05  # between two frames

@@ -12,8 +12,8 @@ from minivllm import redaction
 from minivllm.bench.records import chunks
 from minivllm.bench.records.chunks import flat_rows
 from minivllm.bench.records.reading import _part
-from minivllm.platform import process_pool
-from minivllm.platform.process_pool import ProcessPool
+from minivllm.platform.processes import process_pool
+from minivllm.platform.processes.process_pool import ProcessPool
 from tests.bench.records.test_reading import put
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from minivllm.engine.options import SamplingParams
-from minivllm.platform.channel import Frames
+from minivllm.platform.processes.channel import Frames
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.messages import (

@@ -14,7 +14,7 @@ from minivllm.bench.targets.peer_process import Child
 from minivllm.cluster.actors import RayActor, RayActors
 from minivllm.cluster.placement import placements
 from minivllm.config.typed import Config
-from minivllm.platform.channel import Channel
+from minivllm.platform.processes.channel import Channel
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 
 MODULE = "minivllm.bench.targets.replicas.replica"

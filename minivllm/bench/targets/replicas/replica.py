@@ -28,7 +28,7 @@ from minivllm.bench.targets.replicas.messages import (
 from minivllm.cluster.router import CacheShape
 from minivllm.config.compose import build
 from minivllm.errors import BadInput, first_line
-from minivllm.platform.channel import Channel
+from minivllm.platform.processes.channel import Channel
 from minivllm.platform.threads import thread_count
 
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests

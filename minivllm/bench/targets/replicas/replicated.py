@@ -42,7 +42,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
 from minivllm.parallel.handover import Content, make_folder
-from minivllm.platform.channel import wait
+from minivllm.platform.processes.channel import wait
 
 
 def is_replicated(config: Mapping[str, Any]) -> bool:

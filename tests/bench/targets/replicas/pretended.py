@@ -15,7 +15,7 @@ from minivllm.bench.targets.replicas.replica import ReplicaLoop, broken
 from minivllm.cluster.router import CacheShape
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Content, taken
-from minivllm.platform.channel import Channel
+from minivllm.platform.processes.channel import Channel
 
 LIMIT = 64  # tokens of a prompt and its output
 

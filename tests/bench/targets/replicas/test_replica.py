@@ -7,7 +7,7 @@ import socket
 from minivllm.bench.targets.replicas.messages import Broken
 from minivllm.bench.targets.replicas.replica import broken, serve
 from minivllm.config.compose import compose
-from minivllm.platform.channel import Channel
+from minivllm.platform.processes.channel import Channel
 
 
 def test_an_engine_that_cannot_be_built_is_bad_input() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from minivllm.platform import process_pool
-from minivllm.platform.process_pool import ProcessPool
+from minivllm.platform.processes import process_pool
+from minivllm.platform.processes.process_pool import ProcessPool
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_no_process_stays(ending: type[BaseException] | None) -> None:
 
 PARENT = """
 import os, sys, time
-from minivllm.platform import process_pool
+from minivllm.platform.processes import process_pool
 process_pool.usable_cores = lambda: 2
 try:
     with process_pool.ProcessPool() as pool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.platform.output import TAIL_LINES, CopiedOutput
+from minivllm.platform.processes.output import TAIL_LINES, CopiedOutput
 
 
 def test_lines_are_copied_and_the_last_ones_are_kept(capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 from minivllm.platform.threads import usable_cores
 
 MOST_PROCESSES = 3  # beside this one, which unpacks whatever they return
-SERVE = "from minivllm.platform.process_pool import serve; serve()"
+SERVE = "from minivllm.platform.processes.process_pool import serve; serve()"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

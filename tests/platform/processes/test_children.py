@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.platform.children import module_path
+from minivllm.platform.processes.children import module_path
 
 
 def test_each_place_is_named_once_and_the_present_folder_by_its_name(

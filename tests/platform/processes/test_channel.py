@@ -7,7 +7,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.platform.channel import Channel, Frames, frame, wait
+from minivllm.platform.processes.channel import Channel, Frames, frame, wait
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 9))
