@@ -27,6 +27,7 @@ ACROSS = {
     "quant/test_methods.py": "one property of every method",
     "quant/test_plug_in.py": "a third party's method",
     "serving/test_malformed.py": "bodies and frames of every API",
+    "test_compiled_ahead.py": "the bytecode that all test processes need",
     "test_docs.py": "the documentation",
     "test_forked.py": "what tests have in the place of subprocess",
     "test_layers.py": "who may import whom",
