@@ -7,6 +7,9 @@ import importlib.util
 import logging
 import sys
 from types import ModuleType
+from typing import Any
+
+import torch
 
 from minivllm.errors import BadInput
 
@@ -28,6 +31,13 @@ def _needed(method: str, reason: object) -> BadInput:
     )
 
 
+def _as_it_is(function: Any = None, **options: Any) -> Any:
+    """In the place of `torch.compile`, also where that is a decorator with options. bitsandbytes
+    has one function compiled, which a CPU or a GPU with its library does not call: for that torch
+    imports all of its compiler, in 0.9 s."""
+    return _as_it_is if function is None else function
+
+
 def import_bitsandbytes(method: str) -> ModuleType:
     """The package, with its notices off, and without the kernels that it would download.
 
@@ -36,14 +46,16 @@ def import_bitsandbytes(method: str) -> ModuleType:
     """
     # Notices at each import and each layer, on conversions that the methods here intend.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    fetcher = sys.modules.get("kernels")
+    fetcher, compiled = sys.modules.get("kernels"), torch.compile
     try:
         if "bitsandbytes" not in sys.modules:
             sys.modules["kernels"] = None  # type: ignore[assignment]  # makes `import kernels` fail: no remote code
+            torch.compile = _as_it_is  # type: ignore[assignment]
         import bitsandbytes
     except (ImportError, OSError, RuntimeError) as error:
         raise _needed(method, error) from None
     finally:
+        torch.compile = compiled
         if fetcher is not None:
             sys.modules["kernels"] = fetcher
         elif sys.modules.get("kernels", 0) is None:
