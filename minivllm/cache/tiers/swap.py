@@ -21,22 +21,27 @@ class SwapSpace:
         self, num_slots: int, pool: BlockPool, counters: CacheCounters, pending: PendingTransfers
     ) -> None:
         self.pool, self.counters, self.pending = pool, counters, pending
-        self._free = list(range(num_slots))[::-1]
+        # A small model has millions of slots, most of which never hold anything.
+        self._num_slots, self._num_touched = num_slots, 0
+        self._free: list[int] = []  # that held something before
         self._free_after_step: list[int] = []
 
     @property
     def num_free(self) -> int:
         """Slots that hold nothing."""
-        return len(self._free)
+        return len(self._free) + self._num_slots - self._num_touched
 
     def swap_out(self, sequence: CachedSequence, num_blocks: int) -> bool:
         """Move the first blocks of a sequence to host memory, and free all its blocks. False, and
         nothing changed, if host memory is full."""
         if sequence.host_slots:  # The sequence had not come back yet.
             return True
-        if not 0 < num_blocks <= len(self._free):
+        if not 0 < num_blocks <= self.num_free:
             return False
-        slots = [self._free.pop() for _ in range(num_blocks)]
+        slots = [self._free.pop() for _ in range(min(num_blocks, len(self._free)))]
+        first = self._num_touched
+        self._num_touched += num_blocks - len(slots)
+        slots += range(first, self._num_touched)
         self.pending.saves.extend(zip(sequence.block_table.blocks[:num_blocks], slots, strict=True))
         self.counters.blocks_swapped_out += num_blocks
         self.pool.release(sequence.block_table.truncate(0))

@@ -37,3 +37,14 @@ def test_nothing_changes_where_host_memory_is_full() -> None:
     assert cache.swap.num_free == 1
     cache.free(small)
     assert cache.swap.num_free == 2
+
+
+def test_slots_cost_nothing_until_they_hold_something() -> None:
+    cache = CacheManager(CacheLayout(block_size=4, num_blocks=9, host_slots=10**15))
+    first, second, third = admitted(cache, 8), admitted(cache, 4), admitted(cache, 12)
+    assert cache.swap_out(first, 8) and cache.swap_out(second, 4)
+    assert sorted(first.host_slots + second.host_slots) == [0, 1, 2]
+    cache.free(first)
+    assert cache.swap_out(third, 12)
+    assert sorted(third.host_slots + second.host_slots) == [0, 1, 2, 3], "used ones come first"
+    assert cache.swap.num_free == 10**15 - 4
