@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 
 from minivllm.attention import auto
 from minivllm.attention.auto import select
@@ -34,6 +35,13 @@ from minivllm.kernels.cpu import library
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 5, 16, 17, 40)
+
+
+@pytest.fixture(autouse=True)
+def _masks_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not compiled, torch traces masks and score functions at every new shape, for a second, and
+    then calls them; the models of test_flex.py are served so."""
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
