@@ -53,7 +53,7 @@ CONFIGURATIONS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    make_checkpoint(path)
+    make_checkpoint(path, num_hidden_layers=2)
     return path
 
 

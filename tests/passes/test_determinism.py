@@ -30,7 +30,13 @@ Said = list[tuple[list[int], object]]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    make_checkpoint(folder, hidden_size=96, intermediate_size=160, dtype=torch.bfloat16)
+    make_checkpoint(
+        folder,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        dtype=torch.bfloat16,
+    )
     return folder
 
 
