@@ -48,10 +48,14 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 gc.disable()
 OBJECTS = 20_000
 
-# A shell starts background jobs with Ctrl-C ignored, and processes inherit that: the tests of
-# Ctrl-C need it back.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts background jobs with Ctrl-C ignored, nohup starts its command without hang-ups, and
+# processes inherit both: the tests of signals need them back.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # A machine that is busy with something else is no failure.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
