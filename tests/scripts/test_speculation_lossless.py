@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +17,27 @@ from minivllm.extras.speculative.verification import SameNoise
 from tests.scripts.load import load_script
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    """The script, with few short requests, whose outputs without drafts are computed once."""
     made = load_script("speculation_lossless")
-    monkeypatch.setattr(made, "PROMPTS", 1)
-    monkeypatch.setattr(made, "MOST_TOKENS", 6)
+    made.PROMPTS, made.MOST_TOKENS = 1, 6
+    comparison = cache(made.Comparison)
+
+    def anew(quant: str, more: Sequence[str] = (), rounds: bool = False) -> Any:
+        found = copy.copy(comparison(quant, tuple(more), rounds))
+        found.counts, found.by, found.ratios = Counter(), {}, []
+        return found
+
+    made.Comparison = anew
+    return made
+
+
+@pytest.fixture
+def script(loaded: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     arguments = ["speculation_lossless.py", "--combinations", "1"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--output", str(tmp_path / "made.json")])
-    return made
+    return loaded
 
 
 def test_it_compares_and_writes(
