@@ -100,7 +100,7 @@ COMBINATIONS = list(pairwise())
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    make_checkpoint(folder)
+    make_checkpoint(folder, num_hidden_layers=2)
     return folder
 
 

@@ -46,7 +46,7 @@ KNOBS = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("model")
-    return folder, make_checkpoint(folder, attn_implementation="eager")
+    return folder, make_checkpoint(folder, num_hidden_layers=2, attn_implementation="eager")
 
 
 def serving(folder: Path, *overrides: str) -> LLM:
