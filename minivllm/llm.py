@@ -23,6 +23,7 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.generation import described, unset_defaults
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece, beam_completions
+from minivllm.passes.determinism import let_kernels_go
 from minivllm.platform.loading_bar import LoadingBar
 from minivllm.prompts import (
     Message,
@@ -197,8 +198,7 @@ class LLM:
         return first
 
     def _complete(self, completions: Completions, started: float) -> None:
-        """Step the engine until each of these requests has ended; `started` is in seconds of
-        `time.perf_counter`."""
+        """Step the engine until each of these requests has ended, `started` by `perf_counter`."""
         unfinished = set(completions)
         while unfinished:
             self._step()
@@ -389,8 +389,9 @@ class LLM:
 
     def close(self) -> None:
         """Release the model and the cache; the LLM cannot be used afterwards."""
-        if "engine" in self.__dict__:
-            self.__dict__.pop("engine").close()
+        if engine := self.__dict__.pop("engine", None):
+            engine.close()
+            let_kernels_go(engine.loaded.model)
 
     def __enter__(self) -> LLM:
         return self

@@ -48,6 +48,12 @@ def keep_deterministic(model: nn.Module) -> None:
     _ASKED.add(model)
 
 
+def let_kernels_go(model: nn.Module) -> None:
+    """A model that is used no more asks for no kernels: it need not be searched for as garbage,
+    which takes a tenth of a second where much is imported."""
+    _ASKED.discard(model)
+
+
 class FixShapes:
     """The level "batch": every linear layer multiplies fixed shapes, and activations on a CPU are
     computed row by row.

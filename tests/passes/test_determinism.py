@@ -3,8 +3,10 @@ or how."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
+from minivllm.passes import determinism
 from minivllm.passes.determinism import by_rows
 from tests.reference import SHARING_PROMPTS as PROMPTS
 from tests.reference import make_checkpoint
@@ -168,6 +171,18 @@ def test_activations_do_not_depend_on_how_numbers_are_split_over_threads() -> No
             assert torch.equal(by_rows(F.silu)(x), torch.cat(pieces))
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_closed_engine_is_not_searched_for(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(determinism, "_ASKED", WeakSet())
+    with make(checkpoint, level="run") as llm:
+        model = llm.engine.loaded.model
+        assert [*determinism._ASKED] == [model]
+    monkeypatch.setattr(gc, "collect", pytest.fail)
+    with make(checkpoint, level="off"):
+        assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_an_engine_beside_another_does_not_take_its_kernels(checkpoint: Path) -> None:
