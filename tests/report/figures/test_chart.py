@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records.record import Breakdown, Memory
 from minivllm.bench.records.storage import write_record
 from minivllm.report.figures import chart as chart_module
-from minivllm.report.figures import live
+from minivllm.report.figures import live, render
 from minivllm.report.figures.chart import Chart, Panel, Series, keys
 from minivllm.report.figures.distributions import distributions, token_gaps
 from minivllm.report.figures.looks import Looks
@@ -37,6 +38,7 @@ from minivllm.report.figures.render import finish, svg
 from minivllm.report.figures.roofline import roofline
 from minivllm.report.figures.scatter import point_series, thinning, trade_off
 from minivllm.report.figures.style import (
+    WIDE,
     canvas,
     legend_below,
     patch,
@@ -231,9 +233,16 @@ def described(draw: Any, cells: list[Cell]) -> Any:
 
 
 def figure_of(draw: Any, cells: list[Cell]) -> Any:
-    """What the page of these cells shows."""
+    """What the page of these cells shows: of a chart what its script draws, of a drawing the wide
+    picture."""
     found = described(draw, cells)
-    return finish(found) if found else None
+    if found is None:
+        return None
+    if isinstance(found, Chart):
+        shown = {"live": live.items(found), "legend": keys(found)}
+    else:
+        shown = {"wide": svg(render.draw(found, WIDE), found.name)}
+    return SimpleNamespace(caption=found.caption, **shown)
 
 
 def points_of(cells: list[Cell], looks: Looks) -> list[Series]:
@@ -434,10 +443,8 @@ def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
             rooflines is not None and {key["colour"] for key in keys(rooflines)} - {INK} == expected
         )
     assert not {BETTER, WORSE, UNDECIDED, NEUTRAL} & set(PALETTE)
-    bars = throughput(cells, looks)
-    assert bars is not None and all(
-        colour.lower() in finish(bars).wide.decode() for colour in PALETTE[:3]
-    )
+    bars = figure_of(throughput, cells)
+    assert all(colour.lower() in bars.wide.decode() for colour in PALETTE[:3])
 
 
 def test_cells_that_no_two_columns_tell_apart_have_a_look_each(tmp_path: Path) -> None:
