@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -110,7 +111,9 @@ class SimulatedSpeculation:
         options = self.drafts.options
         lengths: DraftLengths = FixedLengths(options.num_speculative_tokens)
         if options.adaptive:
-            lengths = AdaptiveLengths(options.num_speculative_tokens, step_ms, self.drafts.draft_ms)
+            # Asked for every place of every draft.
+            times = cache(step_ms), cache(self.drafts.draft_ms)
+            lengths = AdaptiveLengths(options.num_speculative_tokens, *times)
         verifier = GivenAcceptance(self.rates)
         now = self.drafts.clock.now
         return Speculator(self.drafts, lengths, verifier, _clear_nothing, self.longest, now)
