@@ -67,7 +67,8 @@ def exists(path: PathLike) -> bool:
         return os.path.exists(path)
     archive, name = inside
     try:
-        return not name or any(f"{file}/".startswith(f"{name}/") for file in _files(archive))
+        files, folder = _files(archive), f"{name}/"
+        return not name or name in files or any(file.startswith(folder) for file in files)
     except BadInput:
         return False
 
