@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -29,11 +31,24 @@ def cluster(*overrides: str) -> SimulatedCluster:
     return SimulatedCluster(compose([*ROOFLINE, *overrides]))
 
 
+built = cache(cluster)
+
+
+def emptied(*overrides: str) -> SimulatedCluster:
+    """One that has served others, as it takes far longer to make one than to serve a few."""
+    under_test = built(*overrides)
+    under_test.reset()
+    return under_test
+
+
 def run(
-    work: Workload, *overrides: str, arrival: Arrival | None = None
+    work: Workload,
+    *overrides: str,
+    arrival: Arrival | None = None,
+    make: Callable[..., SimulatedCluster] = cluster,
 ) -> tuple[SimulatedCluster, list[RequestTrace]]:
     """100 ms a step and 1 ms a prompt token, on every replica."""
-    under_test = cluster(*overrides)
+    under_test = make(*overrides)
     for one in under_test.engines:
         one.step_times = Planted()
     arrival = arrival or Offline()
@@ -88,7 +103,8 @@ def test_every_request_ends_once_and_time_goes_on(
     knobs = [f"parallel.replicas={replicas}", f"parallel.router={router}"]
     knobs += ["cache.prefix_caching=true", f"parallel.disaggregated={apart}"]
     knobs += ["engine.link_gb_s=0.001", "engine.link_us=300"]
-    under_test, traces = run(workload(*shapes), *knobs, arrival=Poisson(rate=30.0))
+    arrival = Poisson(rate=30.0)
+    under_test, traces = run(workload(*shapes), *knobs, arrival=arrival, make=emptied)
     assert [len(trace.token_ids) for trace in traces] == [wanted for _, wanted in shapes]
     assert all(trace.finish_reason == "length" for trace in traces)
     assert all(a <= b for trace in traces for a, b in pairwise(trace.token_times))
@@ -97,9 +113,7 @@ def test_every_request_ends_once_and_time_goes_on(
         one.cache.pool.check_integrity([])
     assert not any(under_test.router.queued)
     under_test.reset()
-    again = drive(
-        under_test, workload(*shapes), Poisson(rate=30.0), SamplingParams(), under_test.clock
-    )
+    again = drive(under_test, workload(*shapes), arrival, SamplingParams(), under_test.clock)
     assert [t.token_times for t in again] == [t.token_times for t in traces]
 
 
