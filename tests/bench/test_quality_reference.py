@@ -25,6 +25,7 @@ from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED
 from tests.forked import fork_known
+from tests.pictures import unpainted
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -63,6 +64,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """References are computed here, where what they say is tested and not how they come about."""
     monkeypatch.setattr(quality_reference, "_compute_apart", quality_reference.compute)
+
+
+@pytest.fixture
+def without_pictures(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have tables and words, which are what is looked at here."""
+    monkeypatch.setattr("minivllm.report.page.finish", unpainted)
 
 
 def make_config(*overrides: str) -> dict[str, Any]:
@@ -304,6 +311,7 @@ def test_what_goes_wrong_apart_is_told_here(
 # ---- the command line
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_bench_with_quality_is_one_row(cli: Cli) -> None:
     done = cli("quant=nf4", "name=one", "measure.quality=true", "measure.repeats=2", *SMALL, *QUICK)
     assert done.code == 0, done.err
@@ -315,6 +323,7 @@ def test_a_bench_with_quality_is_one_row(cli: Cli) -> None:
     assert "KL, mean" in done.out and Path("reports/one/precision.md").is_file()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_task_measures_quality_alone_and_sweeps(cli: Cli, made: Reference) -> None:
     shutil.copytree(made.folder.parent, Path("runs", quality_reference.FOLDER))
     sweep = ["-m", "quant=fp32,int8", "sweep.name=s", *SMALL, *QUICK]
