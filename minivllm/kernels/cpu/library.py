@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from minivllm.errors import BadInput, first_line
@@ -93,11 +94,8 @@ def load() -> Kernels:
     """
     begin = time.perf_counter()
     path = _cached_path()
-    compiled = not path.exists()
-    if compiled:
-        print("compiling the C++ kernels for this processor, once", file=sys.stderr, flush=True)
-        _compile(path)
-    else:
+    compiled = not path.exists() and _compile(path)
+    if not compiled:
         torch.ops.load_library(str(path))
     operators = getattr(torch.ops, _NAME)
     apart = ("has_linear", "variant", "compile_s", "decoder_layer")
@@ -125,12 +123,21 @@ def _processor() -> str:
     return cpu_info("flags|Features") or platform.processor()
 
 
-def _compile(path: Path) -> None:
-    """Compile and load the library. Several processes may do so at the same time: the file of the
-    last one stays."""
+def _compile(path: Path) -> bool:
+    """Compile and load the library, unless another process has compiled it meanwhile; False then.
+    One compiles, and the others wait for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f"{_NAME}.lock")):
+        if path.exists():
+            return False
+        print("compiling the C++ kernels for this processor, once", file=sys.stderr, flush=True)
+        _build(path)
+        return True
+
+
+def _build(path: Path) -> None:
     from torch.utils import cpp_extension  # slow to import, and needed once
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     # ninja may be in the folder of an interpreter that was started by its path.
     os.environ["PATH"] = os.pathsep.join(
         (os.environ.get("PATH", ""), str(Path(sys.executable).parent))

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import cpp_extension
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
@@ -404,4 +408,30 @@ def test_without_a_compiler_auto_does_without_and_on_says_why(
     with pytest.raises(BadInput, match=r"runtime\.cpu_kernels=on"):
         library.choose("on", CPU)
     assert library.choose("off", CPU) == (None, None)
-    assert not list(tmp_path.glob("minivllm/*"))  # nothing half-written
+    left = [path.name for path in tmp_path.glob("minivllm/*")]
+    assert left == ["minivllm_cpu.lock"]  # nothing half-written
+
+
+def test_of_several_that_start_at_once_one_compiles(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, loaded, waits = [], [], threading.Event()
+
+    def compile_slowly(name: str, sources: list[str], build_directory: str, **_: Any) -> None:
+        compiled.append(name)
+        waits.wait(60)
+        (Path(build_directory) / f"{name}.so").touch()
+
+    monkeypatch.setattr(cpp_extension, "load", compile_slowly)
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    monkeypatch.setattr(library, "_cached_path", lambda: tmp_path / "new" / "kernels.so")
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(library.load.__wrapped__) for _ in range(3)]
+        while not compiled:
+            time.sleep(0.01)
+        time.sleep(0.1)  # the others have come, or come later and find it
+        waits.set()
+        found = [one.result() for one in asked]
+    assert len(compiled) == 1 and loaded == [str(tmp_path / "new" / "kernels.so")] * 2
+    assert sorted(one.compile_s > 0 for one in found) == [False, False, True]
+    assert {one.variant for one in found} == {"kernels"} and kernels.variant != "kernels"
