@@ -255,29 +255,24 @@ Plan plan_of(const Attention& a) {
   plan.tasks.reserve(a.requests * a.kv_heads);
   const int64_t group = a.heads / a.kv_heads,
                 most = std::max<int64_t>(1, kTaskRows / group);  // queries of a task
-  const auto few = [&](int64_t r) {
-    const int64_t count = a.starts[r + 1] - a.starts[r];
-    return 0 < count && count * group <= kFewRows;
-  };
-  const auto seen = [&](int64_t r) {
-    const Extent e = extent_of(a, r, 0, a.starts[r + 1] - a.starts[r]);
-    return e.last - e.oldest;
-  };
-  int64_t keys = 0;
-  for (int64_t r = 0; r < a.requests; ++r) keys += few(r) ? seen(r) : 0;
+  const auto extent = [&](int64_t r) { return extent_of(a, r, 0, a.starts[r + 1] - a.starts[r]); };
+  int64_t keys = 0;  // that requests with few rows see
+  for (int64_t r = 0; r < a.requests; ++r)
+    if (const Extent e = extent(r); 0 < e.rows && e.rows <= kFewRows) keys += e.last - e.oldest;
+  const int64_t wanted = kTasks * omp_get_max_threads();
   for (int64_t r = 0; r < a.requests; ++r) {
-    const int64_t count = a.starts[r + 1] - a.starts[r];
+    const Extent e = extent(r);
+    const int64_t count = e.rows / group;
     if (count == 0) continue;
-    const Extent e = extent_of(a, r, 0, count);
     const int64_t oldest = e.oldest / kPiece, pieces = (e.last - 1) / kPiece + 1 - oldest;
-    if (!few(r)) {
+    if (e.rows > kFewRows) {
       for (int64_t h = 0; h < a.kv_heads; ++h)
         for (int64_t first = 0; first < count; first += most)
           plan.tasks.push_back(
               {r, h, 1, first, std::min(most, count - first), 0, oldest + pieces, -1});
       continue;
     }
-    const int64_t parts = divided(seen(r) * kTasks * omp_get_max_threads(), keys);
+    const int64_t parts = divided((e.last - e.oldest) * wanted, keys);
     const int64_t splits = std::min(pieces, parts),
                   heads = divided(a.kv_heads, std::min(a.kv_heads, divided(parts, splits)));
     const int64_t length = divided(pieces, splits), last = oldest + pieces;
