@@ -50,6 +50,7 @@ from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
 from minivllm.parallel.handover import Content
 from minivllm.passes.compile import CompileLayers
+from minivllm.passes.determinism import let_kernels_go
 from minivllm.passes.linear_layers import linear_layers
 from minivllm.passes.order import OWN_NAMES
 
@@ -322,7 +323,8 @@ class MinivllmEngine(Adapter):
         return phase_ranges(self.engine)
 
     def close(self) -> None:
-        if "engine" in self.__dict__:
-            self.__dict__.pop("engine").close()
+        if engine := self.__dict__.pop("engine", None):
+            engine.close()
+            let_kernels_go(engine.loaded.model)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
