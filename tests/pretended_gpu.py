@@ -19,18 +19,15 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from minivllm.cache.kv import zeros
+from minivllm.quant.bnb import import_bitsandbytes
 
-with pytest.MonkeyPatch.context() as patch:
-    # It compiles a function when it is imported, for which torch imports its whole compiler.
-    patch.setattr(torch, "compile", lambda function, **_: function)
-    import bitsandbytes  # noqa: F401 - sooner than its libraries for GPUs seem to be wanted
+import_bitsandbytes("nf4")  # sooner than its libraries for GPUs seem to be wanted
 
 CUDA = torch.device("cuda:0")
 MEMORY = 32 << 20  # bytes that are free
