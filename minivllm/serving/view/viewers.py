@@ -26,12 +26,13 @@ class Viewer:
 
     Args:
         ask: has the engine send its whole state.
+        on_loss: called when frames are lost.
     """
 
-    def __init__(self, ask: Callable[[], None]) -> None:
+    def __init__(self, ask: Callable[[], None], on_loss: Callable[[], None]) -> None:
         self.num_frames = self.num_losses = 0
         self.is_current = False  # has the whole state, and every change since then
-        self._ask = ask
+        self._ask, self._on_loss = ask, on_loss
         self._frames: deque[str] = deque()
         self._num_characters = 0
         self._changed = asyncio.Event()
@@ -50,6 +51,7 @@ class Viewer:
             self._clear()
             self.is_current = False
             self.num_losses += 1
+            self._on_loss()
         else:
             self._append(text)
 
@@ -100,7 +102,7 @@ class Viewers:
         if len(self._viewers) >= MOST_VIEWERS:
             self._service.count("viewers_refused")
             raise unavailable(f"{MOST_VIEWERS} viewers watch already")
-        viewer = Viewer(self._ask)
+        viewer = Viewer(self._ask, lambda: self._service.count("viewers_behind"))
         self._viewers.add(viewer)
         self._service.num_viewers = len(self._viewers)
         if self._reading is None:
@@ -141,10 +143,7 @@ class Viewers:
         """Hand a frame of the engine to those who need it."""
         for viewer in self._viewers:
             if frame.kind == "changes":
-                losses = viewer.num_losses
                 viewer.push(frame.text)
-                if viewer.num_losses > losses:
-                    self._service.count("viewers_behind")
             elif frame.kind == "restart" or not viewer.is_current:
                 viewer.begin(frame.text)
 

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.serving.plain import call_json
 from tests.serving.raw import ask
 from tests.serving.running import KEY, RunningServer, line_of, serving, until_idle
-from tests.serving.view.following import metric, watching
+from tests.serving.view.following import Follower, metric, watching
 
 BODY = {"prompt": "def add(a, b):\n" * 20, "max_tokens": 600, "ignore_eos": True}
 
@@ -71,14 +71,17 @@ def test_a_viewer_that_does_not_read_is_told_all_anew(server: RunningServer) -> 
     behind = metric(server, "client_events_total", event="viewers_behind")
     with watching(server) as quick, watching(server, receive_buffer=4096) as slow:
         slow.until(lambda one: one.bundles)
-        load = {"rate": 25, "input_len": 160, "output_len": 16}
+        load = {"rate": 200, "input_len": 1, "output_len": 4}  # many changes for little work
         assert call_json(f"{server.url}/view/load", load)[0] == 200
-        looked_s = 0.0
-        while looked_s < time.monotonic() - 0.5 or behind == metric(
-            server, "client_events_total", event="viewers_behind"
-        ):
-            looked_s = time.monotonic()
-            quick.read()
+        looked_s = [0.0]
+
+        def is_behind(_: Follower) -> bool:
+            if looked_s[0] > time.monotonic() - 0.5:
+                return False
+            looked_s[0] = time.monotonic()
+            return metric(server, "client_events_total", event="viewers_behind") > behind
+
+        quick.until(is_behind)
         call_json(f"{server.url}/view/load", {"rate": 0})
         slow.until(lambda one: sum("engine" in bundle for bundle in one.bundles) == 2)
         until_idle(server)

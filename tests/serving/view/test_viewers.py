@@ -113,6 +113,21 @@ def test_one_that_does_not_read_loses_frames_and_begins_anew(run: Any, size: int
     run(test())
 
 
+def test_a_loss_counts_when_gauges_are_what_is_too_much(run: Any) -> None:
+    async def test() -> None:
+        room = Room()
+        slow = room.viewers.join()
+        room.send("restart", "all")
+        for number in range(MOST_FRAMES - 1):
+            room.send("changes", number)
+        assert slow.num_losses == 0
+        await settle()  # the gauges are read
+        assert slow.num_losses == 1 and room.counts["viewers_behind"] == 1
+        room.viewers.leave(slow)
+
+    run(test())
+
+
 def test_an_engine_that_lost_frames_tells_all_anew(run: Any) -> None:
     async def test() -> None:
         room = Room()
