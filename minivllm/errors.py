@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from minivllm.redaction import hide
@@ -28,11 +28,17 @@ class BadInput(ValueError):
         super().__init__(line)
 
 
+def meant(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question for whoever wrote an unknown name: whether the nearest valid one was meant; empty
+    where none is as similar as `cutoff` (1: the same)."""
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}?" if close else ""
+
+
 def nearest(name: str, valid: Sequence[str]) -> str:
     """The advice in an error about an unknown name: the nearest valid name, or all of them."""
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}?"
+    if question := meant(name, valid):
+        return question
     return f"choose from {', '.join(valid)}" if valid else "it has none"
 
 

@@ -16,7 +16,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState
-from minivllm.errors import BadInput, nearest
+from minivllm.errors import BadInput, meant
 from minivllm.extras.beam import BeamSearch
 from minivllm.extras.scoring import sequence_logits
 from minivllm.extras.vision.pictures import Pictures
@@ -82,14 +82,10 @@ class LLM:
                 {**config, "decoding_given": given_knobs("decoding", [*chosen, *overrides])}
             )
         except BadInput as error:
-            hint = nearest(model, [path.stem for path in (conf_dir() / "model").glob("*.yaml")])
-            if (
-                "model=hf" not in chosen
-                or os.path.exists(model)
-                or not hint.startswith("did you mean")
-            ):
+            question = meant(model, [path.stem for path in (conf_dir() / "model").glob("*.yaml")])
+            if "model=hf" not in chosen or os.path.exists(model) or not question:
                 raise
-            raise BadInput(f"{error}; {hint}") from error
+            raise BadInput(f"{error}; {question}") from error
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> LLM:

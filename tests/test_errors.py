@@ -15,3 +15,11 @@ def test_the_command_that_installs_an_extra_is_that_of_the_clone_or_of_the_packa
     assert errors.install("serve") == "pip install -e '.[serve]' -c constraints.txt"
     monkeypatch.setattr(errors, "ROOT", tmp_path)  # site-packages
     assert errors.install("serve") == "pip install 'minivllm[serve]'"
+
+
+def test_the_nearest_name_is_asked_for_or_all_are_offered() -> None:
+    names = ["nf4", "int8"]
+    assert errors.meant("nf", names) == errors.nearest("nf", names) == "did you mean nf4?"
+    assert errors.meant("nf", names, cutoff=0.9) == errors.meant("x", names) == ""
+    assert errors.nearest("x", names) == "choose from nf4, int8"
+    assert errors.nearest("x", []) == "it has none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from minivllm.config.groups import GROUPS
 from minivllm.config.overrides import hidden
-from minivllm.errors import BadInput, nearest
+from minivllm.errors import BadInput, meant, nearest
 
 # What people know from vLLM, whose arguments have no groups -> what to write here; "" where there
 # is no such thing.
@@ -262,8 +261,8 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
     if having:
         return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
     # Among a section's few names a less close one is meant, rather than a name of another group.
-    if difflib.get_close_matches(part, names, n=1, cutoff=0.6 if "." in seen else 0.8):
-        return nearest(part, names)
+    if question := meant(part, names, cutoff=0.6 if "." in seen else 0.8):
+        return question
     leaf = key.rpartition(".")[2]
     elsewhere = [
         f"{group}.{leaf}"

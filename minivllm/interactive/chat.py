@@ -6,13 +6,12 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
 
 from minivllm.analysis.format import count
-from minivllm.errors import BadInput, nearest
+from minivllm.errors import BadInput, meant, nearest
 from minivllm.interactive.answer import Answer
 from minivllm.interactive.comparison import Build, EngineComparison, state
 from minivllm.interactive.model import ChatDecoding, TerminalModel, Turn
@@ -90,9 +89,9 @@ class TerminalChat:
                 command.startswith("/") and not self.model.is_base
             ):
                 offered = [name for name in actions if name != "/compare" or self._offered(name)]
-                near = get_close_matches(command, [*offered, "/exit", "/quit"], n=1)
-                meant = f"; did you mean {near[0]}?" if near else ""
-                self._screen.note(f"unknown command {command}{meant} (/help lists the commands)")
+                question = meant(command, [*offered, "/exit", "/quit"])
+                what = "; ".join(filter(None, (f"unknown command {command}", question)))
+                self._screen.note(f"{what} (/help lists the commands)")
             else:
                 self._take_turn(text)
         except BadInput as error:

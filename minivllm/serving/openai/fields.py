@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from minivllm.engine.options import SamplingParams
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, meant
 from minivllm.serving.answers.structured import structured_outputs
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.first_error import FirstErrorModel
@@ -33,9 +32,9 @@ class Body(FirstErrorModel):
         """Raise ApiError for a field that this server does not know."""
         for name, value in (self.model_extra or {}).items():
             if name not in _WITHOUT_MEANING and value is not None:
-                close = get_close_matches(name[:100], type(self).model_fields, n=1, cutoff=0.75)
-                meant = f"; did you mean {close[0]}?" if close else ""
-                raise ApiError(400, f"unknown field {name!r:.100}{meant}", param=name[:100])
+                question = meant(name[:100], type(self).model_fields, cutoff=0.75)
+                what = "; ".join(filter(None, (f"unknown field {name!r:.100}", question)))
+                raise ApiError(400, what, param=name[:100])
         for name in type(self).model_fields:
             if isinstance(value := getattr(self, name), Body):
                 value.require_known()
