@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from minivllm.bench.records.identity import code_hash
 from minivllm.bench.records.provenance import provenance
 from minivllm.kernels.device import select_device
 from minivllm.platform import files
+from minivllm.platform.scripts import output_file
 
 DTYPES = ("bfloat16", "float16", "float32", "int8")
 
@@ -64,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=None, help="of the CPU; default: torch's")
-    parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--output", type=output_file)
     arguments = parser.parse_args()
     device = select_device(arguments.device)
     if arguments.threads:

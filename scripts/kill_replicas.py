@@ -1,6 +1,6 @@
 """Kills (SIGKILL) of replicas and ranks at random moments, and what is told and left of them.
 
-    python scripts/kill_replicas.py --out reports/examples/cpu/kill_replicas.json
+    python scripts/kill_replicas.py --output reports/examples/cpu/kill_replicas.json
     python scripts/kill_replicas.py --times 1 --kinds replica server
     python scripts/kill_replicas.py --kinds actor actor_server     # replicas in actors of Ray
 
@@ -38,8 +38,9 @@ from minivllm.bench import supervisor
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.identity import code_hash
 from minivllm.config.compose import compose
+from minivllm.platform import files
 from minivllm.platform.processes.children import module_path
-from minivllm.platform.scripts import exit_code
+from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ("runtime.device=cpu", "runtime.threads=1")
@@ -269,14 +270,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--kinds", nargs="*", choices=[*kinds], default=["replica", "rank", "server"]
     )
     parser.add_argument(
-        "--out",
-        type=Path,
+        "--output",
+        type=output_file,
         help="where to keep the record, as JSON; one that is there keeps its other kinds",
     )
     args = parser.parse_args(arguments)
     found: dict[str, Any] = {}
-    if args.out is not None and args.out.exists():
-        found = json.loads(args.out.read_text(encoding="utf-8"))
+    if args.output is not None and args.output.exists():
+        found = json.loads(args.output.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="k") as own:  # what is left there is ours
         os.environ["TMPDIR"] = tempfile.tempdir = own
         for kind in args.kinds:
@@ -286,10 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     kills.append(kinds[kind](kind, number, Path(folder), random.Random(number)))
                 print(json.dumps({kind: kills[-1]}), file=sys.stderr, flush=True)
             found[kind] = {**summary(kills), "code_hash": code_hash()}
-    text = json.dumps(found, indent=1) + "\n"
-    print(text, end="")
-    if args.out is not None:
-        args.out.write_text(text, encoding="utf-8")
+    print(json.dumps(found, indent=1))
+    if args.output is not None:
+        files.write_json(args.output, found)
 
 
 if __name__ == "__main__":

@@ -231,7 +231,7 @@ def main() -> None:
     args = parser.parse_args()
     record = measure()
     files.write_json(args.output / "quantization_error.json", record)
-    (args.output / "quantization_error.md").write_text(table(record))
+    files.write_text(args.output / "quantization_error.md", table(record))
     (args.images / "quantization_error.png").write_bytes(picture(record))
     print(table(record), end="")
 

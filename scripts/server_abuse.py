@@ -1,8 +1,8 @@
 """A server under load and abuse: clients that leave, that do not read, and ten times too many.
 
-    python scripts/server_abuse.py --out reports/examples/cpu/server_abuse.json
+    python scripts/server_abuse.py --output reports/examples/cpu/server_abuse.json
     python scripts/server_abuse.py --short
-    python scripts/server_abuse.py --soak-minutes 30 --out soak.json
+    python scripts/server_abuse.py --soak-minutes 30 --output soak.json
 
 Two servers of the embedded model are started, each with its engine on core 0; this process and HTTP
 share core 1. Every part ends with no request in the engine and no block in use, or it raises.
@@ -33,6 +33,7 @@ from typing import Any
 import psutil
 
 from minivllm.bench.records.identity import code_hash
+from minivllm.platform import files
 from minivllm.platform.processes.children import module_path
 from minivllm.platform.scripts import exit_code, output_file
 
@@ -329,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--capacity-s", type=float, default=15.0)
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="only rounds of all parts")
     parser.add_argument("--short", action="store_true", help="a tenth of everything")
-    parser.add_argument("--out", type=output_file, help="where to keep the record, as JSON")
+    parser.add_argument("--output", type=output_file, help="where to keep the record, as JSON")
     args = parser.parse_args(arguments)
     part = 0.1 if args.short else 1.0
     found: dict[str, Any] = {"cores": os.cpu_count(), "code_hash": code_hash()}
@@ -344,10 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found["overload"] = asyncio.run(
                 overload(one, part * args.overload_s, max(6.0, part * args.capacity_s))
             )
-    text = json.dumps(found, indent=1) + "\n"
-    print(text, end="")
-    if args.out is not None:
-        args.out.write_text(text, encoding="utf-8")
+    print(json.dumps(found, indent=1))
+    if args.output is not None:
+        files.write_json(args.output, found)
 
 
 if __name__ == "__main__":

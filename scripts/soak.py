@@ -1,7 +1,7 @@
 """A soak in simulation: bursts of more traffic than the engine can take, with cancellations,
 deadlines and preemptions.
 
-    python scripts/soak.py --out reports/examples/cpu/soak.json
+    python scripts/soak.py --output reports/examples/cpu/soak.json
     python scripts/soak.py --hours 1 batching=sequential
 
 The scheduler and the block pool are the real ones; their invariants are checked every few steps. A
@@ -28,6 +28,7 @@ from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
+from minivllm.platform import files
 from minivllm.platform.scripts import exit_code, output_file
 
 # The embedded model on a machine so slow that a few requests a second fill it, with too little
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument(
         "--load", type=float, default=1.5, help="arrivals, as a multiple of the capacity"
     )
-    parser.add_argument("--out", type=output_file, help="where to keep the record, as JSON")
+    parser.add_argument("--output", type=output_file, help="where to keep the record, as JSON")
     parser.add_argument("overrides", nargs="*", help="of the configuration")
     args = parser.parse_args()
     start = time.perf_counter()
@@ -231,10 +232,9 @@ def main() -> None:
         "wall_s": time.perf_counter() - start,
         "code_hash": code_hash(),
     }
-    text = json.dumps(found, indent=1) + "\n"
-    print(text, end="")
-    if args.out is not None:
-        args.out.write_text(text, encoding="utf-8")
+    print(json.dumps(found, indent=1))
+    if args.output is not None:
+        files.write_json(args.output, found)
 
 
 if __name__ == "__main__":

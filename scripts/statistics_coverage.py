@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from minivllm.analysis import statistics
 from minivllm.analysis.statistics import ALPHA, Array
 from minivllm.platform import files
+from minivllm.platform.scripts import output_file
 
 BLOCKS = (5, 10, 13, 20, 40)
 SCATTER = 0.02  # standard deviation of the logarithm of one arm's figure, of normal noise
@@ -201,7 +201,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, required=True, help="record; a table is written beside it"
+        "--output", type=output_file, required=True, help="record; a table is written beside it"
     )
     parser.add_argument(
         "--simulations", type=int, default=4000, help="of each kind and number of blocks"
@@ -210,7 +210,7 @@ def main() -> None:
     record = measure(args.simulations)
     files.write_json(args.output, record)
     table = markdown(record)
-    files.atomically(args.output.with_suffix(".md"), lambda path: path.write_text(table) and None)  # type: ignore[misc]
+    files.write_text(args.output.with_suffix(".md"), table)
     print(table, end="")
 
 

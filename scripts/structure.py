@@ -44,6 +44,7 @@ CORE = (
     "models/families/llama.py",
 )
 NAMES = ("block_size", "nf4", "kv_blocks_used")
+PROBE = "--probe"  # starts the program as a process of a checkout
 
 
 def code_lines(path: Path) -> int:
@@ -191,7 +192,7 @@ def structure(checkout: Path) -> dict[str, Any]:
     """
     package = checkout / "minivllm"
     done = subprocess.run(
-        [sys.executable, __file__, "--probe"],
+        [sys.executable, __file__, PROBE],
         env={**os.environ, "PYTHONPATH": str(checkout)},
         capture_output=True,
         text=True,
@@ -221,19 +222,17 @@ def structure(checkout: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point; see the module's docstring."""
+    from minivllm.platform import files
+    from minivllm.platform.scripts import output_file
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", type=Path, help="an older checkout of the project")
-    parser.add_argument("--output", type=Path, help="also write everything to this file")
-    parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=output_file, help="also write everything to this file")
     args = parser.parse_args()
-    if args.probe:
-        print(json.dumps(probe()))
-        return
     if args.before is not None and not (args.before / "minivllm").is_dir():
         parser.error("--before must be a checkout of this project, such as a git worktree")
-    from minivllm.platform import files
 
     checkouts = {"before": args.before, "after": ROOT}
     result = {
@@ -247,4 +246,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == [PROBE]:  # imports only what every checkout has
+        print(json.dumps(probe()))
+    else:
+        main()
