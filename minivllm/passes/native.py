@@ -1,4 +1,4 @@
-"""runtime.native_layers: decoder layers that are one call of C++ each (kernels/cpu/layer.cpp).
+"""runtime.native_layers: decoder layers that are one call of C++ each (kernels/cpu/layer.h).
 
 Only layers whose parts all have an exact class listed here are replaced: a user's own layer stays
 as it is."""
@@ -66,7 +66,7 @@ def _state(linear: nn.Module) -> tuple[Tensor | int | None, ...]:
 
 
 def is_native(layer: nn.Module) -> bool:
-    """Whether layer.cpp has every part of a layer."""
+    """Whether layer.h has every part of a layer."""
     if type(layer) is not DecoderLayer:
         return False
     attention, mlp = layer.self_attn, layer.mlp

@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "fused.h"
+#include "layer.h"
 #include "linear.h"
 #include "linear_int8.h"
 #include "operators.h"
@@ -307,4 +308,8 @@ TORCH_LIBRARY(minivllm_cpu, library) {
   library.def("argmax(Tensor logits, bool flag=False) -> Tensor", argmax_op);
   library.def("draw(Tensor logits, Tensor seeds, Tensor positions, Tensor temperatures) -> Tensor",
               draw_op);
+  library.class_<DecoderLayer>("DecoderLayer")
+      .def(torch::init<Norm, Linear, optional<Norm>, Linear, Norm, Linear, Linear, int64_t, int64_t,
+                       int64_t>())
+      .def("forward", &DecoderLayer::forward);
 }

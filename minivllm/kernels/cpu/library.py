@@ -56,7 +56,7 @@ class Kernels:
     silu_and_multiply: Callable[..., Any]
     argmax: Callable[..., Any]
     draw: Callable[..., Any]
-    decoder_layer: Callable[..., Any]  # the class of layer.cpp
+    decoder_layer: Callable[..., Any]  # the class of layer.h
 
 
 def choose(option: str, device: torch.device) -> tuple[Kernels | None, str | None]:

@@ -1,8 +1,8 @@
 // A decoder layer in one call: the operators in the order of models/layers.py. At batch 1 Python
 // takes longer to call them one by one than the small ones take to run.
+#pragma once
 #include <ATen/record_function.h>
 #include <torch/custom_class.h>
-#include <torch/library.h>
 
 #include <tuple>
 #include <utility>
@@ -10,7 +10,6 @@
 #include "operators.h"
 
 namespace minivllm {
-namespace {
 
 // The operators are not dispatched here: without this, torch's profiler would not see them.
 template <typename Code>
@@ -24,12 +23,12 @@ using Norm = std::tuple<Tensor, double>;
 using Linear = std::tuple<Tensor, optional<Tensor>, optional<Tensor>, optional<Tensor>, int64_t,
                           int64_t, int64_t, int64_t>;
 
-Tensor compute(const Norm& norm, const Tensor& x) {
+inline Tensor compute(const Norm& norm, const Tensor& x) {
   return named("minivllm_cpu::rms_norm",
                [&] { return rms_norm_op(x, std::get<0>(norm), std::get<1>(norm)); });
 }
 
-Tensor compute(const Linear& linear, const Tensor& x) {
+inline Tensor compute(const Linear& linear, const Tensor& x) {
   return named("minivllm_cpu::linear", [&] {
     return std::apply([&](const auto&... rest) { return linear_op(x, rest...); }, linear);
   });
@@ -87,13 +86,4 @@ struct DecoderLayer : torch::CustomClassHolder {
   int64_t heads, kv_heads, head_dim;
 };
 
-}  // namespace
 }  // namespace minivllm
-
-TORCH_LIBRARY_FRAGMENT(minivllm_cpu, library) {
-  using namespace minivllm;
-  library.class_<DecoderLayer>("DecoderLayer")
-      .def(torch::init<Norm, Linear, optional<Norm>, Linear, Norm, Linear, Linear, int64_t, int64_t,
-                       int64_t>())
-      .def("forward", &DecoderLayer::forward);
-}
