@@ -44,7 +44,7 @@ class Kernels:
 
     has_linear: bool
     variant: str  # identifies sources, torch and instruction sets
-    compile_s: float  # 0 where they were compiled before
+    compile_s: float  # also of another process that this one waited for; 0: compiled before
     few_rows: Callable[..., int]
     pack: Callable[..., Any]
     use_huge_pages_: Callable[..., Any]
@@ -94,8 +94,8 @@ def load() -> Kernels:
     """
     begin = time.perf_counter()
     path = _cached_path()
-    compiled = not path.exists() and _compile(path)
-    if not compiled:
+    is_new = not path.exists()
+    if not (is_new and _compile(path)):
         torch.ops.load_library(str(path))
     operators = getattr(torch.ops, _NAME)
     apart = ("has_linear", "variant", "compile_s", "decoder_layer")
@@ -103,7 +103,7 @@ def load() -> Kernels:
     return Kernels(
         has_linear=operators.has_linear(),
         variant=path.stem,
-        compile_s=time.perf_counter() - begin if compiled else 0.0,
+        compile_s=time.perf_counter() - begin if is_new else 0.0,
         decoder_layer=getattr(torch.classes, _NAME).DecoderLayer,
         **{name: getattr(operators, name).default for name in names},
     )

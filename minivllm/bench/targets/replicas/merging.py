@@ -26,17 +26,18 @@ def merged_info(infos: Sequence[EngineInfo], load_s: float, device: str) -> Engi
 
     Args:
         infos: one a replica.
-        load_s: seconds until all of them were built.
+        load_s: seconds until all of them were built, compiling included.
         device: of all of them.
     """
     first = infos[0]
-    compiled = [info.compile_s for info in infos if info.compile_s is not None]
+    times = [info.compile_s for info in infos if info.compile_s is not None]
+    compile_s = max(times, default=None)  # they compile at the same time
     names = dict.fromkeys(name for info in infos for name in info.memory)
     return replace(
         first,
         max_num_seqs=sum(info.max_num_seqs for info in infos),
-        load_s=load_s,
-        compile_s=max(compiled, default=None),
+        load_s=load_s - (compile_s or 0.0),
+        compile_s=compile_s,
         memory={name: _total([info.memory.get(name) for info in infos]) for name in names},
         model={"device": device},
         warnings=list(dict.fromkeys(text for info in infos for text in info.warnings)),

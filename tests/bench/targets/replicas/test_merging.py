@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from minivllm.bench.metrics.speculation import SpeculationReport
+from minivllm.bench.targets.base import EngineInfo
 from minivllm.bench.targets.replicas.merging import (
+    merged_info,
     merged_liveness,
     merged_speculation,
     merged_steps,
 )
 from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.options import SpeculativeOptions
+
+
+def test_the_time_to_load_is_without_that_to_compile() -> None:
+    words = ("pretended", "random", "f", 100, 64, (0,), 4)
+    infos = [EngineInfo(*words, load_s=2.0, compile_s=seconds) for seconds in (None, 3.0, 7.0)]
+    merged = merged_info(infos, 10.0, "cpu")
+    assert (merged.load_s, merged.compile_s) == (3.0, 7.0)
+    merged = merged_info(infos[:1], 2.5, "cpu")
+    assert (merged.load_s, merged.compile_s) == (2.5, None)
 
 
 def test_work_is_summed_and_words_are_said_once() -> None:
