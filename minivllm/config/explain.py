@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,14 +70,13 @@ def is_config_error(error: Exception) -> bool:
     """Whether Hydra, OmegaConf or the YAML reader raised this: then a configuration is wrong, not
     the program.
 
-    Hydra raises plain ValueError and others too, so the place counts, not the type.
+    Hydra raises plain ValueError and others too, so the place counts, not the type: the last one
+    outside of the standard library, which opens and decodes files for its callers.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # comes from the decoder, which the reader of a file called
-    if isinstance(error, UnicodeDecodeError):
-        frames = frames[:-1]
-    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
-    return module.partition(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4")
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    callers = [name for name in packages if name not in sys.stdlib_module_names]
+    return callers[-1:] in (["hydra"], ["omegaconf"], ["yaml"], ["antlr4"])
 
 
 def explain(

@@ -89,8 +89,8 @@ class OptionRepository(ConfigRepository):
             if source.scheme() == "file":
                 try:
                     content = Path(source.path, name).read_bytes()
-                except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                    continue
+                except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
+                    continue  # no path has a character 0
                 except OSError:  # Hydra reports the error
                     return None
             elif not _has(source, config_path, ObjectType.CONFIG):

@@ -215,6 +215,9 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("hydra.foo=3", "hydra.foo: Hydra has no such setting"),
         ("measure.slo=[1]", "measure.slo=[1]: must be settings, {NAME: VALUE}"),
         ("runs={a:1}", "runs={a:1}: must be a list, [A, B]"),
+        (f"quant={'x' * 5000}", "File name too long"),
+        ("quant='\0'", "null byte"),
+        ("quant='\ud800'", "surrogates not allowed"),
         (
             "measure.price.device=1",
             "measure.price.device: no such option of measure.price; did you mean device_hour?",
