@@ -1,9 +1,9 @@
 """runtime.determinism: what may change a request's tokens.
 
-off    the fastest kernels; their rounding depends on how many tokens share a step run    the same
-requests at the same time give the same tokens: only deterministic kernels batch  a request's tokens
-depend on nothing but the request: not on its neighbours, on chunks, on the prefix
-       cache, or on preemption
+off    the fastest kernels, whose rounding depends on how many tokens share a step
+run    the same requests at the same time give the same tokens: only deterministic kernels
+batch  a request's tokens depend on nothing but the request: not on its neighbours, on chunks,
+       on the prefix cache, or on preemption
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def _needed(method: str, reason: object) -> BadInput:
 
 def _as_it_is(function: Any = None, **options: Any) -> Any:
     """In the place of `torch.compile`, also where that is a decorator with options. bitsandbytes
-    has one function compiled, which a CPU or a GPU with its library does not call: for that torch
-    imports all of its compiler, in 0.9 s."""
+    has optimizers and fallbacks compiled, which weights of usual shapes do not reach where its
+    library loads: for these torch imports all of its compiler, in 0.9 s."""
     return _as_it_is if function is None else function
 
 
