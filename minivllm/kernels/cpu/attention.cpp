@@ -136,7 +136,7 @@ void write_row(float total, const float* values, int64_t dim, T* out) {
 
 // What a thread keeps from task to task.
 template <typename Tiles>
-struct Room {
+struct Scratch {
   Tiles tiles;
   // Of the rows the largest scores, then the totals; their sums; the values of one row.
   std::vector<float> weights, joined, row;
@@ -146,17 +146,17 @@ struct Room {
 // pieces goes to `apart`.
 template <typename Tiles, typename T>
 void run(const Attention& a, const Task& task, const Task& next, const T* q, const T* k_cache,
-         const T* v_cache, T* out, float* apart, Room<Tiles>& room) {
+         const T* v_cache, T* out, float* apart, Scratch<Tiles>& scratch) {
   constexpr int64_t kRows = Tiles::kRows;
-  const int64_t group = a.heads / a.kv_heads, dim = a.head_dim, beside = Tiles::head_stride(a),
+  const int64_t group = a.heads / a.kv_heads, dim = a.head_dim, head_stride = Tiles::head_stride(a),
                 width = kValues + dim;
   const Extent e = extent_of(a, task), after = extent_of(a, next);
-  const int64_t most = divided(e.rows, kRows) * kRows;  // rows of a head, whole blocks of them
-  const int64_t rows = task.kv_heads * most;
-  Tiles& tiles = room.tiles;
+  const int64_t head_rows = divided(e.rows, kRows) * kRows;  // whole blocks of them
+  const int64_t rows = task.kv_heads * head_rows;
+  Tiles& tiles = scratch.tiles;
   tiles.begin(rows, dim, a.kv_heads * dim);
-  room.weights.resize(2 * rows), room.joined.resize(rows * width), room.row.resize(dim);
-  float *peaks = room.weights.data(), *totals = peaks + rows, *joined = room.joined.data();
+  scratch.weights.resize(2 * rows), scratch.joined.resize(rows * width), scratch.row.resize(dim);
+  float *peaks = scratch.weights.data(), *totals = peaks + rows, *joined = scratch.joined.data();
   const bool alone = task.apart < 0 && e.oldest / kPiece == (e.last - 1) / kPiece;  // of pieces
   for (int64_t r = 0; r < rows && !alone; ++r) clear(joined + r * width, dim);
   const auto begin_piece = [&] {
@@ -175,7 +175,7 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
       const int64_t count = std::min(kRows, e.rows - row);
       for (int64_t r = row; r < row + count; ++r)
         from[r - row] = q + (e.token + r / group) * a.q_stride + head_of(h, r) * dim;
-      tiles.take_queries(h * most + row, count, from);
+      tiles.take_queries(h * head_rows + row, count, from);
     }
   Place here = locate(a, task, e.oldest, e.last);
   for (int64_t tile = e.oldest; tile < e.last; tile += kKeys) {
@@ -187,12 +187,12 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
       const int64_t head = task.kv_head + h;
       const bool stays = h + 1 < task.kv_heads;
       const int64_t next_head = stays ? head + 1 : ends ? next.kv_head : task.kv_head;
-      tiles.take_keys(k_cache + head * beside, v_cache + head * beside, here, stays ? here : later,
-                      (next_head - head) * beside, e.rows);
+      tiles.take_keys(k_cache + head * head_stride, v_cache + head * head_stride, here,
+                      stays ? here : later, (next_head - head) * head_stride, e.rows);
       for (int64_t row = 0; row < e.rows; row += kRows) {
         alignas(64) float scores[kRows * kKeys];
         float fades[kRows];
-        const int64_t count = std::min(kRows, e.rows - row), place = h * most + row;
+        const int64_t count = std::min(kRows, e.rows - row), place = h * head_rows + row;
         if (e.position + (row + count - 1) / group < tile)
           continue;  // it lies in the future of all
         tiles.score(place, count, scores);
@@ -210,8 +210,8 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
     if (!ends && (tile + kKeys) % kPiece != 0) continue;
     for (int64_t h = 0; h < task.kv_heads; ++h)
       for (int64_t row = 0; row < e.rows; ++row) {
-        const int64_t r = h * most + row;
-        const float* values = tiles.sums(r, room.row.data());
+        const int64_t r = h * head_rows + row;
+        const float* values = tiles.sums(r, scratch.row.data());
         if (alone) {
           write_row(totals[r], values, dim, out_of(h, row));
         } else if (task.apart < 0) {
@@ -230,7 +230,7 @@ void run(const Attention& a, const Task& task, const Task& next, const T* q, con
   if (alone || task.apart >= 0) return;
   for (int64_t h = 0; h < task.kv_heads; ++h)
     for (int64_t row = 0; row < e.rows; ++row) {
-      const float* sums = joined + (h * most + row) * width;
+      const float* sums = joined + (h * head_rows + row) * width;
       write_row(sums[1], sums + kValues, dim, out_of(h, row));
     }
 }
@@ -298,14 +298,14 @@ void attend_by(const Attention& a, const T* q, const T* k, const T* v, T* k_cach
   std::vector<float> apart(plan.rows * width);
 #pragma omp parallel
   {
-    Room<Tiles> room;
+    Scratch<Tiles> scratch;
     std::vector<float> sums(width);
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < a.tokens; ++t) Tiles::write(a, t, k, v, k_cache, v_cache);
 #pragma omp for schedule(dynamic, count > 128 ? 4 : 1)
     for (int64_t i = 0; i < count; ++i)
       run(a, plan.tasks[i], plan.tasks[std::min(i + 1, count - 1)], q, k_cache, v_cache, out,
-          apart.data(), room);
+          apart.data(), scratch);
     for (const Apart& one : plan.apart) {
       const int64_t rows = one.tokens * a.heads;
 #pragma omp for schedule(static) nowait
