@@ -37,6 +37,11 @@ if not Path("/dev/nvidiactl").exists():
 for name in ("OMP_NUM_THREADS", "MINIVLLM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# torch's compiler starts no processes, each of which would import it, and does not try first
+# whether the C++ compiler knows the processor's instructions: what it did not know would fail.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # Test processes side by side: the lock of a device lies in the folder for temporary files, and none
 # waits for another's. What torch's compiler has made is for all of them.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
