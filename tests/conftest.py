@@ -207,6 +207,17 @@ def panels(kernels: Kernels) -> Kernels:
 
 
 @pytest.fixture
+def inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's compiler, whose headers are precompiled for all test processes, not for each folder
+    for temporary files."""
+    from torch._inductor import codecache
+
+    headers = Path(codecache.cache_dir(), "precompiled_headers")
+    for name, folder in (("_HEADER_DIR", headers), ("_HEADER_LOCK_DIR", headers / "locks")):
+        monkeypatch.setattr(codecache, name, str(folder), raising=False)
+
+
+@pytest.fixture
 def user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's own package on the path, with option files beside it: <user_dir>/conf is for
     --config-dir."""

@@ -180,6 +180,7 @@ def test_what_cannot_be_compiled_is_told(
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.usefixtures("inductor")
 def test_tokens_are_those_of_plain_steps() -> None:
     knobs = ["runtime.cpu_kernels=off"]
     plain, whole = (
