@@ -24,6 +24,7 @@ from tests.forked import fork_known, probe_briefly
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
 from tests.triton_interpreter import prepare_once
+from tests.unsynced import sync_nothing
 
 if TYPE_CHECKING:
     from minivllm.kernels.cpu.library import Kernels
@@ -109,11 +110,13 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _done_once() -> Iterator[None]:
-    """What libraries would do again and again, and what the hardware is asked at every start."""
+    """What libraries would do again and again, what the hardware is asked at every start, and what
+    the disk is waited for."""
     with pytest.MonkeyPatch.context() as patch:
         parse_once(patch.setattr)
         prepare_once(patch)
         probe_briefly(patch.setattr)
+        sync_nothing(patch.setattr)
         yield
 
 

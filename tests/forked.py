@@ -36,6 +36,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.unsynced import sync_nothing
+
 if TYPE_CHECKING:
     import pytest
 
@@ -276,6 +278,7 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module(SERVER)
     probe_briefly()
+    sync_nothing()
     _compose_ahead()
     assert len(os.listdir("/proc/self/task")) == 1, (
         "a process with threads cannot be forked"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,28 @@ def test_no_record_says_where_on_a_machine_a_model_lies(
     assert json.loads((tmp_path / "run" / storage.RECORD).read_text())["config"] == expected
     assert yaml.safe_load((tmp_path / "run" / storage.CONFIG).read_text()) == expected
     assert config["model"]["path"] == place  # the configuration itself can still be run
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_on_the_disk_before_its_name_is_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    path = tmp_path / "file.json"
+    done: list[tuple[str, bool]] = []
+
+    def sync(descriptor: int) -> None:
+        synced = Path(f"/proc/self/fd/{descriptor}").resolve()
+        done.append(("folder" if synced == tmp_path.resolve() else synced.name, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    files.atomically(path, lambda temporary: files._write(temporary, "{}"), durable)
+    assert path.read_text() == "{}"
+    if not durable:
+        assert done == []
+        return
+    (name, named), after = done
+    assert name.startswith(".file.json.") and not named
+    assert after == ("folder", True)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(
