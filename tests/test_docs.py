@@ -173,6 +173,12 @@ def commands(page: Path) -> list[list[str]]:
     return [given for given in arguments if not any(re.match(r"--|-[^m]", word) for word in given)]
 
 
+@cache
+def composed(*overrides: str) -> dict[str, Any]:
+    """The configuration of a command, which several pages name or which is an arm of several."""
+    return compose.compose(overrides)
+
+
 @each_page
 def test_commands_compose(page: Path) -> None:
     for command in commands(page):
@@ -180,13 +186,13 @@ def test_commands_compose(page: Path) -> None:
             _verbatim(word) for word in command if word != "-m" and not word.startswith(LAUNCHER)
         ]
         if "-m" not in command:
-            assert compose.compose(overrides)["choices"]
+            assert composed(*overrides)["choices"]
             continue
         with initialize_config_dir(str(compose.conf_dir()), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
             sweep = product(OverridesParser.create(config_loader=loader).parse_overrides(overrides))
         for arm in sweep.arms:
-            assert compose.compose([*arm.overrides, *sweep.settings])["choices"]
+            assert composed(*arm.overrides, *sweep.settings)["choices"]
 
 
 def test_commands_are_found(tmp_path: Path) -> None:
