@@ -233,15 +233,16 @@ def described(draw: Any, cells: list[Cell]) -> Any:
 
 
 def figure_of(draw: Any, cells: list[Cell]) -> Any:
-    """What the page of these cells shows: of a chart what its script draws, of a drawing the wide
-    picture."""
+    """What the page of these cells shows: of a chart, which can be drawn, what its script draws, of
+    a drawing the wide picture."""
     found = described(draw, cells)
     if found is None:
         return None
+    figure = render.draw(found, WIDE)
     if isinstance(found, Chart):
         shown = {"live": live.items(found), "legend": keys(found)}
     else:
-        shown = {"wide": svg(render.draw(found, WIDE), found.name)}
+        shown = {"wide": svg(figure, found.name)}
     return SimpleNamespace(caption=found.caption, **shown)
 
 
