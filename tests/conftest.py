@@ -93,7 +93,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave modules and tests, which stay, out of every later collection of garbage."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(OBJECTS)
     gc.enable()
