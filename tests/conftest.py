@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.announcing import announcement
 from tests.compiled_ahead import compile_ahead
-from tests.forked import fork_known, probe_briefly
+from tests.forked import fork_known, fork_test_processes, probe_briefly
 from tests.fuzzing import Fuzz
 from tests.parsed_once import parse_once
 from tests.triton_interpreter import prepare_once
@@ -71,10 +71,13 @@ settings.load_profile("calm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile ahead of processes that are started; bound and count the inputs of the tests marked
-    `fuzz` under --hypothesis-profile=fuzz."""
+    """Compile and import ahead of processes that are started; bound and count the inputs of the
+    tests marked `fuzz` under --hypothesis-profile=fuzz."""
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
         compile_ahead(config)
+        patch = pytest.MonkeyPatch()
+        fork_test_processes(patch)
+        config.add_cleanup(patch.undo)
     if config.getoption("--hypothesis-profile") == "fuzz":
         config.pluginmanager.register(Fuzz())
 

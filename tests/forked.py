@@ -4,11 +4,11 @@ second of a processor, and a fork a hundredth.
 `ForkedPopen` takes the place of `subprocess.Popen` where a test's fixture says so. A command of
 MODULES, and run.py, is then a fork of a template, a process that has imported what they import, has
 composed the default configuration, and has done nothing else: it has no threads, which a fork would
-lack. The fork is a child of the
-caller, with the descriptors, environment, folder, session, process group, cores and arguments that
-were asked for. A fork of run.py has a template of its own, a child of it, for what it starts. Every
-other command is started as always, and so is one with another environment for what libraries read
-while they are imported.
+lack. The fork is a child of the caller, with the descriptors, environment, folder, session, process
+group, cores and arguments that were asked for. A fork of run.py has a template of its own, a child
+of it, for what it starts, and so has a process that runs tests beside others, whose template has
+imported what tests do, too. Every other command is started as always, and so is one with another
+environment for what libraries read while they are imported.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tests.unsynced import sync_nothing
@@ -54,6 +55,11 @@ IMPORTED = (
     "tests.pictures",
 )
 SERVER = "minivllm.serving.server"  # imports what an extra brings in
+OF_TESTS = (
+    *("pytest", "hypothesis", "scipy.stats", "triton.language", "PIL.Image", "aiohttp"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.qwen3.modeling_qwen3"),
+    *("transformers.models.llama.modeling_llama", "prompt_toolkit", "execnet.gateway_base"),
+)
 # Beginnings of the names of variables that libraries read while they are imported.
 READ_AT_IMPORT = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "LD_", "MALLOC_", "ARROW_"),
@@ -72,6 +78,8 @@ OF_WORKERS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 PR_SET_CHILD_SUBREAPER = 36
 HIGH = 200  # above every descriptor that is asked for
 _MODULE = [sys.executable, "-m"]
+# As pytest-xdist starts a process that runs tests: what it is to do comes from standard input.
+TEST_PROCESS = [sys.executable, "-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 _STANDARD: Any = subprocess.Popen
 MOST_BYTES = 1 << 20  # of a request
 PATIENCE_S = 60.0  # for the process between template and fork to end
@@ -85,6 +93,7 @@ class Template:
     Args:
         connection: to that process.
         environment: in which it imported.
+        pid: its process id.
         process: where this one has started it.
     """
 
@@ -92,26 +101,32 @@ class Template:
         self,
         connection: socket.socket,
         environment: Mapping[str, str],
+        pid: int,
         process: subprocess.Popen[Any] | None = None,
     ) -> None:
-        self.environment, self.process, self._socket = environment, process, connection
+        self.environment, self.pid, self._socket = environment, pid, connection
+        self._process = process
         connection.settimeout(LONGEST_S)
 
     @classmethod
-    def started(cls) -> Template:
-        """One that imports in the environment of this process, and ends with it."""
+    def started(cls, *further: str) -> Template:
+        """One that imports in the environment of this process, and ends with it.
+
+        Args:
+            further: modules that it imports if they are installed.
+        """
         environment = {**os.environ, **ONE_THREAD, **OF_WORKERS, "PYTHONPATH": str(ROOT)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = _STANDARD(
-                [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *further],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
-        return cls(ours, environment, process)
+        return cls(ours, environment, process.pid, process)
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a fork is what a process with this environment would be."""
@@ -179,6 +194,14 @@ def fork_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(subprocess, "Popen", popen())
 
 
+def fork_test_processes(patch: pytest.MonkeyPatch) -> None:
+    """Let the processes that run this process's tests be forks of one that has imported what they
+    would."""
+    fork_known(patch)
+    if subprocess.Popen is ForkedPopen:
+        _templates[os.getpid()] = Template.started(*OF_TESTS)
+
+
 def take_terminal() -> None:
     """Let Ctrl-C on the terminal at standard input reach this process, the first of its session;
     for `preexec_fn`."""
@@ -198,7 +221,8 @@ class ForkedPopen(subprocess.Popen[Any]):
         words = [] if isinstance(args, str) else [*map(str, args)]
         is_module = words[:2] == _MODULE and words[2] in MODULES
         is_run = words[:1] == _MODULE[:1] and os.path.join(folder, *words[1:2]) == RUN
-        known = (is_module or is_run) and given["preexec_fn"] in (None, take_terminal)
+        is_known = is_module or is_run or words == TEST_PROCESS
+        known = is_known and given["preexec_fn"] in (None, take_terminal)
         if not known or not template().fits(environment):
             _STANDARD._execute_child(self, args, *others)
             return
@@ -262,21 +286,23 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int], path: Sequenc
     words = request["command"]
     is_module = words[:2] == _MODULE
     sys.orig_argv[:] = words
-    sys.argv[:] = words[1:2] + words[3:] if is_module else words[1:]
+    started = words[1:2] + words[3:] if is_module else words[1:]
+    sys.argv[:] = ["-c"] if words == TEST_PROCESS else started
     sys.path[:] = [request["folder"] if is_module else str(ROOT), *first, *path]
     importlib.invalidate_caches()
     tempfile.tempdir = None
     warnings.filterwarnings("ignore", module="runpy")  # of a module that is imported already
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, *further: str) -> None:
     """Be the template, and then what it is forked for."""
     path = [entry for entry in sys.path if entry != str(ROOT)]
     environment = dict(os.environ)
     for name in IMPORTED:
         importlib.import_module(name)
-    with contextlib.suppress(ImportError):
-        importlib.import_module(SERVER)
+    for name in (SERVER, *further):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     probe_briefly()
     sync_nothing()
     _compose_ahead()
@@ -304,11 +330,12 @@ def main(descriptor: int) -> None:
         if words[:2] == _MODULE:
             break
         ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork():
+        if child := os.fork():
             connection.close()
-            _templates[os.getpid()] = Template(ours, environment)
-            subprocess.Popen = ForkedPopen  # type: ignore[misc]
-            paint_less()
+            _templates[os.getpid()] = Template(ours, environment, child)
+            if words != TEST_PROCESS:
+                subprocess.Popen = ForkedPopen  # type: ignore[misc]
+                paint_less()
             break
         ours.close()
         _stand_apart(request["kept"])
@@ -349,6 +376,9 @@ def run(command: Sequence[str]) -> int:
     try:
         if command[1] == "-m":
             runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        elif command == TEST_PROCESS:
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(command[-1], vars(sys.modules["__main__"]))
         else:
             runpy.run_path(command[1], run_name="__main__")
     except SystemExit as error:
@@ -367,4 +397,6 @@ def run(command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    from tests import forked  # which a fork that runs tests finds with its template
+
+    forked.main(int(sys.argv[1]), *sys.argv[2:])

@@ -32,7 +32,9 @@ from minivllm.config.loader import OptionLoader, OptionRepository
 
 def parse_once(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """Remember what OmegaConf parses: YAML, and the trees of its interpolations, which it only
-    reads. Every command composes as the arms of a sweep do."""
+    reads. Every command composes as the arms of a sweep do. Nothing where it is done already."""
+    if isinstance(hydra._internal.config_loader_impl.create_defaults_list, _DefaultsLists):
+        return
     loader: Callable[[], type] = cache(omegaconf._utils.get_yaml_loader)
     put(omegaconf._utils, "get_yaml_loader", loader)
     put(yaml, "load", _remembering(yaml.load, loader))

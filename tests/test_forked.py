@@ -90,8 +90,7 @@ def test_it_is_killed_and_waited_for_as_others_are(own: dict[str, Any]) -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    made = forked.template().process
-    assert made is not None and Path(f"/proc/{made.pid}").exists()
+    assert Path(f"/proc/{forked.template().pid}").exists()
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TRITON_INTERPRET", "HF_HUB_OFFLINE"])
@@ -160,12 +159,63 @@ def test_what_run_py_starts_is_of_its_group_and_ends_with_it(
     assert not psutil.wait_procs(children, timeout=60)[1]
 
 
+TESTING = """
+import json, os, subprocess, sys
+from tests import forked
+forked.MODULES = ("my_telling",)
+command = [sys.executable, "-m", "my_telling"]
+with forked.ForkedPopen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+    out, _ = process.communicate(b"in")
+print(json.dumps({
+    "globals": __name__ == "__main__" and "__file__" not in globals() and "main" not in globals(),
+    "main": vars(sys.modules["__main__"]) is globals(), "arguments": sys.argv,
+    "torch": "torch" in sys.modules, "standard": subprocess.Popen is not forked.ForkedPopen,
+    "forks": process.is_forked, "imports": json.loads(out)["imported"],
+    "owns": [*forked._templates] == [os.getpid()],
+}))
+"""
+
+
+def test_a_process_that_runs_tests_is_a_fork_with_a_template_of_its_own(
+    own: dict[str, Any],
+) -> None:
+    own["env"]["PYTHONPATH"] += f"{os.pathsep}{forked.ROOT}"
+    with ForkedPopen(
+        forked.TEST_PROCESS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **own
+    ) as process:
+        out, _ = process.communicate(f"{TESTING!r}\n")
+    found = json.loads(out)
+    assert found.pop("arguments") == ["-c"]
+    assert all(found.values()), found
+
+
+def test_what_runs_tests_is_started_as_pytest_xdist_does() -> None:
+    from execnet.gateway_io import popen_args
+    from execnet.xspec import XSpec
+
+    assert popen_args(XSpec("popen")) == forked.TEST_PROCESS
+
+
+def test_the_template_of_what_runs_tests_imports_what_tests_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(forked, "_templates", {})
+    monkeypatch.setattr(forked, "popen", lambda: ForkedPopen)
+    with socket.socket() as idle:
+        made = forked.Template(idle, {}, os.getpid())
+        monkeypatch.setattr(forked.Template, "started", lambda *names: asked.append(names) or made)
+        forked.fork_test_processes(monkeypatch)
+    assert subprocess.Popen is ForkedPopen
+    assert asked == [forked.OF_TESTS] and forked.template() is made
+
+
 def test_a_fork_that_does_not_come_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "LONGEST_S", 0.01)
     monkeypatch.setattr(forked, "_templates", {})
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        silent = forked.Template(ours, {})
+        silent = forked.Template(ours, {}, os.getpid())
         forked._templates[os.getpid()] = silent
         with pytest.raises(TimeoutError):
             silent.fork({}, [0, 1, 2])
