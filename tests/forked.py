@@ -303,8 +303,6 @@ def main(descriptor: int, *further: str) -> None:
     for name in (SERVER, *further):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    probe_briefly()
-    sync_nothing()
     _compose_ahead()
     assert len(os.listdir("/proc/self/task")) == 1, (
         "a process with threads cannot be forked"
@@ -339,6 +337,9 @@ def main(descriptor: int, *further: str) -> None:
             break
         ours.close()
         _stand_apart(request["kept"])
+    if words != TEST_PROCESS:  # in which fixtures do so, and take it back
+        probe_briefly()
+        sync_nothing()
     os._exit(run(words))  # freeing what was imported takes longer than many a test
 
 
