@@ -304,6 +304,8 @@ def main(descriptor: int, *further: str) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     _compose_ahead()
+    if hypothesis := sys.modules.get("hypothesis"):  # whose tables of characters take a second
+        hypothesis.strategies.text().validate()
     assert len(os.listdir("/proc/self/task")) == 1, (
         "a process with threads cannot be forked"
     )  # pyarrow has one
