@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minivllm.serving.parsing.xml_values import as_json
@@ -37,11 +37,18 @@ def test_a_value_has_the_type_of_its_schema(text: str, schema: Any, value: Any) 
     assert json.loads(as_json(text, schema)) == value
 
 
-@given(st.text(), st.sampled_from([None, {}, {"type": "string"}, {"type": "object"}]))
+PYTHONS = {"True": "true", "False": "false", "None": "null"}
+
+
+@given(
+    st.text() | st.sampled_from([*PYTHONS]),
+    st.sampled_from([None, {}, {"type": "string"}, {"type": "object"}]),
+)
+@example("\xa01", {})
 def test_any_text_becomes_json(text: str, schema: Any) -> None:
     found = json.loads(as_json(text, schema))
     if not isinstance(found, str):
-        assert json.loads(text) == found
+        assert json.loads(PYTHONS.get(text.strip(), text.strip())) == found
     else:
         assert found == text or json.dumps(found, ensure_ascii=False) == text.strip()
 
