@@ -16,6 +16,7 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.models.load.tokenizer import Tokenizer, chat_renderer
+from minivllm.passes.determinism import close_engine
 from minivllm.passes.pruning.options import NOT_PRUNING, CalibrationOptions
 from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.passes.pruning.semi_structured import require_semi_structured
@@ -74,7 +75,7 @@ def pruning_plan(
         try:
             return measure(engine, ids)
         finally:
-            engine.close()
+            close_engine(engine)
 
     plan: PruningPlan | None = build(pruning).plan(source.config, measured)
     return plan

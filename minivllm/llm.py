@@ -23,7 +23,7 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.generation import described, unset_defaults
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece, beam_completions
-from minivllm.passes.determinism import let_kernels_go
+from minivllm.passes.determinism import close_engine
 from minivllm.platform.loading_bar import LoadingBar
 from minivllm.prompts import (
     Message,
@@ -194,7 +194,8 @@ class LLM:
         return first
 
     def _complete(self, completions: Completions, started: float) -> None:
-        """Step the engine until each of these requests has ended, `started` by `perf_counter`."""
+        """Step the engine until each of these requests has ended; `started` is in seconds of
+        `time.perf_counter`."""
         unfinished = set(completions)
         while unfinished:
             self._step()
@@ -386,8 +387,7 @@ class LLM:
     def close(self) -> None:
         """Release the model and the cache; the LLM cannot be used afterwards."""
         if engine := self.__dict__.pop("engine", None):
-            engine.close()
-            let_kernels_go(engine.loaded.model)
+            close_engine(engine)
 
     def __enter__(self) -> LLM:
         return self

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.models.layers import MLP
 from minivllm.models.load.loading import LoadedModel
@@ -48,10 +49,11 @@ def keep_deterministic(model: nn.Module) -> None:
     _ASKED.add(model)
 
 
-def let_kernels_go(model: nn.Module) -> None:
-    """A model that is used no more asks for no kernels: it need not be searched for as garbage,
-    which takes a tenth of a second where much is imported."""
-    _ASKED.discard(model)
+def close_engine(engine: Engine) -> None:
+    """Close an engine, whose model asks for no kernels from then on: it need not be searched for as
+    garbage, which takes a tenth of a second where much is imported."""
+    engine.close()
+    _ASKED.discard(engine.loaded.model)
 
 
 class FixShapes:

@@ -50,7 +50,7 @@ from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
 from minivllm.parallel.handover import Content
 from minivllm.passes.compile import CompileLayers
-from minivllm.passes.determinism import let_kernels_go
+from minivllm.passes.determinism import close_engine
 from minivllm.passes.linear_layers import linear_layers
 from minivllm.passes.order import OWN_NAMES
 
@@ -324,7 +324,6 @@ class MinivllmEngine(Adapter):
 
     def close(self) -> None:
         if engine := self.__dict__.pop("engine", None):
-            engine.close()
-            let_kernels_go(engine.loaded.model)
+            close_engine(engine)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
