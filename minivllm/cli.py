@@ -19,9 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from minivllm import __version__, redaction
 from minivllm.config import compose
-from minivllm.config.explain import explain, is_config_error
+from minivllm.config.explain import elsewhere, explain, is_config_error
 from minivllm.config.overrides import hidden
 from minivllm.config.typed import Config
+from minivllm.config.words import as_overrides
 from minivllm.errors import BadInput
 
 # The files in conf/hydra/launcher have the launchers' own names, so that Hydra checks them against
@@ -69,7 +70,7 @@ def _main(given: list[str], program: str) -> int:
     # Hydra raises exceptions instead of printing them and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        sys.argv = [program, *_withhold([*map(_verbatim, given)])]
+        sys.argv = [program, *_withhold([*map(_verbatim, as_overrides(given))])]
         return _run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -184,9 +185,9 @@ def _withhold(arguments: list[str]) -> list[str]:
     parser.error = _wrong_flag  # type: ignore[method-assign]
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
-        raise BadInput(
-            f"{unknown[0]}: no such flag; settings are given as KNOB=VALUE, and --help lists both"
-        )
+        name = unknown[0].partition("=")[0].lstrip("-")
+        hint = elsewhere(name) or "settings are given as KNOB=VALUE, and --help lists both"
+        raise BadInput(f"{unknown[0]}: no such flag; {hint}")
     kept = [
         text
         for text in given.overrides

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
-from minivllm.config.compose import compose, conf_dir, given_knobs, quoted
+from minivllm.config.compose import compose, conf_dir, given_knobs
 from minivllm.config.decoding import check_streamable, params_of, params_of_each
 from minivllm.config.typed import Config
+from minivllm.config.words import model_overrides
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request, RequestState
@@ -69,12 +70,7 @@ class LLM:
         config_dir: str | Path | None = None,
         **groups: str,
     ) -> None:
-        folders = [conf_dir(), *([] if config_dir is None else [Path(config_dir)])]
-        # os.path.isfile returns False for an impossible file name, such as one of 300 characters.
-        if any(os.path.isfile(folder / "model" / f"{model}.yaml") for folder in folders):
-            chosen = [f"model={model}"]
-        else:
-            chosen = ["model=hf", f"model.path={quoted(model)}"]
+        chosen = model_overrides(model, config_dir)
         chosen += [f"{group}={option}" for group, option in groups.items()]
         config = compose([*chosen, f"runtime.device={device}", *overrides], config_dir)
         try:

@@ -24,12 +24,14 @@ from minivllm.config.groups import GROUPS
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput, meant, nearest
 
-# What people know from vLLM, whose arguments have no groups -> what to write here; "" where there
-# is no such thing.
+# Names of other tools, whose arguments have no groups -> what to write here; "" where there is no
+# such thing. They are vLLM's unless `OF_OTHERS` has them.
 VLLM = {
+    "api_key": "task.api_keys, or engine.api_key_env of a server that is measured",
     "attention_backend": "attention=...",
+    "base_url": "engine=openai engine.url",
     "cpu_offload_gb": "",
-    "data_parallel_size": "",
+    "data_parallel_size": "parallel.replicas",
     "dtype": "quant=bf16, quant=fp16 or quant=fp32",
     "enable_chunked_prefill": "batching.chunked_prefill",
     "enable_lora": "",
@@ -37,6 +39,7 @@ VLLM = {
     "enforce_eager": "runtime.cuda_graphs=false",
     "gpu_memory_utilization": "cache.memory_fraction",
     "hf_overrides": "",
+    "host": "task.host of preset=serve",
     "kv_cache_dtype": "cache.kv_dtype",
     "load_format": "model.weights (random is vLLM's dummy)",
     "max_model_len": "model.max_model_len",
@@ -44,23 +47,37 @@ VLLM = {
     "num_gpu_blocks_override": "cache.num_blocks",
     "num_prompts": "workload.num_requests",
     "pipeline_parallel_size": "",
+    "port": "task.port of preset=serve",
     "quantization": "quant=nf4, quant=int8, ...",
     "random_input_len": "workload.input_len",
     "random_output_len": "workload.output_len",
     "request_rate": "arrival.rate",
     "max_concurrency": "arrival=concurrency arrival.concurrency",
     "scheduling_policy": "batching=continuous, static, ... and decoding.priority",
-    "speculative_config": "",
+    "served_model_name": "task.served_model_name of preset=serve",
+    "speculative_config": "speculative=ngram, suffix, draft or early_exit",
     "swap_space": "cache.swap_space_gb",
     "tensor_parallel_size": "parallel.tensor",
     "tokenizer": "",
 }
+OF_OTHERS = {
+    "concurrency": "arrival=concurrency arrival.concurrency",
+    "max_requests": "workload.num_requests",
+    "max_seconds": "measure.duration_s",
+    "target": "engine=openai engine.url",
+    "url": "engine=openai engine.url",
+}
+# Formats of quantised checkpoints, which no option of `quant` makes.
+STORED = ("awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "gptq_marlin")
 
 
-def from_vllm(name: str) -> str | None:
-    """What to write in place of an argument of vLLM's, as the end of an error; None where it is
-    none of them."""
-    known = VLLM.get(name.replace("-", "_").lstrip("_"))
+def elsewhere(name: str) -> str | None:
+    """What to write in place of an argument of vLLM or a load generator, as the end of an error;
+    None where it is none of them."""
+    name = name.replace("-", "_").lstrip("_")
+    if name in OF_OTHERS:
+        return f"what other tools call so is {OF_OTHERS[name]} here"
+    known = VLLM.get(name)
     if known is None:
         return None
     return f"what vLLM calls so is {known} here" if known else "vLLM has it, minivllm has not"
@@ -185,6 +202,11 @@ def _missing_option(
             f"{group}={name}: no such option; a checkpoint's folder or hub id is model=hf "
             f"model.path={name}"
         )
+    if group == "quant" and name in STORED:
+        return BadInput(
+            f"{group}={name}: no such option; a checkpoint brings this format, and is read as it "
+            "is stored: model=hf model.path=CHECKPOINT"
+        )
     settings = _settings(group, load)
     if name in settings:
         return BadInput(f"{group}={name}: no such option; write {group}.{name}=VALUE")
@@ -260,18 +282,20 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
     having = _having(config, seen, part) if seen in GROUPS else []
     if having:
         return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+    leaf = key.rpartition(".")[2]
+    if not seen and (hint := elsewhere(leaf)):
+        return hint
     # Among a section's few names a less close one is meant, rather than a name of another group.
     if question := meant(part, names, cutoff=0.6 if "." in seen else 0.8):
         return question
-    leaf = key.rpartition(".")[2]
-    elsewhere = [
+    settings = [
         f"{group}.{leaf}"
         for group in GROUPS
         if OmegaConf.is_dict(config[group]) and leaf in config[group]
     ]
-    if elsewhere:
-        return f"did you mean {' or '.join(elsewhere)}?"
-    return from_vllm(leaf) or nearest(part, names)
+    if settings:
+        return f"did you mean {' or '.join(settings)}?"
+    return elsewhere(leaf) or nearest(part, names)
 
 
 def _having(config: DictConfig, group: str, knob: str) -> list[str]:

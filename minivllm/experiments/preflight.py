@@ -16,6 +16,7 @@ from minivllm.bench.targets.support import installed
 from minivllm.bench.targets.support.supported_knobs import require_supported, support_of
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.bench.workloads.options import ImagesOptions
+from minivllm.cache.options import PagedOptions
 from minivllm.cluster.handover import require_splittable
 from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config import plug_ins
@@ -131,12 +132,8 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     architecture = _check_model(config, workload, source)
     longest = architecture.context(view.model.max_model_len)
     require_drafts_fit(view.speculative, architecture, longest, not with_quality)
-    if (
-        workload is not None
-        and hasattr(workload, "check_lengths")
-        and not identity.quality_alone(config)
-    ):
-        workload.check_lengths(longest)
+    if not identity.quality_alone(config):
+        _require_room(workload, longest, architecture, config.get("cache") and view.cache)
     if with_quality:
         from minivllm.bench import quality_reference
 
@@ -146,6 +143,28 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
     # The warnings are about weights, and a simulation loads none.
     warnings = [] if simulated else list(source.warnings)
     return {**config, "model": node}, source.fingerprint, warnings
+
+
+def _require_room(workload: Any, context: int, architecture: ModelConfig, cache: Any) -> None:
+    """Raise BadInput if the longest request can never fit the context, or the blocks of a cache.
+
+    Only a paged cache of a set size that keeps every token is judged: what others hold is known
+    once the model is loaded.
+    """
+    if not hasattr(workload, "check_lengths"):
+        return
+    workload.check_lengths(context)
+    blocks = cache.num_blocks if isinstance(cache, PagedOptions) else None
+    if blocks is None or cache.eviction != "none" or any(architecture.windows):
+        return
+    room = blocks * cache.block_size
+    try:
+        workload.check_lengths(room + 1)  # a request's last token is never stored
+    except BadInput:
+        raise BadInput(
+            f"cache.num_blocks={blocks} holds {room:,} tokens, fewer than the longest request of "
+            f"workload={workload.name} may need: raise it, or ask for fewer tokens"
+        ) from None
 
 
 def _check_model(config: dict[str, Any], workload: Any, source: Source) -> ModelConfig:

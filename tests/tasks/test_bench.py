@@ -225,6 +225,14 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
         preflight.check({**config, "model": {**model, "max_model_len": 64}})
 
 
+def test_requests_that_never_have_their_blocks_are_seen_at_once() -> None:
+    """Smoke's longest request stores 95 tokens."""
+    with pytest.raises(BadInput, match=r"cache.num_blocks=5 holds 80 tokens, fewer than the long"):
+        preflight.check(compose(["cache.num_blocks=5"]))
+    preflight.check(compose(["cache.num_blocks=6"]))
+    preflight.check(compose(["cache.num_blocks=5", "cache.eviction=streaming"]))
+
+
 def test_ranks_that_cannot_share_the_model_are_named_before_a_process_starts() -> None:
     with pytest.raises(BadInput, match=r"parallel.tensor=3: ranks cannot share 4 attention heads"):
         preflight.check(compose(["parallel.tensor=3"]))
