@@ -29,6 +29,8 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from minivllm.models.load.source import EMBEDDED
+from minivllm.models.load.tokenizer_files import TEMPLATE
 from minivllm.platform.library_texts import split_standard_library
 
 END_OF_TEXT = "<|endoftext|>"
@@ -412,7 +414,8 @@ A Qwen3-architecture language model of {parameters / 1e6:.1f} M parameters ({sha
 {shape.hidden_size}, {shape.num_attention_heads} query and {shape.num_key_value_heads} key-value heads of {shape.head_dim}, tied
 embeddings, context {shape.max_position_embeddings:,}), trained from scratch by `scripts/train_tiny.py` on the sources of the
 Python {platform.python_version()} standard library. It writes text that looks like Python; it knows nothing else, and it
-is a base model: it completes, it does not chat.
+is a base model: it completes, it does not chat. Its chat template joins the contents of a conversation,
+each from a new line on, and the model continues them: so every API answers, and none of them is a talk.
 
 **Licence.** The training text, `heldout.txt` and therefore this model derive from the Python standard
 library, Copyright (c) 2001 Python Software Foundation, under the PSF License Agreement
@@ -500,6 +503,7 @@ def main() -> None:
     }
     for name, content in jsons.items():
         (args.output / name).write_text(json.dumps(content, indent=2) + "\n")
+    (args.output / TEMPLATE).write_text((EMBEDDED / TEMPLATE).read_text())
     sample = "".join(held_texts).encode()[:HELD_OUT_SAMPLE_BYTES].decode(errors="ignore")
     (args.output / "heldout.txt").write_text(sample)
     parameters = sum(p.numel() for p in model.parameters())

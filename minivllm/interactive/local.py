@@ -59,6 +59,8 @@ class LocalModel:
     def notices(self) -> list[str]:
         """Lines for the user about how the model was loaded."""
         notices = [f"warning: {warning}" for warning in self.llm.engine.loaded.warnings]
+        if not self.is_base and "role" not in (self.tokenizer.chat_template or ""):
+            notices.append(f"{self.name} continues texts: its chat template names no roles")
         return notices + [self.llm.defaults_note()] * bool(self.llm.checkpoint_defaults)
 
     def check(self, decoding: ChatDecoding) -> None:

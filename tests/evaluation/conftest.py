@@ -84,10 +84,11 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["bos_token"] = BOS
-    config["chat_template"] = (
+    template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ "
         "raise_exception('no') }}{% endif %}[{{ m.role }}]{{ m.content | trim }}{{ eos_token "
         "}}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(template)
     return folder

@@ -52,6 +52,15 @@ def talk(character_folder: Path) -> Callable[..., tuple[TerminalChat, Shown]]:
     return start
 
 
+def test_a_template_without_roles_is_announced(
+    talk: Callable[..., tuple[TerminalChat, Shown]],
+) -> None:
+    for template, is_announced in (("{{ messages[0].content }}", True), (TEMPLATE, False)):
+        model = talk(template)[0].model
+        assert isinstance(model, LocalModel)
+        assert ("continues texts" in " ".join(model.notices())) == is_announced
+
+
 def test_a_turn_is_answered_and_remembered(
     talk: Callable[..., tuple[TerminalChat, Shown]],
 ) -> None:

@@ -81,9 +81,11 @@ def test_a_conversation_is_a_prompt(chat_server: RunningServer, server: RunningS
         *tokens, done = until(socket, "chat")["chat"]
         assert tokens and done["type"] == "done"
     with opened(server) as socket:
-        send(socket, type="generate", id="chat", messages=messages)
-        (error,) = until(socket, "chat")["chat"]
-        assert "no chat template" in error["error"]["message"]
+        send(socket, type="generate", id="chat", messages=messages, max_tokens=4)
+        send(socket, type="generate", id="text", prompt="hello", max_tokens=4)
+        answers = until(socket, "chat", "text")
+        ids = [[one["token_id"] for one in answers[name][:-1]] for name in ("chat", "text")]
+        assert ids[0] == ids[1] and len(ids[0]) == 4
 
 
 def test_a_cancelled_request_ends_and_others_go_on(server: RunningServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minivllm.errors import BadInput
+from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import DATE, Tokenizer, chat_renderer
 from tests.chat_template import templated_tokenizer
 
@@ -29,3 +30,17 @@ def test_messages_are_written_by_the_models_template(tokenizer: Tokenizer) -> No
 def test_without_a_template_nothing_is_rendered(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = None
     assert chat_renderer(None) is chat_renderer(tokenizer) is None
+
+
+def test_the_embedded_model_joins_contents() -> None:
+    embedded = Tokenizer.load(EMBEDDED)
+    assert embedded is not None
+    contents = ["# <|im_start|>", "def f(a):\n", "", "    return", None]
+    messages = [
+        {"role": role, "content": content}
+        for role, content in zip(
+            ["system", "user", "assistant", "tool", "user"], contents, strict=True
+        )
+    ]
+    assert embedded.chat_text(messages) == "# <|im_start|>\ndef f(a):\n    return\n"
+    assert embedded.chat_text(messages[:1]) == contents[0]  # the model goes on in this line

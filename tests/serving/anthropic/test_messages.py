@@ -333,7 +333,9 @@ def test_another_model_is_not_found(client: anthropic.Anthropic) -> None:
     assert len(str(ask(client, max_tokens=1)._request_id)) == 32
 
 
-def test_a_base_model_refuses_messages_in_one_line(server: RunningServer) -> None:
+def test_the_embedded_model_continues_the_text(server: RunningServer) -> None:
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    with pytest.raises(anthropic.BadRequestError, match="no chat template"):
-        ask(client, model="tiny")
+    answer = ask(client, model="tiny", system="import os", max_tokens=8)
+    assert answer.usage.output_tokens == 8 and answer.stop_reason == "max_tokens"
+    with pytest.raises(anthropic.BadRequestError, match="takes no tools"):
+        ask(client, model="tiny", tools=[{"name": "f", "input_schema": {"type": "object"}}])

@@ -401,9 +401,15 @@ def test_a_body_without_a_model_or_of_another_one(talker: openai.OpenAI) -> None
         talker.chat.completions.create(model="gpt-4", messages=USER)  # type: ignore[arg-type]
 
 
-def test_a_base_model_refuses_to_chat_in_one_line(server: RunningServer) -> None:
+def test_the_embedded_model_continues_the_text(server: RunningServer) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model="tiny", messages=USER)  # type: ignore[arg-type]
-    assert "tiny has no chat template: it is a base model" in error.value.message
-    assert "\n" not in error.value.message
+    system, user = {"role": "system", "content": "import os"}, {"role": "user", "content": "def f("}
+    chat: Any = client.chat.completions
+    answer = chat.create(model="tiny", messages=[system, user], max_tokens=8)
+    text = client.completions.create(model="tiny", prompt="import os\ndef f(", max_tokens=8)
+    other = client.responses.create(
+        model="tiny", instructions="import os", input="def f(", max_output_tokens=8, store=False
+    )
+    assert answer.choices[0].message.content == text.choices[0].text == other.output_text
+    with pytest.raises(openai.BadRequestError, match="takes no tools"):
+        chat.create(model="tiny", messages=[user], tools=[WEATHER])

@@ -33,15 +33,12 @@ def test_the_page_loads_nothing_and_cannot_be_framed(
         assert b"default-src 'none'" in answer.body and b"tiny" not in answer.body
 
 
-def test_what_a_page_is_told(
-    server: RunningServer, chat_server: RunningServer, guarded: RunningServer
-) -> None:
+def test_what_a_page_is_told(server: RunningServer, guarded: RunningServer) -> None:
     status, info = call_json(f"{server.url}/view/info")
     assert status == 200 and info == {
         **{"key": False, "model": "tiny", "block_size": 16, "max_model_len": 2048},
-        **{"load": True, "text": True, "chat": False},
+        **{"load": True, "text": True, "chat": True},
     }
-    assert call_json(f"{chat_server.url}/view/info")[1]["chat"] is True
     for headers in ({}, {"authorization": "Bearer wrong"}):
         assert ask(guarded.url, "/view/info", headers=headers, method="GET").body == b'{"key":true}'
     told = ask(guarded.url, "/view/info", headers=WITH_KEY, method="GET").body
