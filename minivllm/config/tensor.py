@@ -59,5 +59,5 @@ def require_tensor(checked: Mapping[str, Any]) -> None:
     if method in CALIBRATED and not pruning.get("layers"):
         raise BadInput(
             f"{what}: pruning={CALIBRATED[method]} is calibrated with a whole model; save the "
-            "pruned model first, with scripts/save_pruned.py"
+            "pruned model first, with scripts/save_pruned.py of minivllm's repository"
         )

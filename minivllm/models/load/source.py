@@ -93,10 +93,7 @@ def _local(path: str) -> Path | None:
     """The folder that `path` means, or None if it can only be a hub id."""
     if path == "embedded":
         if not (EMBEDDED / "config.json").exists():
-            raise BadInput(
-                f"the embedded model is missing from {EMBEDDED}: reinstall, or run "
-                "scripts/train_tiny.py"
-            )
+            raise BadInput(f"the embedded model is missing from {EMBEDDED}: install minivllm again")
         return EMBEDDED
     at_hand = os.path.exists(os.path.expanduser(path)) or path.endswith(".gguf")
     if at_hand or not _HUB_ID.fullmatch(path):

@@ -275,7 +275,7 @@ def section(result: Sequence[Ladder], plots: list[Plot]) -> dict[str, Any]:
 
 
 def markdown_text(result: Sequence[Ladder]) -> str:
-    """Summaryements and tables."""
+    """Statements and tables."""
     parts = ["\n".join(f"* {escaped(line)}" for line in statements(result)) + "\n"]
     parts += [
         f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}"

@@ -62,7 +62,8 @@ class OpenVINOEngine(PipedEngine):
         if source.weights == "random":
             raise BadInput(
                 "model.weights=random is not supported by engine=openvino: its weights are those "
-                "of engine.ir; scripts/save_random.py writes a checkpoint that can be converted"
+                "of engine.ir; scripts/save_random.py of minivllm's repository writes a checkpoint "
+                "that can be converted"
             )
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
@@ -96,8 +97,9 @@ class OpenVINOEngine(PipedEngine):
         quant, given = self._view["quant"], self._options.ir
         if given is None:
             raise BadInput(
-                "engine.ir is missing: give the folder that scripts/save_openvino.py wrote, such "
-                "as engine.ir=qwen3-openvino-{type}, in which {type} is bf16, int8 or int4 by quant"
+                "engine.ir is missing: give the folder that scripts/save_openvino.py of minivllm's "
+                "repository wrote, such as engine.ir=qwen3-openvino-{type}, in which {type} is "
+                "bf16, int8 or int4 by quant"
             )
         wanted = PACKED.get(str(quant["_target_"]), "bf16")
         if TYPE not in given and wanted != "bf16":
@@ -109,7 +111,8 @@ class OpenVINOEngine(PipedEngine):
         if not (folder / MODEL).is_file():
             raise BadInput(
                 f"engine.ir={folder} has no {MODEL}: convert the checkpoint with "
-                f"scripts/save_openvino.py CHECKPOINT {folder} --type {wanted}"
+                f"scripts/save_openvino.py CHECKPOINT {folder} --type {wanted}, of minivllm's "
+                "repository"
             )
         return folder.resolve()
 
