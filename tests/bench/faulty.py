@@ -31,6 +31,8 @@ class FaultyEngine:
         delay_s: time of a step.
         state: a file that remembers across processes, for "raise_once"; also counts the builds.
         token: a secret.
+        meeting: a folder; the first step leaves the file `begun` there, and the second waits for
+            the file `go`.
         progress: told of loading once.
     """
 
@@ -41,6 +43,7 @@ class FaultyEngine:
         delay_s: float = 0.0005,
         state: str | None = None,
         token: str = "",
+        meeting: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         if progress is not None:
@@ -52,6 +55,7 @@ class FaultyEngine:
             raise ValueError("cannot build")
         self.fault, self.delay_s, self.token = fault, delay_s, token
         self.state = Path(state) if state else None
+        self.meeting = Path(meeting) if meeting else None
         self.first_life = self.state is not None and not self.state.exists()
         if self.state:
             with self.state.open("a") as file:
@@ -80,6 +84,8 @@ class FaultyEngine:
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """See BenchEngine; this is where most faults strike."""
         self._go_wrong()
+        while self.meeting and self._steps and not (self.meeting / "go").exists():
+            time.sleep(self.delay_s)
         time.sleep(self.delay_s)
         start = time.monotonic() - self.delay_s
         batch = list(self.running)[: self.info.max_num_seqs]
@@ -98,6 +104,8 @@ class FaultyEngine:
                 "forward_ms": 1000 * self.delay_s,
             }
         )
+        if self.meeting:
+            (self.meeting / "begun").touch()
         outputs = []
         for request_id in batch:
             self.running[request_id] -= 1
