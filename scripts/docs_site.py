@@ -9,12 +9,14 @@ holds the files of docs/ alone, so it is built from a copy in which
   `make examples` or `make docs` has built it; what is not built, such as its records, it links to
   on GitHub;
 - README.md is index.md, and a notebook is a page;
+- a Mermaid diagram is a picture, where there are Chromium and npm to draw it, else its source;
 - the comments that name the record behind a figure are left out: Markdown's dialects differ in what
   follows one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -23,12 +25,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+import diagrams
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUTPUT = ROOT / "build" / "docs"
 PAGE = re.compile(r"`(reports/examples/[\w/-]+/index\.html)`")
 IN_PAGE = re.compile(r'(?<=href=")(?![a-z]+:|#)[^"]+(?=")')
 BUILT = (".csv", ".html", ".png")  # of a report: these are copied with its page
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"`[^`]*`|\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")  # or code, which holds none
 
 
@@ -67,10 +72,12 @@ class Site:
     def __init__(self, output: Path = OUTPUT, source: str | None = None) -> None:
         self.output = output
         self.source = source or repository()
+        self.diagrams: dict[str, Path] = {}  # source -> its picture
 
     def prepare(self) -> None:
         """Write the copy, in place of the earlier content of the folder."""
         shutil.rmtree(self.output, ignore_errors=True)
+        self._draw_diagrams()
         for path in sorted(path for path in DOCS.rglob("*") if path.is_file()):
             place = self.output / path.relative_to(DOCS)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -84,13 +91,34 @@ class Site:
             else:
                 shutil.copyfile(path, place)
 
+    def _draw_diagrams(self) -> None:
+        """Draw all diagrams at once; without the programs for it they stay sources."""
+        pages = [path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))]
+        sources = [source for page in pages for source in DIAGRAM.findall(page)]
+        if lacking := diagrams.missing():
+            print(f"no {lacking}: the site shows the sources of {len(sources)} diagrams")
+            return
+        folder = self.output / "images" / "diagrams"
+        folder.mkdir(parents=True)
+        for source, svg in zip(sources, diagrams.draw(sources), strict=True):
+            place = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:12]}.svg"
+            place.write_text(svg, encoding="utf-8")
+            self.diagrams[source] = place
+
+    def diagram(self, page: Path, match: re.Match[str]) -> str:
+        """The picture of a diagram, or its source as code."""
+        if (place := self.diagrams.get(match[1])) is None:
+            return match[0].replace("```mermaid", "```text")
+        return f"![Diagram]({self.beside(page, place)})"
+
     def page(self, path: Path, text: str) -> str:
         """The text of a page as the site has it."""
         parts = []
         for code, line in lines(text):
             prose = re.sub("<!--.*?-->", "", line)
             parts.append(line if code else LINK.sub(lambda match: self.link(path, match), prose))
-        return "\n".join(parts) + "\n"
+        linked = "\n".join(parts) + "\n"
+        return DIAGRAM.sub(lambda match: self.diagram(path, match), linked)
 
     def link(self, page: Path, match: re.Match[str]) -> str:
         """The replacement of a link in a page."""

@@ -15,6 +15,8 @@ def load_script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"scripts.{name}", SCRIPTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if str(SCRIPTS) not in sys.path:  # as Python does for a program: scripts import one another
+        sys.path.append(str(SCRIPTS))
     sys.modules[spec.name] = module  # where a dataclass looks for the names in its annotations
     spec.loader.exec_module(module)
     return module

@@ -72,6 +72,13 @@ def test_links_are_those_of_the_site(site: Any) -> None:
         site.page(page, "[k](../nowhere.png)")
 
 
+def test_a_diagram_is_a_picture_or_its_source(site: Any) -> None:
+    page, text = DOCS / "reference" / "page.md", "a\n\n```mermaid\nx --> y\n```\nb\n"
+    assert site.page(page, text) == "a\n\n```text\nx --> y\n```\nb\n"
+    site.diagrams["x --> y\n"] = site.output / "images" / "d.svg"
+    assert site.page(page, text) == "a\n\n![Diagram](../images/d.svg)\nb\n"
+
+
 def test_a_page_of_an_example_is_linked_where_it_is_built(site: Any) -> None:
     report = "reports/examples/cpu/ablation/index.html"
     shown = site.page(
@@ -108,9 +115,12 @@ def test_the_repository_is_the_workflows_or_the_remotes(monkeypatch: pytest.Monk
     assert script.repository() == GITHUB
 
 
-def test_the_site_builds_without_a_warning(site: Any, tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(
+    site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("zensical", "nbconvert"):
         pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[docs]'")
+    monkeypatch.setattr(script.diagrams, "missing", lambda: "npm")
     site.prepare()
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
