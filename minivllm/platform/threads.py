@@ -1,14 +1,17 @@
-"""The cores of a process, and the number of threads of the CPU kernels. Torch-free."""
+"""The cores of a process, the number of threads of the CPU kernels, and calls that need a large
+stack. Torch-free."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -25,6 +28,7 @@ THREAD_VARIABLES = (
 TOPOLOGY = Path("/sys/devices/system/cpu")
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
+Result = TypeVar("Result")
 _before: set[int] = set()  # the cores that were allowed before pinning
 
 
@@ -210,3 +214,30 @@ def usual_threads() -> int | None:
             f"MINIVLLM_THREADS={count!r} must be a number of at least 1; or set runtime.threads"
         )
     return int(count)
+
+
+def with_stack(size: int, call: Callable[[], Result]) -> Result:
+    """The result of a call in a thread with a stack of its own, for libraries that recurse.
+
+    Args:
+        size: bytes of the stack, of which a process has those that it touches.
+        call: whatever it raises is raised here.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    usual = threading.stack_size(size)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+    finally:
+        threading.stack_size(usual)
+    try:
+        return future.result()
+    finally:
+        thread.join()

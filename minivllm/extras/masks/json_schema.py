@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import Any, TypeGuard
 
 from minivllm.errors import BadInput, NotInstalled, install
+from minivllm.extras.masks.chains import require_short_schema
 
 # Space between the parts of a text: bounded, since a model may go on with it for ever.
 MOST_SPACE = 32
@@ -72,6 +73,7 @@ def guided_schema(text: str) -> str:
             f"the JSON schema has {len(names)} names and {len(patterns)} patterns of properties: "
             "too many"
         )
+    require_short_schema(schema)
     return json.dumps({**_guided(schema, [*names]), "x-guidance": OPTIONS})
 
 

@@ -6,8 +6,6 @@ output, drafts among them, and is rolled back to those that were accepted.
 
 from __future__ import annotations
 
-import json
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
@@ -18,17 +16,12 @@ from minivllm.engine.request import Request
 from minivllm.engine.scheduler import SchedulingRule
 from minivllm.errors import BadInput
 from minivllm.extras.masks.bitmask import allow, forbid, num_bytes, row_from
-from minivllm.extras.masks.json_schema import guidance, guided_schema
+from minivllm.extras.masks.compiling import WHAT, compiled, guided_tokenizer, reason_of
 from minivllm.extras.speculative.verification import common_prefix
 from minivllm.extras.stop_strings import StopStrings
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.load.tokenizer_files import as_bad_input
 
 MOST_GRAMMARS = 32  # that are kept
-# States of a grammar's lexer, of 1 to 2 kB each. llguidance's other limits bound the time of a
-# compilation (1,000,000 units, some 20 ms a lexeme) and of a mask (200,000 units, some 15 ms).
-MOST_LEXER_STATES = 50_000
-WHAT = "decoding.structured_outputs"
 
 
 class Grammars(SchedulingRule):
@@ -65,13 +58,8 @@ class Grammars(SchedulingRule):
             if (found := self._compiled.get(outputs)) is not None:
                 self._compiled.move_to_end(outputs)
                 return found
-        tokenizer, package = self.tokenizer(), guidance()
-        limits = package.LLParserLimits(max_lexer_states=MOST_LEXER_STATES, verbose_errors=False)
-        matcher = package.LLMatcher(tokenizer, _grammar(outputs), log_level=0, limits=limits)
-        _require_no_error(matcher, outputs)
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        _require_no_error(first, outputs)
+        tokenizer = self.tokenizer()
+        matcher = compiled(tokenizer, outputs)
         with self._lock:
             self.num_compiled += 1
             self._compiled[outputs] = matcher
@@ -93,9 +81,7 @@ class Grammars(SchedulingRule):
             )
         with self._building:
             if self._guided is None:
-                tokens = GuidedTokens(self._tokenizer)
-                self._guided = guidance().LLTokenizer(tokens)
-                tokens.tokens.clear()
+                self._guided = guided_tokenizer(self._tokenizer)
                 self._eos = [
                     token
                     for token in self._eos
@@ -196,7 +182,7 @@ class GrammarState:
         call begins anew."""
         if not self._matcher.is_error():
             return
-        reason = _reason(self._matcher)
+        reason = reason_of(self._matcher)
         self._grammars.forget(self._outputs)
         self._matcher, self._taken = self._grammars.compile(self._outputs).deep_copy(), []
         raise BadInput(f"{WHAT}: the grammar cannot go on ({reason})")
@@ -222,79 +208,3 @@ class StructuredText(StopStrings):
             text += self.finish()
             self.stop_reason = self.stop_reason or ""
         return text
-
-
-class GuidedTokens:
-    """A tokenizer for llguidance, by its own. It has one token more, whose bit says that a text may
-    end.
-
-    Its own may cut a text such as "<tool_call>" into the special token that reads so, and then
-    allow no token where the text has to come: such a text is cut into other tokens.
-
-    Args:
-        tokenizer: of the model.
-
-    Raises:
-        BadInput: llguidance does not know this kind.
-        NotInstalled: llguidance is missing.
-    """
-
-    is_tokenizer_wrapper = True
-    eos_token_id = bos_token_id = None  # llguidance adds the token of the end
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        package = guidance()
-        fast = type(tokenizer.fast).from_str(tokenizer.fast.to_str())
-        fast.no_padding()
-        fast.no_truncation()
-        try:
-            self._own = package.LLTokenizer(fast.to_str())
-        except BaseException as error:
-            raise as_bad_input(
-                f"{WHAT}: llguidance cannot use this checkpoint's tokenizer", error
-            ) from None
-        every = range(self._own.vocab_size)
-        self.tokens = [self._own.decode_bytes([token]) for token in every]
-        self.special_token_ids = [token for token in every if self._own.is_special_token(token)]
-        self._special = set(self.special_token_ids)
-
-    def __call__(self, text: str) -> list[int]:
-        """The tokens of a text, none of them special."""
-        ids: list[int] = self._own.tokenize_str(text)
-        return ids if self._special.isdisjoint(ids) else list(self._own.greedy_tokenize(text))
-
-
-def _grammar(outputs: StructuredOutputs) -> str:
-    """llguidance's form of a grammar."""
-    matcher = guidance().LLMatcher
-    if outputs.json is not None:
-        return _of_schema(str(outputs.json))
-    if outputs.json_object:
-        return _of_schema('{"type": "object"}')
-    if outputs.regex is not None:
-        return str(matcher.grammar_from_regex(outputs.regex))
-    if outputs.choice is not None:
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in outputs.choice)
-        return str(matcher.grammar_from_lark(f"start: {texts}"))
-    return str(matcher.grammar_from_lark(outputs.grammar))
-
-
-def _of_schema(text: str) -> str:
-    try:
-        return str(guidance().LLMatcher.grammar_from_json_schema(guided_schema(text)))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{WHAT}.json: {error}") from None
-
-
-def _require_no_error(matcher: Any, outputs: StructuredOutputs) -> None:
-    if matcher.is_error():
-        kinds = ("json", "json_object", "regex", "choice", "grammar")
-        kind = next(kind for kind in kinds if getattr(outputs, kind) not in (None, False))
-        raise BadInput(f"{WHAT}.{kind}: {_reason(matcher)}")
-
-
-def _reason(matcher: Any) -> str:
-    """Why a matcher has failed, in one line."""
-    text = re.split("<(?:state|grammar|backtrace)>", str(matcher.get_error()))[0]
-    line = " ".join(text.split())[:500]
-    return "it allows no output" if line.startswith("NoExtension") else line

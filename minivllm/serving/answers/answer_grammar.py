@@ -8,9 +8,10 @@ from typing import Any
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
+from minivllm.extras.masks.compiling import choice_rules
 from minivllm.extras.masks.json_schema import guided_schema, require_schema
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.answers.structured import call_rules, quoted
+from minivllm.serving.answers.structured import call_rules
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import THINK_CLOSE, THINK_OPEN
@@ -60,7 +61,7 @@ def answer_grammar(
     if answer == "form" and not thoughts:
         return asked
     if asked is not None and "form" in answer.split():
-        rules.append(f"form: {_form(asked, field)}")
+        rules += _form(asked, field)
     between = "thoughts" if begins_thinking else "thoughts?"
     start = f"start: {between} answer" if thoughts else "start: answer"
     rules = [start, *thoughts, f"answer: {answer}", *rules, _SPACE]
@@ -117,17 +118,17 @@ def _thoughts(tokenizer: Tokenizer, begins_thinking: bool) -> list[str]:
     return [f"thoughts: {opened}THOUGHTS? <[{end}]> SPACE?", f"THOUGHTS: /{_ANY}+/"]
 
 
-def _form(asked: StructuredOutputs, field: str) -> str:
-    """The rule of a form. Raises ApiError where its schema is wrong."""
+def _form(asked: StructuredOutputs, field: str) -> list[str]:
+    """The rules of a form. Raises ApiError where its schema is wrong."""
     if asked.choice is not None:
-        return " | ".join(map(quoted, asked.choice))
+        return choice_rules("form", asked.choice)
     if asked.regex is not None:
-        return f"/{_pattern(asked.regex)}/"
+        return [f"form: /{_pattern(asked.regex)}/"]
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
     try:
         guided = guided_schema(schema)
         require_schema(guided)
-        return f"%json {guided}"
+        return [f"form: %json {guided}"]
     except BadInput as error:
         raise ApiError(400, f"{field}: {error}", param=field) from None
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
+from minivllm.extras.masks.compiling import quoted
 from minivllm.extras.masks.json_schema import guided_schema, is_tag, require_schema
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.errors import ApiError
@@ -143,8 +144,3 @@ def _sentence(text: str, tokenizer: Tokenizer) -> str:
     pattern = "|".join(re.escape(one) for one in sorted(special, key=len, reverse=True))
     parts = re.split(f"({pattern})", text)
     return " ".join(f"<[{special[p]}]>" if p in special else quoted(p) for p in parts if p)
-
-
-def quoted(text: str) -> str:
-    """A text as a Lark rule has it."""
-    return json.dumps(text, ensure_ascii=False)

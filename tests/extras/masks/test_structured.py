@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -23,7 +22,7 @@ from minivllm import LLM, SamplingParams
 from minivllm.engine.options import StructuredOutputs
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput, NotInstalled
-from minivllm.extras.masks import structured
+from minivllm.extras.masks import compiling
 from minivllm.extras.masks.structured import MOST_GRAMMARS, Grammars, GrammarState
 from minivllm.models.load.tokenizer import Tokenizer
 from tests.engine.byte_tokenizer import byte_tokenizer
@@ -239,16 +238,10 @@ def test_what_cannot_be_followed_is_bad_input(llm: LLM, given: Any, message: str
     assert llm.generate("x", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 
-def test_an_error_of_llguidance_has_no_stack_trace() -> None:
-    told = "panic: too many symbols\n<backtrace> 0: <unknown>\n 1: core::panicking\n</backtrace>"
-    matcher = SimpleNamespace(get_error=lambda: told)
-    assert structured._reason(matcher) == "panic: too many symbols"
-
-
 def test_a_limit_while_decoding_is_an_error_of_its_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structured, "MOST_LEXER_STATES", 40)
+    monkeypatch.setattr(compiling, "MOST_LEXER_STATES", 40)
     asked = [
         replace(DRAWN, structured_outputs=outputs)
         for outputs in (
