@@ -122,7 +122,7 @@ def choice_rules(name: str, texts: Sequence[str]) -> list[str]:
 
 def quoted(text: str) -> str:
     """A text as a Lark rule has it."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _of_schema(text: str) -> str:
