@@ -23,7 +23,16 @@ from minivllm.extras.scoring import sequence_logits
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.generation import described, unset_defaults
 from minivllm.models.vision.inputs import RequestInputs
-from minivllm.outputs import CompletionOutput, RequestOutput, StreamPiece, beam_completions
+from minivllm.outputs import (
+    CompletionOutput,
+    OnError,
+    RequestOutput,
+    StreamPiece,
+    beam_completions,
+    check_on_error,
+    new_completions,
+    report_errors,
+)
 from minivllm.passes.determinism import close_engine
 from minivllm.platform.loading_bar import LoadingBar
 from minivllm.prompts import (
@@ -122,21 +131,27 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Complete all prompts, which run together as the batching policy allows.
 
         Args:
             prompts: texts or lists of token ids; see prompts.py for the forms that these may have.
             params: one for all, or one a prompt; None takes the configuration's `decoding`.
+            on_error: a completion that fails on the way (no token is allowed, logits are not
+                finite) has the finish reason "error" and its `error`. "return" warns of it, "raise"
+                raises the first such error once all prompts are done.
 
         Returns:
             One output a prompt, in order.
 
         Raises:
-            BadInput: a prompt cannot be served, or its masks leave no token.
-            Exception: a `token_mask` raised it. Requests of other calls go on.
+            BadInput: a prompt or its parameters cannot be served; nothing is computed then.
+            Exception: with on_error="raise", what ended a completion.
         """
-        return self._generate([self._encoded(prompt) for prompt in as_batch(prompts)], params)
+        batch = [self._encoded(prompt) for prompt in as_batch(prompts)]
+        return self._generate(batch, params, on_error)
 
     def _encoded(self, prompt: Prompt) -> EncodedPrompt:
         """A prompt's text, if it has one, its token ids and its images."""
@@ -148,7 +163,9 @@ class LLM:
         self,
         batch: Sequence[EncodedPrompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        on_error: OnError,
     ) -> list[RequestOutput]:
+        check_on_error(on_error)
         chosen = params_of_each(len(batch), params, self.get_default_sampling_params)
         self._warn_of_equal_noise(chosen)
         started = time.perf_counter()
@@ -165,9 +182,9 @@ class LLM:
                 self._forget(request_id)
         for request, result in zip(firsts, results, strict=True):
             result.prompt_logprobs = request.prompt_logprobs
-            if isinstance(request.group, BeamSearch) and request.group.hypotheses:
+            if isinstance(request.group, BeamSearch) and request.finish_reason != "error":
                 result.outputs = beam_completions(request, request.group, self.tokenizer)
-        return results
+        return report_errors(results, on_error)
 
     def _begin(
         self,
@@ -178,15 +195,9 @@ class LLM:
     ) -> Request:
         """Submit the prompt of `result`, and add its completions there and to `completions`."""
         first = self._submit(result.prompt_token_ids, params, inputs)
-        streams = (first,) if first.is_joint else (first, *first.unstarted)
-        for index, request in enumerate(streams):
-            completion = CompletionOutput(
-                index,
-                text=None if self.tokenizer is None else "",
-                logprobs=None if params.logprobs is None else [],
-            )
+        for request_id, completion in new_completions(first, self.tokenizer is not None):
             result.outputs.append(completion)
-            completions[request.request_id] = (result, completion)
+            completions[request_id] = (result, completion)
         return first
 
     def _complete(self, completions: Completions, started: float) -> None:
@@ -198,8 +209,6 @@ class LLM:
             for request_id in list(unfinished):
                 result, completion = completions[request_id]
                 for output in self._take(request_id):
-                    if output.request.error is not None:
-                        raise output.request.error
                     completion.add(output)
                     result.metrics.add(output, time.perf_counter() - started)
                     if output.finish_reason is not None:
@@ -213,6 +222,7 @@ class LLM:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
@@ -223,6 +233,7 @@ class LLM:
             tools: descriptions of functions for the chat template.
             chat_template_kwargs: further variables of the chat template, such as enable_thinking;
                 they win over the two above.
+            on_error: as for `generate`.
 
         Returns:
             One output a conversation, in order; `prompt` is the text of the chat template.
@@ -242,7 +253,7 @@ class LLM:
             text = self.tokenizer.chat_text(one, **variables)
             ids = self.tokenizer.encode(text, False)
             batch.append((text, *self.pictures.add(ids, parts)))
-        return self._generate(batch, params)
+        return self._generate(batch, params, on_error)
 
     def _warn_of_equal_noise(self, params: Sequence[SamplingParams]) -> None:
         """Warn once where several prompts draw with the same seed."""
@@ -318,19 +329,13 @@ class LLM:
 
     def defaults_note(self) -> str:
         """One line that names the `checkpoint_defaults`; empty where there are none."""
-        settings = described(self.checkpoint_defaults)
-        return (
-            settings
-            and f"the model's generation_config.json sets {settings}, which decoding leaves open; "
-            "decoding=greedy sets them"
-        )
+        return described(self.checkpoint_defaults)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
 
         Raises:
-            BadInput: the prompt is text and the checkpoint has no tokenizer, or the prompt is
-                neither text nor ids.
+            BadInput: the prompt is neither text nor ids, or text without a tokenizer.
         """
         prompt = text_or_ids(prompt)
         if not isinstance(prompt, str):
@@ -357,8 +362,7 @@ class LLM:
     def _step(self) -> None:
         """Step the engine once, and file its tokens by request.
 
-        An exception ends all requests: the step may have lost tokens of other requests, which
-        would wait for them forever.
+        An exception ends all requests: the step may have lost tokens of other requests.
         """
         engine = self._opened()
         try:

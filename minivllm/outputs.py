@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from minivllm.engine.tokenizer import Detokenizer
+from minivllm.errors import BadInput, first_line
 from minivllm.models.load.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from minivllm.engine.engine import TokenOutput
     from minivllm.engine.request import Request
     from minivllm.extras.beam import BeamSearch, Hypothesis
+
+# What becomes of completions that failed: they are returned with their error, or it is raised.
+OnError = Literal["return", "raise"]
 
 
 @dataclass
@@ -23,8 +29,9 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     # For each token: token id -> natural log of the probability.
     logprobs: list[dict[int, float]] | None = None
-    # "stop" | "length" | "abort" | "shed" (too late for its deadline)
+    # "stop" | "length" | "abort" | "shed" (too late for its deadline) | "error"
     finish_reason: str | None = None
+    error: Exception | None = None  # what ended the completion with the reason "error"
     # The stop string or token id that ended the completion; None for the model's own end.
     stop_reason: int | str | None = None
     # Of a beam: natural log of its probability, and that / (tokens ** length_penalty).
@@ -34,6 +41,7 @@ class CompletionOutput:
     def add(self, output: TokenOutput) -> None:
         """Append one token of the engine, and note why the completion ended."""
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        self.error = output.request.error
         if output.token_id is None:
             return
         self.token_ids.append(output.token_id)
@@ -66,6 +74,42 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, float]] | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+
+def new_completions(first: Request, has_text: bool) -> Iterator[tuple[str, CompletionOutput]]:
+    """The empty completions of a prompt's requests, by request id."""
+    streams = (first,) if first.is_joint else (first, *first.unstarted)
+    logprobs = first.params.logprobs is not None
+    for index, request in enumerate(streams):
+        text = "" if has_text else None
+        yield request.request_id, CompletionOutput(index, text, logprobs=[] if logprobs else None)
+
+
+def check_on_error(on_error: str) -> None:
+    """Raises BadInput for a value of `on_error` that does not exist."""
+    if on_error not in get_args(OnError):
+        raise BadInput(f"on_error={on_error!r} must be one of {', '.join(get_args(OnError))}")
+
+
+def report_errors(results: list[RequestOutput], on_error: OnError) -> list[RequestOutput]:
+    """The results, after a warning of those that have an error; with "raise" the first error is
+    raised instead."""
+    failed = [
+        (index, completion.error)
+        for index, result in enumerate(results)
+        for completion in result.outputs
+        if completion.error is not None
+    ]
+    if failed:
+        index, error = failed[0]
+        if on_error == "raise":
+            raise error
+        warnings.warn(
+            f"{len(failed)} of {sum(len(result.outputs) for result in results)} completions ended "
+            f"with an error, which they hold; the first, of prompt {index}: {first_line(error)}",
+            stacklevel=4,
+        )
+    return results
 
 
 @dataclass(frozen=True)

@@ -324,11 +324,44 @@ def test_what_a_mask_raises_ends_its_own_request_alone(plain: LLM, beam_width: i
     good = plain.stream([4, 5, 6], params)
     first = next(good).token_id
     with pytest.raises(ZeroDivisionError, match="mine"):
-        plain.generate([[7, 8]], replace(params, token_mask=mask, beam_width=beam_width))
+        masked = replace(params, token_mask=mask, beam_width=beam_width)
+        plain.generate([[7, 8]], masked, on_error="raise")
     assert [first, *(piece.token_id for piece in good)] == expected
     if beam_width == 1:
         with pytest.raises(ZeroDivisionError, match="mine"):
             list(plain.stream([7, 8], replace(params, token_mask=mask)))
+    assert not plain.engine.has_unfinished and not plain.engine.cache.pool.num_used
+
+
+def test_one_failure_leaves_the_answers_of_its_call(plain: LLM) -> None:
+    def mask(prompt: Sequence[int], output: Sequence[int]) -> range:
+        if len(output) == 2:
+            raise ZeroDivisionError("mine")
+        return range(100)
+
+    good = SamplingParams(max_tokens=5, ignore_eos=True)
+    bad = replace(good, token_mask=mask)
+    params = [good, bad, replace(bad, n=2), replace(bad, beam_width=2), good]
+    prompts = [[4, 5, 6], [7, 8], [8, 7], [9, 8], [6, 5, 4]]
+    expected = plain.generate([prompts[0], prompts[-1]], good)
+    with pytest.warns(UserWarning, match="4 of 6 completions .* of prompt 1: mine"):
+        results = plain.generate(prompts, params)
+    found = [[(o.finish_reason, len(o.token_ids)) for o in result.outputs] for result in results]
+    end, wrong = [("length", 5)], ("error", 2)
+    assert found == [end, [wrong], [wrong] * 2, [("error", 0)], end]
+    assert all(isinstance(o.error, ZeroDivisionError) for r in results[1:4] for o in r.outputs)
+    assert [results[0].outputs, results[-1].outputs] == [result.outputs for result in expected]
+    asked: list[int] = []
+
+    def late(prompt: Sequence[int], output: Sequence[int]) -> range:
+        asked.append(len(output))
+        return range(100)
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        plain.generate(prompts[:2], [replace(good, token_mask=late), bad], on_error="raise")
+    assert max(asked) == 4, "it was raised before the other prompt was done"
+    with pytest.raises(BadInput, match="on_error='ignore' must be one of return, raise"):
+        plain.generate([[4]], good, on_error="ignore")  # type: ignore[arg-type]
     assert not plain.engine.has_unfinished and not plain.engine.cache.pool.num_used
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minivllm.engine.batch_inputs import Sampling, SamplingColumns
+from minivllm.kernels.ranking import largest
 from minivllm.kernels.transfer import Download
 
 MASK32 = 0xFFFFFFFF
@@ -67,15 +68,14 @@ def filter_probs(probs: Tensor, columns: SamplingColumns) -> Tensor:
     """Zero the probabilities that top-k, top-p and min-p leave out.
 
     Args:
-        probs: float32 [R, K], each row in descending order, of the K most likely tokens; K is at
-            least the largest top-k, or all tokens where a row has none.
+        probs: float32 [R, K], each row in descending order, of the K most likely tokens, times any
+            factor; K is at least the largest top-k, or all tokens where a row has none.
         columns: of the R requests.
 
     Returns:
         [R, K], not normalised.
     """
-    width = probs.shape[1]
-    ranks = torch.arange(width, device=probs.device)[None, :]
+    ranks = torch.arange(probs.shape[1], device=probs.device)[None, :]
     keep = (ranks < columns.top_k[:, None]) | (columns.top_k == 0)[:, None]
     kept = probs * keep
     # top-p is measured on what top-k left; the token that crosses p is kept. Integers are
@@ -138,11 +138,12 @@ def draw(scores: Tensor, columns: SamplingColumns, top_k_bound: int | None = Non
     scores = scores.float()
     if top_k_bound is not None:
         # Only the tokens that a row may keep are sorted: sorting a whole vocabulary is slow.
-        scores, token_ids = scores.topk(min(top_k_bound, scores.shape[1]), dim=-1)
+        scores, token_ids = largest(scores, min(top_k_bound, scores.shape[1]))
     else:
         token_ids = torch.arange(scores.shape[1], device=scores.device)[None, :]
-    # Relative to the largest score: large scores would overflow when divided.
-    probs = torch.softmax((scores - scores.amax(-1, True)) / columns.temperatures[:, None], dim=-1)
+    # Relative to the largest score: large scores would overflow when divided. Not normalised: the
+    # sum depends on how many tokens are sorted, and neither filters nor the race need it.
+    probs = ((scores - scores.amax(-1, True)) / columns.temperatures[:, None]).exp()
     if top_k_bound is not None:
         probs = filter_probs(probs, columns)
     noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)

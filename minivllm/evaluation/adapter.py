@@ -27,6 +27,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, nearest
 from minivllm.evaluation.model_arguments import engine_overrides
 from minivllm.llm import LLM
+from minivllm.outputs import report_errors
 
 logger = logging.getLogger(__name__)
 
@@ -246,15 +247,18 @@ class MiniVLLM(TemplateLM):
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         lengths = [len(context) + len(continuation) for _, context, continuation in requests]
         for chunk in self._chunks(lengths, "Running loglikelihood requests", disable_tqdm):
-            results = self._score([requests[i][1:] for i in chunk])
-            for i, result in zip(chunk, results, strict=True):
-                scores[i] = result
-                if (texts := requests[i][0]) is not None:
+            for place, result in self._score([requests[i][1:] for i in chunk]):
+                scores[chunk[place]] = result
+                if (texts := requests[chunk[place]][0]) is not None:
                     self.cache_hook.add_partial("loglikelihood", texts, result)
         return scores
 
-    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """Log-probability and greediness of each continuation, given (context, continuation)."""
+    def _score(
+        self, pairs: Sequence[tuple[list[int], list[int]]]
+    ) -> Iterator[tuple[int, tuple[float, bool]]]:
+        """Index, log-probability and greediness of each continuation, given (context,
+        continuation). Raises what ended one of them after all others, which lm-eval's cache then
+        holds."""
         wholes = [
             (context + continuation)[-(self.max_length + 1) :] for context, continuation in pairs
         ]
@@ -266,22 +270,19 @@ class MiniVLLM(TemplateLM):
             if together
             else ()
         )
-        results = []
         for i, (whole, (_, continuation)) in enumerate(zip(wholes, pairs, strict=True)):
             if i not in outputs:
-                results.append(self._score_alone(whole, continuation))
+                yield i, self._score_alone(whole, continuation)
+                continue
+            if outputs[i].outputs[0].error is not None:
                 continue
             entries = outputs[i].prompt_logprobs
             assert entries is not None
             scored = list(zip(continuation, entries[-len(continuation) :], strict=True))
             # An entry holds the token and the most likely one; a greedy token is both.
-            results.append(
-                (
-                    sum(entry[token] for token, entry in scored),
-                    all(len(entry) == 1 for _, entry in scored),
-                )
-            )
-        return results
+            logprob = sum(entry[token] for token, entry in scored)
+            yield i, (logprob, all(len(entry) == 1 for _, entry in scored))
+        report_errors([*outputs.values()], "raise")
 
     def _score_alone(self, whole: list[int], continuation: list[int]) -> tuple[float, bool]:
         logits = self.llm.logits(whole[:-1])[-len(continuation) :]
@@ -318,10 +319,13 @@ class MiniVLLM(TemplateLM):
         for chunk in self._chunks(lengths, "Running generate_until requests", disable_tqdm):
             outputs = self.llm.generate([prompts[i] for i in chunk], [params[i] for i in chunk])
             for i, output in zip(chunk, outputs, strict=True):
+                if output.outputs[0].error is not None:
+                    continue
                 # The output is decoded without the context, as in lm-eval's other models.
                 text = self.tokenizer.decode(output.outputs[0].token_ids)
                 texts[i] = postprocess_generated_text(text, stops[i], self.think_end_token)
                 self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
+            report_errors(outputs, "raise")  # the others are in lm-eval's cache
         return texts
 
     def _sampling(self, options: Mapping[str, Any]) -> tuple[SamplingParams, list[str]]:

@@ -14,6 +14,7 @@ from minivllm.engine.request import Group, Request
 from minivllm.engine.scheduler import Scheduler
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.extras.adjust_logits import adjust_logits
+from minivllm.kernels.ranking import largest
 
 # (natural log of the probability, token id), the best first
 Continuations = Sequence[tuple[float, int]]
@@ -232,11 +233,12 @@ def best_continuations(
     positions = [beam.num_tokens for beam in beams]
     adjust_logits(beams, positions, logprobs.shape[1]).apply(logprobs)
     most = max(beam.params.beam_width * max(2, 1 + len(beam.stop_ids)) for beam in beams)
-    values, token_ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
+    finite = (~logprobs.amax(-1).isnan()).tolist()
+    values, token_ids = largest(logprobs, min(most, logprobs.shape[1]))
     candidates = [
         [*zip(*row, strict=True)] for row in zip(values.tolist(), token_ids.tolist(), strict=True)
     ]
-    for beam, pairs in zip(beams, candidates, strict=True):
-        if math.isnan(pairs[0][0]):
+    for beam, is_finite in zip(beams, finite, strict=True):
+        if not is_finite:
             beam.error = beam.error or NonFiniteLogits.of(beam.request_id, beam.num_tokens)
     return [[pair for pair in pairs if pair[0] > -math.inf] for pairs in candidates]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from minivllm.kernels.ranking import largest
+
 
 def top_logprobs(
     logits: Tensor, chosen: Sequence[int], counts: Sequence[int | None]
@@ -22,10 +24,12 @@ def top_logprobs(
         return result
     rows = list(asked)
     # All rows at once: three copies to the host a step, not three a row.
-    logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
+    scores = logits[rows].float()
+    logprobs = torch.log_softmax(scores, dim=-1)
     every = logprobs.shape[1]
     asked = {row: every if count < 0 else min(count, every) for row, count in asked.items()}
-    values, ids = (t.tolist() for t in logprobs.topk(max(asked.values())))
+    top = largest(scores, max(1, *asked.values()))[1]
+    values, ids = logprobs.gather(1, top).tolist(), top.tolist()
     own = logprobs.gather(
         1, torch.tensor([[chosen[row]] for row in rows], device=logits.device)
     ).tolist()

@@ -40,7 +40,7 @@ def run(config: dict[str, Any]) -> int:
     shown = printable if sys.stdout.isatty() else str  # a file or a pipe gets the raw text
 
     def show_all(llm: LLM) -> int:
-        (result,) = llm.generate(prompt, llm.default_params)
+        (result,) = llm.generate(prompt, llm.default_params, on_error="raise")
         for output in result.outputs:
             score = "" if output.score is None else f", score {output.score:.4f}"
             print(f"--- {output.index + 1}: {len(output.token_ids)} tokens{score}", file=sys.stderr)

@@ -113,7 +113,7 @@ def test_it_is_named_and_leaves_nothing_for_others(llm: LLM) -> None:
     with pytest.raises(
         NonFiniteLogits, match=r"request \d+: .* at position 5 are not finite .*quant=fp32"
     ):
-        llm.generate([[20, 21, 22, 23]], broken)
+        llm.generate([[20, 21, 22, 23]], broken, on_error="raise")
     pieces = llm.stream([20, 21, 22, 23], broken)
     assert next(pieces).token_id == BROKEN
     with pytest.raises(NonFiniteLogits, match="not finite"):

@@ -159,10 +159,14 @@ def test_a_row_without_top_p_keeps_what_hardly_ever_comes() -> None:
         ),
         min_size=2,
         max_size=6,
-    )
+    ),
+    st.booleans(),
 )
-def test_a_token_does_not_depend_on_its_neighbours(params: list[SamplingParams]) -> None:
+def test_a_token_does_not_depend_on_its_neighbours(
+    params: list[SamplingParams], ties: bool
+) -> None:
     logits = torch.randn(len(params), 50, generator=torch.Generator().manual_seed(0))
+    logits = logits.round() if ties else logits
     requests = [request(p, [3, 4, 3, 9], prompt=2, seed=i) for i, p in enumerate(params)]
     together = [s for s in sample(logits, requests)]
     alone = [sample(logits[i : i + 1], [r])[0] for i, r in enumerate(requests)]

@@ -99,6 +99,39 @@ def test_a_continuation_that_cannot_be_scored_is_refused(pair: Pair) -> None:
             pair.ours._loglikelihood_tokens([(("a", "b"), [1], continuation)])
 
 
+def test_answers_beside_one_that_fails_are_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lm-eval's cache has them when the error comes."""
+    from lm_eval.api.instance import Instance
+
+    kept: list[tuple[str, Any]] = []
+
+    class Hook:
+        def add_partial(self, kind: str, key: Any, value: Any) -> None:
+            kept.append((kind, key))
+
+    generate = pair.ours.llm.generate
+
+    def one_fails(*given: Any) -> Any:
+        results = generate(*given)
+        results[1].outputs[0].error = ArithmeticError("mine")
+        return results
+
+    monkeypatch.setattr(pair.ours, "cache_hook", Hook())
+    monkeypatch.setattr(pair.ours.llm, "generate", one_fails)
+    scored = [(("a", str(i)), [5, 6, 7], [8] * (3 - i)) for i in range(3)]
+    with pytest.raises(ArithmeticError, match="mine"):
+        pair.ours._loglikelihood_tokens(scored, disable_tqdm=True)
+    asked = [
+        Instance("generate_until", {}, ("a" * (3 - i), {"max_gen_toks": 2}), 0) for i in range(3)
+    ]
+    with pytest.raises(ArithmeticError, match="mine"):
+        pair.ours.generate_until(asked, disable_tqdm=True)
+    found = [("loglikelihood", scored[i][0]) for i in (0, 2)]
+    assert kept == found + [("generate_until", asked[i].args) for i in (0, 2)]
+
+
 # ---- rolling
 
 

@@ -18,3 +18,10 @@ def test_logprobs_are_those_of_the_model() -> None:
     for found in (two, every):
         for token, value in found.items():
             assert value == pytest.approx(float(expected[token]), abs=1e-6)
+
+
+def test_equal_logits_are_listed_by_token_id_whoever_is_beside() -> None:
+    logits = torch.tensor([1.0, 2.0, 2.0, 2.0, 2.0, 0.0]).expand(2, -1)
+    for neighbour in (0, 3, 5, -1):
+        row = top_logprobs(logits, [0, 0], [2, neighbour])[0]
+        assert row is not None and [*row] == [0, 1, 2]

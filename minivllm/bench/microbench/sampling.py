@@ -95,7 +95,7 @@ def _drawn(logits: Tensor, requests: list[Request]) -> Tensor:
 
 def _sorted_whole(logits: Tensor, requests: list[Request]) -> Tensor:
     """The same draws, from the whole vocabulary in order: int64 [rows]."""
-    scores, token_ids = logits.float().sort(dim=-1, descending=True)
+    scores, token_ids = logits.float().sort(dim=-1, descending=True, stable=True)
     columns = _columns(logits, requests)
     probs = filter_probs(scores.softmax(-1), columns)
     noise = exponential_noise(columns.seeds, columns.positions.long(), token_ids)

@@ -18,6 +18,7 @@ from minivllm.engine.extension import Extensions
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import filter_probs
 from minivllm.extras.speculative.uniform import uniform
+from minivllm.kernels.ranking import largest
 
 VERDICT, DRAW = 1, 2  # salts of random numbers
 
@@ -76,8 +77,8 @@ class Rejection:
         probs = torch.softmax(scores[0].double() / request.params.temperature, -1)
         if request.params.filters:
             columns = SamplingColumns.upload(pack_columns([request], [0], [0]), probs.device)
-            values, ids = probs.sort(descending=True, stable=True)
-            kept = filter_probs(values[None].float(), columns)[0].double()
+            ids = largest(scores, scores.shape[1])[1][0]
+            kept = filter_probs(probs[ids][None].float(), columns)[0].double()
             probs = torch.zeros_like(probs).index_copy_(0, ids, kept)
         return probs / probs.sum()
 

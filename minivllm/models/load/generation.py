@@ -86,9 +86,16 @@ def decoding_defaults(folder: Path | None) -> dict[str, Any]:
 
 
 def described(defaults: dict[str, Any]) -> str:
-    """Defaults in words, with a remark on values that stand for all smaller ones."""
+    """One line that names a checkpoint's defaults, with a remark on values that stand for all
+    smaller ones; empty where there are none."""
     least = " (the least that is not 0)"
-    return ", ".join(f"{k}={v}{least if LEAST.get(k) == v else ''}" for k, v in defaults.items())
+    settings = (f"{k}={v}{least if LEAST.get(k) == v else ''}" for k, v in defaults.items())
+    if not defaults:
+        return ""
+    return (
+        f"the model's generation_config.json sets {', '.join(settings)}, which decoding leaves "
+        "open; decoding=greedy sets them"
+    )
 
 
 def unset_defaults(

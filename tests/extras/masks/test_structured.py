@@ -144,7 +144,7 @@ def test_texts_go_with_stop_strings_and_other_masks(llm: LLM) -> None:
 def test_more_tokens_than_a_grammar_has_are_an_error(llm: LLM) -> None:
     params = replace(DRAWN, structured_outputs=StructuredOutputs(choice=("ab",)), min_tokens=5)
     with pytest.raises(BadInput, match="allow no token after 2 generated ones"):
-        llm.generate("x", params)
+        llm.generate("x", params, on_error="raise")
 
 
 PROMPT = b'{"kind": "leaf", "next": {"kind": 3}} {"score": 25, "tags": ["abab", "abab"]}'

@@ -165,7 +165,8 @@ def test_a_mask_may_fail_after_a_wrong_draft_and_not_after_a_right_one(
             draft_with(llm.engine, Scripted(draft, num_speculative_tokens=5), rule)
             assert serve(llm.engine, asked) == expected
     with pytest.raises((KeyError, BadInput)), load(folder, *PROPOSERS["draft"]) as llm:
-        llm.generate([one.prompt for one in asked], [one.params for one in asked])
+        prompts, params = [one.prompt for one in asked], [one.params for one in asked]
+        llm.generate(prompts, params, on_error="raise")
 
 
 def test_a_draft_models_own_masks_fail_nobody(folder: Path, plain: LLM) -> None:
