@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.capacity import TASK, UNITS, Capacity, Criterion, Probe
+from minivllm.bench.metrics.objectives import all_met, is_met
 from minivllm.bench.metrics.request_trace import UNMEASURED
 from minivllm.bench.records.identity import cell_id, digest
 from minivllm.bench.records.reading import record_in
@@ -57,8 +58,8 @@ def met(
 
     One that did not complete met none; one of a single token meets any TPOT. A measurement that
     timed out counts as one whose queue grew without end: no request met them. Of other failures,
-    where there was no time for all requests to come, and where their table is missing or torn,
-    nothing can be said.
+    where there was no time for all requests to come, where their table is missing or torn, and
+    where a TPOT is not known (see `is_met`), nothing can be said.
 
     Args:
         directory: of the record.
@@ -72,17 +73,20 @@ def met(
     limits = objectives(record["config"]["measure"]["slo"] if slo is None else slo)
     digest = (record.get("digests") or {}).get(REQUESTS)
     try:
-        rows = read_table(directory, REQUESTS, digest, ["status", *limits]).to_pylist()
+        columns = ["status", "output_tokens", *limits]
+        rows = read_table(directory, REQUESTS, digest, columns).to_pylist()
     except BadInput:
         return None
-    if any(name not in row for row in rows[:1] for name in ("status", *limits)):
+    if any(name not in row for row in rows[:1] for name in columns):
         return None
-    return [
-        row["status"] == "ok"
-        and all(row[name] is None or row[name] <= limits[name] for name in limits)
+    seen = [
+        all_met(is_met(name, row[name], row["output_tokens"], limits[name]) for name in limits)
+        if row["status"] == "ok"
+        else False
         for row in rows
         if row["status"] != UNMEASURED
     ]
+    return None if None in seen else [bool(one) for one in seen]
 
 
 @dataclass(frozen=True)

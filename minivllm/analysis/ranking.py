@@ -149,11 +149,15 @@ def _behind(cell: Cell, rows: Sequence[Row], e2e_s: float | None) -> bool:
     window_s, served = cell.mean("metrics.duration_s"), cell.mean("metrics.requests_per_s")
     spans = [span for row in rows if (span := _arriving_s(row)) is not None]
     arriving_s = math.fsum(spans) / len(spans) if spans else None
-    if window_s and arriving_s is not None:
+    served_s, limit_s = window_s, number(rows[0].get("config.measure.duration_s"))
+    if arriving_s is not None and limit_s is not None and arriving_s > limit_s:
+        # The measurement ended by time, before the requests that were due within it.
+        arriving_s, served_s = limit_s, cell.mean("metrics.counted.served_s")
+    if served_s and arriving_s is not None:
         # The last request's latency lies in the window, too, and is no sign of a queue.
-        draining_s = window_s - arriving_s
+        draining_s = served_s - arriving_s
         own_s = min(e2e_s, draining_s) if e2e_s is not None else 0.0
-        return own_s > arriving_s or arriving_s < KEPT_UP * (window_s - own_s)
+        return own_s > arriving_s or arriving_s < KEPT_UP * (served_s - own_s)
     waiting_s = _seconds(cell, "queue_ms") or _seconds(cell, "ttft_ms")
     if window_s and waiting_s is not None:
         return waiting_s > WAITING * window_s

@@ -10,6 +10,7 @@ from functools import cached_property
 from minivllm.bench.driver import full_batch
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.latency import Metric
+from minivllm.bench.metrics.objectives import unknown_objective
 from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.options import MeasureOptions
@@ -77,24 +78,26 @@ class OfferedLoad:
             max_num_seqs: most requests that the engine runs at once.
         """
         batch = full_batch(max_num_seqs, self.arrival, self.sent(traces).num_conversations)
-        whole = metrics.compute(traces, self.slo, batch, self.metrics)
+        sessions = self.workload.sessions
+        whole = metrics.compute(traces, self.slo, batch, self.metrics, sessions=sessions)
         if (until_s := self.until_s(traces)) is None:
             return whole, whole
-        return whole, metrics.compute(traces, self.slo, batch, self.metrics, until_s)
+        return whole, metrics.compute(traces, self.slo, batch, self.metrics, until_s, sessions)
 
     def notes(self, traces: Sequence[RequestTrace]) -> list[str]:
         """Sentences for the record on what was left out, or not measured."""
-        stopping, notes, count = self.stopping, list(self.workload.notes), len(self.workload)
+        stopping, count, until_s = self.stopping, len(self.workload), self.until_s(traces)
+        measured = [t for t in traces if until_s is None or t.scheduled_s < until_s]
+        notes = [*self.workload.notes, *unknown_objective(measured, self.slo)]
         if stopping.duration_s is None or stopping.failing:
             return notes
-        until_s = self.until_s(traces)
         if until_s is None:
             return [
                 *notes,
                 f"the {count} requests of the workload were over before "
                 f"measure.duration_s={stopping.duration_s:g}: ask for more",
             ]
-        cooling = sum(trace.scheduled_s >= until_s for trace in traces)
+        cooling = len(traces) - len(measured)
         return [
             *notes,
             f"measure.duration_s={stopping.duration_s:g}: the {len(traces) - cooling} of {count} "

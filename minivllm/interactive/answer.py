@@ -11,7 +11,7 @@ from minivllm.serving.parsing.reasoning import ThinkingSplitter
 
 @dataclass
 class Answer:
-    """The text of an answer, its tokens and its times.
+    """The text of an answer, its tokens (those of its first piece apart) and its times.
 
     `text` has no thinking blocks; `ttft_s` and `finished_s` are seconds from the request, which is
     made at `begun_s` of `time.perf_counter`. A server may not tell how many tokens a prompt has
@@ -21,6 +21,7 @@ class Answer:
     text: str = ""
     num_prompt_tokens: int | None = 0
     num_tokens: int = 0
+    num_first_tokens: int = 0
     is_counted: bool = True
     ttft_s: float | None = None
     finished_s: float = 0.0
@@ -29,10 +30,12 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first one, divided by their time; None with fewer than two tokens."""
-        if self.ttft_s is None or self.num_tokens < 2 or self.finished_s <= self.ttft_s:
+        """Tokens after those of the first piece, divided by their time; None where there are
+        none."""
+        later = self.num_tokens - max(1, self.num_first_tokens)
+        if self.ttft_s is None or later < 1 or self.finished_s <= self.ttft_s:
             return None
-        return (self.num_tokens - 1) / (self.finished_s - self.ttft_s)
+        return later / (self.finished_s - self.ttft_s)
 
     @property
     def rate(self) -> str:
@@ -92,7 +95,8 @@ def collect(
     try:
         for piece in pieces:
             answer.finished_s = time.perf_counter() - answer.begun_s
-            answer.ttft_s = answer.ttft_s or answer.finished_s
+            if answer.ttft_s is None:
+                answer.ttft_s, answer.num_first_tokens = answer.finished_s, piece.num_tokens
             answer.num_tokens += piece.num_tokens
             answer.finish_reason = piece.finish_reason or "abort"
             watch(answer)

@@ -11,9 +11,8 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import listing
 from minivllm.analysis.rows import Row, number, status_of
 from minivllm.analysis.tables import frame
-from minivllm.bench.metrics.latency import fewest
+from minivllm.bench.metrics.latency import fewest, token_gaps
 from minivllm.bench.records.storage import REQUESTS
-from minivllm.report.figures.distributions import token_gaps
 from minivllm.report.tables import COLUMNS, Column
 
 LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
@@ -79,8 +78,8 @@ def _found(table: Any, metric: str, percentiles: Sequence[float]) -> dict[str, f
     if metric in table:
         values = done[metric].dropna().to_numpy(dtype=float)
     elif metric == "itl_ms" and "token_times_s" in table:
-        gaps = [token_gaps(np.asarray(times, dtype=float)) for times in done["token_times_s"]]
-        values = np.concatenate([np.empty(0), *gaps])
+        times = (np.asarray(each, dtype=float).tolist() for each in done["token_times_s"])
+        values = np.array([gap for each in times for gap in token_gaps(each)], dtype=float)
     else:
         return {}
     return {

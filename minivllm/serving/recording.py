@@ -12,6 +12,7 @@ from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.hardware.telemetry import Telemetry
 from minivllm.bench.metrics import metrics
+from minivllm.bench.metrics.objectives import unknown_objective
 from minivllm.bench.metrics.price import cost
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import recorded_requests
@@ -130,6 +131,7 @@ class Recorder:
         figures = metrics.compute(traces, vars(measure.slo), info.max_num_seqs)
         notes = [
             *info.warnings,
+            *unknown_objective(traces, vars(measure.slo)),
             "served traffic: prompts and arrivals are those of clients; TTFT begins where the "
             "server has the prompt's tokens, and ends where the engine has the first one",
         ]

@@ -210,7 +210,12 @@ class _Search:
         record = read_record(measurement.path / storage.RECORD)
         self.latencies.setdefault(rate, record.get("metrics") or {})
         seen = met(measurement.path, record, self.slo)
-        assert seen is not None
+        if seen is None:
+            raise _Failed(
+                f"{measurement.arm}: which requests meet the objectives is not known: the table of "
+                f"requests is missing or torn, or answers of several tokens came in one chunk, "
+                f"which have no TPOT (see {measurement.path})"
+            )
         return seen
 
     def duration(self, rate: float) -> str:

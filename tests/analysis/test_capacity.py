@@ -328,6 +328,16 @@ def test_a_result_is_read_back_from_records(tmp_path: Path) -> None:
     ) == [False]
 
 
+def test_an_answer_in_one_chunk_decides_nothing(tmp_path: Path) -> None:
+    """Its time per output token is not known, so neither is whether the rate holds."""
+    row = {"status": "ok", "tpot_ms": None, "ttft_ms": 5.0}
+    config = {"measure": {"slo": {"tpot_ms": 1e3, "ttft_ms": 1e3}}}
+    for name, tokens, expected in (("one", 1, [True]), ("several", 5, None)):
+        record = Record(name, name, "s", name, 0, "ok", {})
+        write_record(tmp_path / name, record, [{**row, "output_tokens": tokens}])
+        assert met(tmp_path / name, {"status": "ok", "config": config}) == expected
+
+
 # ---- the task
 
 

@@ -18,10 +18,16 @@ from minivllm.analysis.cells import gather
 from minivllm.analysis.comparison import compare
 from minivllm.analysis.ranking import LATENCIES, caution, keeps_up, rank
 from minivllm.analysis.rows import Row
+from minivllm.bench.driver import drive
+from minivllm.bench.offered_load import OfferedLoad
+from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records.record import Percentiles
+from minivllm.bench.workloads.arrivals import Constant
+from minivllm.engine.options import SamplingParams
 from minivllm.report.ranking import not_separated
 from minivllm.report.tables import speedups
 from minivllm.report.verdict import verdict
+from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 from tests.experiments.synthetic import ablation_rows
 from tests.report.synthetic import make_record, write
 
@@ -96,6 +102,30 @@ def test_what_comes_faster_than_it_is_served_caps_nothing(
     assert ranking.metrics == (LATENCIES if well else ("output_tokens_per_s",))
     assert ("sets the throughput" in ranking.notes[0]) is well
     assert ("not keep up" in ranking.notes[0]) is not well
+
+
+@pytest.mark.parametrize(("rate", "well"), [(0.25, True), (3.0, False), (10.0, False)])
+def test_an_overload_that_ends_by_time_is_not_kept_up_with(rate: float, well: bool) -> None:
+    """An engine that serves a request a second, measured for a minute of a longer workload."""
+    measure = MeasureOptions(duration_s=60.0)
+    load = OfferedLoad.of(workload(*[(2, 1)] * 1000), Constant(rate), SamplingParams(), measure)
+    engine = ScriptedEngine(ScriptedClock(), max_num_seqs=1)
+    traces = drive(
+        *(engine, load.workload, load.arrival, load.params, engine.clock), stopping=load.stopping
+    )
+    figures = load.figures(traces, 1)[1]
+    assert figures.duration_s == 60 and figures.counted.due == 60 * rate
+    found = cell(
+        config__arrival___target_=f"{Constant.__module__}.Constant",
+        config__arrival__rate=rate,
+        choices__arrival="constant",
+        config__workload__num_requests=1000,
+        config__measure__duration_s=60.0,
+        **{f"metrics__{name}": getattr(figures, name) for name in ("duration_s", "requests_per_s")},
+        metrics__e2e_ms__mean=figures.e2e_ms.mean,
+        metrics__counted__served_s=figures.counted.served_s,
+    )
+    assert keeps_up(found) is well
 
 
 def test_users_who_think_longer_than_they_wait_set_the_throughput() -> None:

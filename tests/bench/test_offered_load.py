@@ -59,6 +59,15 @@ def test_tokens_of_the_cool_down_count_within_the_window_alone() -> None:
     assert whole.output_tokens == 36
 
 
+def test_the_reason_for_a_null_goodput_is_a_note() -> None:
+    load, traces = driven(MeasureOptions(slo=SLOOptions(tpot_ms=5000)), Constant(1.0), 3)
+    assert load.notes(traces) == []
+    traces[1].token_times = [traces[1].token_times[-1]] * 3
+    (note,) = load.notes(traces)
+    assert note.startswith("measure.slo.tpot_ms: the time per output token of 1 of 3 requests")
+    assert load.figures(traces, 64)[0].goodput_requests_per_s is None
+
+
 def test_a_workload_that_is_over_too_soon_is_said_to_be() -> None:
     load, traces = driven(replace(MEASURE, duration_s=60.0), Constant(1.0), 3)
     whole, figures = load.figures(traces, 64)

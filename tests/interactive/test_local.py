@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from minivllm.engine.options import SamplingParams
+from minivllm.interactive.answer import Answer
 from minivllm.interactive.local import stream_answer
 from minivllm.llm import StreamPiece
 
@@ -65,3 +66,10 @@ def test_no_rate_from_fewer_than_two_tokens(tokens: int, rate: float | None) -> 
     llm = FakeLLM(["a"] * tokens)
     answer = stream_answer(llm, "x", SamplingParams(), lambda t, s: None)  # type: ignore[arg-type]
     assert answer.tokens_per_s is rate
+
+
+def test_a_rate_counts_the_tokens_after_the_first_piece() -> None:
+    answer = Answer(num_tokens=20, num_first_tokens=11, ttft_s=0.11, finished_s=0.2)
+    assert answer.tokens_per_s == pytest.approx(100)
+    answer.num_first_tokens = 20
+    assert answer.tokens_per_s is None and answer.rate == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -78,12 +79,11 @@ class TTFO(Distribution):
 
 class ITL(Distribution):
     """Inter-token latency: how evenly tokens flow. Tokens that arrive together share the wait for
-    them.
+    them; those of the first chunk were waited for by TTFT and give no sample.
 
-    Formula: k tokens that arrive together at t, the previous at t', give k samples of 1000 (t - t')
-    / k; of those that come with the first token, each after it gives a sample of 0. Pooled over
-    requests, so that a request of n tokens gives n - 1 samples with the sum 1000 (t_n - t_1). One
-    all of whose tokens come at once, as a beam search's do, has none.
+    Formula: k tokens that arrive together at t, the previous chunk at t', give k samples of 1000 (t
+    - t') / k. Pooled over requests: a request of n tokens, k of them in its first chunk, gives n -
+    k samples with the sum 1000 (t_n - t_1), and one that came in one chunk none.
     Example: a's two tokens at 102 share the second since 101: 500 and 500 ms, then 1000; b 1000:
     mean 750.
     """
@@ -91,25 +91,15 @@ class ITL(Distribution):
     name = "itl_ms"
 
     def samples(self, trace: RequestTrace) -> list[float]:
-        times = trace.token_times
-        if times[-1] == times[0]:
-            return []
-        gaps: list[float] = []
-        last, start = times[0], 1
-        while start < len(times):
-            end = start + 1
-            while end < len(times) and times[end] == times[start]:
-                end += 1
-            gaps.extend([1e3 * (times[start] - last) / (end - start)] * (end - start))
-            last, start = times[start], end
-        return gaps
+        return token_gaps(trace.token_times)
 
 
 class TPOT(Distribution):
-    """Time per output token after the first, one figure a request; those whose tokens come at once
-    have none.
+    """Time per output token after the first chunk, one figure a request; null for one that came in
+    one chunk.
 
-    Formula: (E2E - TTFT) / (n - 1) = 1000 (t_n - t_1) / (n - 1).
+    Formula: 1000 (t_n - t_1) / (n - k), with k tokens in the first chunk; with one, (E2E - TTFT) /
+    (n - 1).
     Example: a 2000 / 3 = 666.7 ms, b 1000 / 1: mean 833.333.
     """
 
@@ -117,7 +107,8 @@ class TPOT(Distribution):
 
     def samples(self, trace: RequestTrace) -> list[float]:
         times = trace.token_times
-        return [1e3 * (times[-1] - times[0]) / (len(times) - 1)] if times[-1] > times[0] else []
+        later = len(times) - bundled(times)
+        return [1e3 * (times[-1] - times[0]) / later] if later else []
 
 
 class E2E(Distribution):
@@ -144,6 +135,24 @@ class Queue(Distribution):
 
     def samples(self, trace: RequestTrace) -> list[float]:
         return [] if trace.started_s is None else [1e3 * (trace.started_s - trace.scheduled_s)]
+
+
+def token_gaps(times: Sequence[float]) -> list[float]:
+    """ITL samples of one request in milliseconds, from the ascending times of its tokens."""
+    gaps: list[float] = []
+    last, start = times[0], bundled(times)
+    while start < len(times):
+        end = start + 1
+        while end < len(times) and times[end] == times[start]:
+            end += 1
+        gaps.extend([1e3 * (times[start] - last) / (end - start)] * (end - start))
+        last, start = times[start], end
+    return gaps
+
+
+def bundled(times: Sequence[float]) -> int:
+    """Tokens that arrived in a request's first chunk, by the ascending times of all of them."""
+    return bisect_right(times, times[0])
 
 
 def fewest(p: float) -> int:

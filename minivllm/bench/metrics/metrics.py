@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minivllm.bench.metrics.latency import E2E, ITL, TPOT, TTFO, TTFT, Distribution, Metric, Queue
-from minivllm.bench.metrics.objectives import Attained, Goodput, GoodTokens
+from minivllm.bench.metrics.objectives import Attained, Goodput, GoodTokens, good_requests
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.window import Run, Span
-from minivllm.bench.records.record import Metrics, Window
+from minivllm.bench.records.record import Metrics, RequestCounts, Window
 
 
 class Rate(Metric):
@@ -38,7 +38,7 @@ class Rate(Metric):
         return (
             None
             if span is None
-            else sum(self.count(trace, span) for trace in run.present) / span.duration_s
+            else sum(self.count(trace, span) for trace in run.traces) / span.duration_s
         )
 
     def measure(self, run: Run) -> float | None:
@@ -166,8 +166,10 @@ class Steady(Metric):
     """Throughput while the engine is fully loaded: ramp-up and the drain at the end are left out.
 
     Formula: as the three throughputs, over the span from when the running requests first number
-    min(max_num_seqs, concurrency or number of requests) to when the last request leaves the queue;
-    null if that never happens, or if nothing waits any more once the batch is full.
+    min(max_num_seqs, concurrency or number of requests) to when so many last run and no request
+    waits in the queue any more, at most to the last start. One waits there whose wait two others
+    or more end in; a conversation or session runs from its first start to its last token. Null if
+    that never happens, or if nothing waits any more once the batch is full.
     Example: full from 100 s (room for one), nothing waits from 103: 3 s, and in them a's 4 tokens:
     1.33333 a second.
     """
@@ -183,6 +185,34 @@ class Steady(Metric):
             output_tokens_per_s=OutputThroughput().over(run, span),
             total_tokens_per_s=TotalThroughput().over(run, span),
             requests_per_s=RequestThroughput().over(run, span),
+        )
+
+
+class Counted(Metric):
+    """Which requests the figures count: latencies and attainment those that were due within the
+    window and completed, rates and goodput those of them whose last token came within it.
+
+    Formula: `due` are the requests that were due before `measure.duration_s` was over, or all;
+    `ended` of them had their last token within the window of the throughput, `good` of these meet
+    every objective, and `steady` of them ended within the steady window. `served_s` is the time
+    from the first arrival until the last of `due` had ended.
+    Example: a and b are due, and both end within the window: 2, 2; with slo.ttft_ms=2000 good is 1,
+    and a alone ends within the steady window: 1. The last token comes after 5 s.
+    """
+
+    name = "counted"
+    unit = "requests, s"
+
+    def measure(self, run: Run) -> RequestCounts:
+        ends = [trace.token_times[-1] for trace in run.traces]
+        last_s = max(ends, default=run.last_end_s)
+        started = run.first_arrival_s is not None and last_s is not None
+        return RequestCounts(
+            due=run.asked,
+            ended=len(run.ended_in(run.whole)),
+            good=good_requests(run),
+            steady=len(run.ended_in(run.steady)) if run.steady else None,
+            served_s=(last_s or 0.0) - (run.first_arrival_s or 0.0) if started else None,
         )
 
 
@@ -205,6 +235,7 @@ METRICS: tuple[Metric, ...] = (
     OutputTokens(),
     ReasoningTokens(),
     Steady(),
+    Counted(),
 )
 
 
@@ -214,6 +245,7 @@ def compute(
     max_running: int,
     own: Mapping[str, Metric] | None = None,
     until_s: float | None = None,
+    sessions: Mapping[str, str] | None = None,
 ) -> Metrics:
     """All metrics of one measurement.
 
@@ -223,17 +255,17 @@ def compute(
         max_running: most requests that can run at once (`driver.full_batch`).
         own: metrics of the user's own, by their names in the record's `metrics.own`.
         until_s: clock seconds at which the measurement ended by time: requests that were due later
-            are not measured, and throughput counts up to there. None: the workload ended it.
+            are not measured, and rates count what came up to there. None: the workload ended it.
+        sessions: the conversation or session of each request that is one of several calls.
     """
-    measured, others = list(traces), []
-    if until_s is not None:
-        measured = [trace for trace in traces if trace.scheduled_s < until_s]
-        others = [trace for trace in traces if trace.scheduled_s >= until_s and trace.completed]
+    measured = [trace for trace in traces if until_s is None or trace.scheduled_s < until_s]
     completed = [trace for trace in measured if trace.completed]
     first_arrival = min((trace.scheduled_s for trace in traces), default=None)
     last_end = max((trace.ended_s for trace in traces if trace.ended_s is not None), default=None)
     run = Run(
-        *(completed, first_arrival, last_end, max_running, slo, len(measured), others, until_s)
+        *(completed, first_arrival, last_end, max_running, slo, len(measured), until_s),
+        sent=[trace for trace in traces if trace.completed],
+        sessions=sessions or {},
     )
     values = {metric.name: metric.measure(run) for metric in METRICS}
     return Metrics(**values, own={name: one.measure(run) for name, one in (own or {}).items()})

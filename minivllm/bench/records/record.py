@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from minivllm.bench.hardware.readings import Energy, Roofline
 from minivllm.bench.records.encoder_figures import EncoderFigures
+from minivllm.bench.records.recorded_parts import Provenance, RecordedConfig
 from minivllm.redaction import shown
 
 SCHEMA_VERSION = 2
@@ -52,6 +53,17 @@ class Attainment:
 
 
 @dataclass
+class RequestCounts:
+    """Which requests the figures count; see the metric `counted`."""
+
+    due: int = 0  # within the window, those that failed among them
+    ended: int = 0  # of these, within it
+    good: int | None = None  # of these, that meet every objective; null where goodput is
+    steady: int | None = None  # of those that ended, within the steady window
+    served_s: float | None = None  # from the first arrival to the end of the last that was due
+
+
+@dataclass
 class Metrics:
     """What the requests saw. Times in milliseconds; definitions in metrics.py."""
 
@@ -73,6 +85,7 @@ class Metrics:
     output_tokens: int = 0
     reasoning_tokens: int | None = None
     steady: Window = field(default_factory=Window)
+    counted: RequestCounts = field(default_factory=RequestCounts)
     own: dict[str, Any] = field(default_factory=dict)  # of `measure.metrics`: numbers, Percentiles
 
 
@@ -267,60 +280,6 @@ class Ablation:
     lossless: list[str] = field(default_factory=list)  # those that are declared to change no output
     # whether the command asked for the metric; else the records decide what ranks
     named: bool = False
-
-
-class RecordedMeasure(TypedDict, total=False):
-    """Those settings of a measurement whose types the readers go by."""
-
-    repeats: int | None
-    seed: int | None
-    slo: dict[str, float | None] | None
-    timeout_s: float | None
-
-
-class RecordedWorkload(TypedDict, total=False):
-    """Those knobs of a workload whose types the readers go by."""
-
-    num_requests: int | None
-
-
-class RecordedConfig(TypedDict, total=False):
-    """Those parts of a resolved configuration whose types the readers go by."""
-
-    choices: dict[str, str | None]
-    model: dict[str, Any]
-    quant: dict[str, Any]
-    cache: dict[str, Any]
-    engine: dict[str, Any]
-    runtime: dict[str, Any]
-    workload: RecordedWorkload
-    arrival: dict[str, Any]
-    measure: RecordedMeasure
-    task: dict[str, Any]
-
-
-class Device(TypedDict, total=False):
-    """Those facts about the device whose types the readers go by."""
-
-    name: str | None
-    kind: str | None
-
-
-class Provenance(TypedDict, total=False):
-    """Those facts about code and machine whose types the readers go by; see provenance.py."""
-
-    code_hash: str | None
-    git_sha: str | None
-    dirty_hash: str | None
-    packages: dict[str, str | None]
-    peer_packages: dict[str, str | None] | None
-    device: Device
-    driver: str | None
-    clocks: dict[str, float | None]
-    cpu: dict[str, Any]
-    threads: int | None
-    started_at: str | None
-    host: str | None
 
 
 @dataclass

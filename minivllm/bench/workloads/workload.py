@@ -124,6 +124,18 @@ class Workload:
         return len(sessions) + sum(request.session is None for request in self.openings)
 
     @cached_property
+    def sessions(self) -> dict[str, str]:
+        """The conversation or session of each request that is one of several."""
+        names: dict[str, str] = {}
+        for request in self.requests:
+            if request.session is not None:
+                names[request.request_id] = request.session
+            elif request.follows is not None:
+                first = names.setdefault(request.follows, request.follows)
+                names[request.request_id] = first
+        return names
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 over token ids (a lazy prompt's runs), max_tokens, ignore_eos and, where it has
         them, the time that a request came, the requests that it waits for and how long, the first

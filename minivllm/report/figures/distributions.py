@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, sig
 from minivllm.analysis.tables import frames
+from minivllm.bench.metrics.latency import token_gaps
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import MAX_LOOKS, Look, Looks
 from minivllm.report.figures.plots import latency_unit
@@ -90,22 +91,10 @@ def _samples(cell: Cell) -> list[np.ndarray]:
         ttft.append(frame.loc[done, "ttft_ms"].to_numpy(dtype=float))
         if "token_times_s" in frame:
             gaps += [
-                token_gaps(np.asarray(times, dtype=float))
+                np.array(token_gaps(np.asarray(times, dtype=float).tolist()))
                 for times in frame.loc[done, "token_times_s"]
             ]
     return [np.sort(np.concatenate(parts)) for parts in (ttft, gaps)]
-
-
-def token_gaps(times_s: np.ndarray) -> np.ndarray:
-    """ITL samples of one request in milliseconds, as `bench.metrics.ITL` defines them, from its
-    tokens' times."""
-    import numpy as np
-
-    arrivals, together = np.unique(times_s, return_counts=True)
-    if len(arrivals) < 2:
-        return np.zeros(0)
-    shared = np.repeat(np.diff(arrivals) / together[1:], together[1:])
-    return 1e3 * np.concatenate([np.zeros(int(together[0]) - 1), shared])
 
 
 def _shown_range(known: list[np.ndarray]) -> tuple[float, float]:

@@ -61,12 +61,13 @@ def token_buckets(most: int) -> list[float]:
 
 @dataclass
 class _Open:
-    """A request that has not ended: when the last token of each completion came, and how many came
-    in the present step."""
+    """A request that has not ended: when the last token of each completion came, how many came in
+    the present step, and how many were the first of their completions."""
 
     stream: TokenStream
     last_s: dict[int, float] = field(default_factory=dict)
     fresh: Counts[int] = field(default_factory=Counts)
+    num_first: int = 0
 
 
 class ServerMetrics(Collector):
@@ -150,6 +151,8 @@ class ServerMetrics(Collector):
                 self._ttft.observe(step.time_s - one.stream.arrived_s)
             for completion, count in one.fresh.items():
                 last = one.last_s.get(completion)
+                if last is None:
+                    one.num_first += count
                 for _ in range(count if last is not None else 0):
                     self._itl.observe((step.time_s - (last or 0.0)) / count)
                 one.last_s[completion] = step.time_s
@@ -161,7 +164,7 @@ class ServerMetrics(Collector):
 
     def _finish(self, stream: TokenStream) -> None:
         """Note the times of a request that has ended."""
-        if self._open.pop(stream.request_id, None) is None:
+        if (one := self._open.pop(stream.request_id, None)) is None:
             return
         if stream.unfinished:
             self._end("abort", stream.unfinished)
@@ -175,7 +178,7 @@ class ServerMetrics(Collector):
         self._prefill.observe(first - begun)
         self._decode.observe(last - first)
         self._inference.observe(last - begun)
-        each = stream.num_output_tokens / stream.num_completions - 1
+        each = (stream.num_output_tokens - one.num_first) / stream.num_completions
         if each > 0:
             self._tpot.observe((last - first) / each)
 

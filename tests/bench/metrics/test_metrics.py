@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from minivllm.bench.driver import drive, full_batch
 from minivllm.bench.metrics.glossary import FIGURES, glossary
-from minivllm.bench.metrics.latency import percentiles
+from minivllm.bench.metrics.latency import percentiles, token_gaps
 from minivllm.bench.metrics.metrics import METRICS, compute, request_rows
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records import record
 from minivllm.bench.records.reading import read_record, record_files
-from minivllm.bench.records.record import Attainment, Metrics, Percentiles, Window
+from minivllm.bench.records.record import Attainment, Metrics, Percentiles, RequestCounts, Window
 from minivllm.bench.records.storage import REQUESTS
 from minivllm.bench.records.tables import read_table
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline
@@ -104,9 +104,9 @@ def test_a_request_of_one_token_has_no_tpot_and_meets_any() -> None:
 def test_tokens_with_the_first_one_have_no_gap() -> None:
     engine = ScriptedEngine(ScriptedClock(), bursts={"a": [3, 1, 2]})
     metrics, _ = measure(engine, workload((2, 6)), Offline())
-    # Tokens at 1, 1, 1, 2, 3, 3: gaps 0, 0, 1000, 500, 500.
-    assert metrics.itl_ms == Percentiles(mean=400, p50=500, n=5)
-    assert metrics.tpot_ms.mean == 400  # 2000 / 5
+    # Tokens at 1, 1, 1, 2, 3, 3: gaps 1000, 500, 500.
+    assert metrics.itl_ms == Percentiles(mean=2000 / 3, p50=500, n=3)
+    assert metrics.tpot_ms.mean == 2000 / 3
     assert metrics.ttft_ms.mean == 1000
 
 
@@ -165,6 +165,86 @@ def test_steady_window_is_null_where_there_is_none() -> None:
     assert unknown.ttft_ms.mean == 2500  # 1000 and 4000
 
 
+def calls(session: str, *starts: float) -> list[RequestTrace]:
+    """Calls of a session, each of ten tokens in 10 s."""
+    return [
+        RequestTrace(
+            *(f"{session}.{i}", 5, start, start, start, start + 10),
+            *([start + k for k in range(1, 11)], [1] * 10, "length"),
+        )
+        for i, start in enumerate(starts)
+    ]
+
+
+def test_the_steady_window_of_sessions_ends_when_they_grow_fewer() -> None:
+    """Eight at once for 20 s, then one of them alone for 200 s more."""
+    traces = [trace for k in range(8) for trace in calls(f"s{k}", 0.0, 10.0)]
+    traces += calls("s7", *(20.0 + 10 * i for i in range(20)))
+    for sessions in ({}, {trace.request_id: trace.request_id[:2] for trace in traces}):
+        metrics = compute(traces, {}, 8, sessions=sessions)
+        assert metrics.steady == Window(20, 8.0, 12.0, 0.8)
+        assert metrics.counted.steady == 16
+
+
+def test_sessions_that_think_keep_their_places() -> None:
+    """Two sessions with 5 s between their calls, and a third that takes the place of the first."""
+    traces = calls("a", 0.0, 15.0) + calls("b", 2.0, 17.0, 32.0) + calls("c", 25.0)
+    sessions = {trace.request_id: trace.request_id[0] for trace in traces}
+    # Both places are taken from 2 to 35, when c ends; the last call starts at 32.
+    assert compute(traces, {}, 2, sessions=sessions).steady.duration_s == 30
+    assert compute(traces, {}, 3, sessions=sessions).steady == Window()
+
+
+def test_a_static_batch_that_drains_while_others_wait_is_steady() -> None:
+    """Two at a time, together: 4 s and 10 s, again, and then one alone, who waited for both."""
+    times = [(0.0, 4), (0.0, 10), (10.0, 4), (10.0, 10), (20.0, 10)]
+    traces = [
+        RequestTrace(
+            *(f"r{i}", 5, 0.0, 0.0, start, start + count),
+            *([start + k + 1 for k in range(count)], [1] * count, "length"),
+        )
+        for i, (start, count) in enumerate(times)
+    ]
+    assert compute(traces, {}, 2).steady == Window(20, 28 / 20, 48 / 20, 4 / 20)
+
+
+def test_the_steady_window_ends_with_the_measurement() -> None:
+    traces = [trace for k in range(9) for trace in calls(f"r{k}", 10.0 * (k // 2))]
+    assert compute(traces, {}, 2).steady.duration_s == 40
+    assert compute(traces, {}, 2, until_s=25.0).steady == Window(25, 2.0, 3.2, 0.16)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(1, 5), st.integers(0, 9)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 25),
+    st.sampled_from([{"ttft_ms": 3000.0}, {"ttft_ms": 4000.0, "e2e_ms": 6000.0}, {"tpot_ms": 9e3}]),
+)
+def test_goodput_counts_some_of_what_throughput_counts(
+    requests: list[tuple[int, int, int, int]], until_s: int, slo: dict[str, float]
+) -> None:
+    traces = []
+    for i, (due_s, wait_s, tokens, gap_s) in enumerate(requests):
+        times = [float(due_s + wait_s + gap_s * k) for k in range(tokens)]
+        trace = RequestTrace(f"r{i}", 5, due_s, due_s, due_s, times[-1], times, [1] * tokens)
+        trace.finish_reason = "length"
+        traces.append(trace)
+    metrics = compute(traces, slo, 4, until_s=float(until_s))
+    counted, rate = metrics.counted, metrics.requests_per_s
+    if rate is None or metrics.duration_s is None:
+        return
+    assert rate == pytest.approx(counted.ended / metrics.duration_s)
+    if counted.good is None:
+        assert metrics.goodput_tokens_per_s is None and metrics.goodput_requests_per_s is None
+        return
+    assert metrics.goodput_requests_per_s == pytest.approx(counted.good / metrics.duration_s)
+    assert counted.good <= counted.ended <= counted.due
+    assert (metrics.goodput_tokens_per_s or 0) <= (metrics.output_tokens_per_s or 0) + 1e-9
+
+
 def test_only_completed_requests_are_measured() -> None:
     engine = ScriptedEngine(ScriptedClock(), refuse={"a"}, abort={"b"})
     metrics, traces = measure(engine, workload((9, 9), (8, 8), (2, 3)), Offline())
@@ -209,10 +289,9 @@ def test_nothing_completed_is_null_not_millions() -> None:
     metrics, _ = measure(
         ScriptedEngine(ScriptedClock(), refuse={"a"}), workload((1, 5)), Offline(), ttft_ms=1
     )
-    expected = Metrics()
-    assert metrics == expected
+    assert metrics == Metrics(counted=RequestCounts(due=1))
     assert metrics.output_tokens_per_s is None
-    assert compute([], {}, 4) == expected
+    assert compute([], {}, 4) == Metrics()
 
 
 def test_percentiles_are_null_below_their_number_of_samples() -> None:
@@ -271,6 +350,8 @@ def test_the_examples_are_the_figures_of_the_scripted_engine() -> None:
             value = value.output_tokens_per_s
         elif isinstance(value, Attainment):
             value = value.all
+        elif isinstance(value, RequestCounts):
+            value = value.served_s
         numbers = re.findall(r"[\d.]*\d", str(entry["example"]))
         assert f"{value:.6g}" in numbers, entry
 
@@ -284,15 +365,30 @@ def test_figures_outside_the_metrics_are_fields_of_the_record() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.integers(1, 20))
-def test_gaps_add_up_to_the_time_after_the_first_token(bursts: list[int], output_len: int) -> None:
+def test_gaps_add_up_to_the_time_after_the_first_chunk(bursts: list[int], output_len: int) -> None:
     metrics, traces = measure(
         ScriptedEngine(ScriptedClock(), bursts={"a": bursts}), workload((1, output_len)), Offline()
     )
-    after_the_first = 1e3 * (traces[0].token_times[-1] - traces[0].token_times[0])
-    assert metrics.itl_ms.n == (output_len - 1 if after_the_first else 0)
+    times = traces[0].token_times
+    after_the_first = 1e3 * (times[-1] - times[0])
+    assert metrics.itl_ms.n == output_len - times.count(times[0])
     total = (metrics.itl_ms.mean or 0) * metrics.itl_ms.n
     assert total == pytest.approx(after_the_first)
     assert metrics.tpot_ms.mean == pytest.approx(metrics.itl_ms.mean)
+    assert all(gap > 0 for gap in token_gaps(times))
+
+
+def test_a_first_chunk_of_several_tokens_ends_no_gap() -> None:
+    """11 tokens after 110 ms and 9 more after 90: each took 10 ms, and the 11 say nothing of it."""
+    trace = RequestTrace("a", 3, 0.0, token_times=[0.11] * 11 + [0.2] * 9, finish_reason="length")
+    metrics = compute([trace], {}, 1)
+    assert metrics.itl_ms.n == 9
+    assert [metrics.itl_ms.p50, metrics.tpot_ms.mean] == pytest.approx([10, 10])
+    assert request_rows([trace])[0]["tpot_ms"] == pytest.approx(10)
+    trace.token_times = [0.2] * 20
+    metrics = compute([trace], {}, 1)
+    assert metrics.itl_ms == metrics.tpot_ms == Percentiles()
+    assert request_rows([trace])[0]["tpot_ms"] is None
 
 
 @pytest.mark.parametrize("sweep", ["decoding", "beam-width"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minivllm.bench.metrics.metrics import compute
+from minivllm.bench.metrics.objectives import unknown_objective
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records.record import Attainment
 
@@ -26,6 +27,22 @@ def test_each_objective_has_a_share_of_its_own_and_all_have_one() -> None:
     assert metrics.attainment == Attainment(ttft_ms=0.75, tpot_ms=0.5, e2e_ms=0.5, all=0.5)
     assert metrics.goodput_requests_per_s == pytest.approx(2 / 10)
     assert metrics.goodput_tokens_per_s == pytest.approx(12 / 10)
+
+
+def test_an_answer_in_one_chunk_meets_no_tpot_that_anybody_knows() -> None:
+    bundled, single = trace("bundled", 1.0, 1.0, 5), trace("single", 1.0, 1.0, 1)
+    both = {"ttft_ms": 3000.0, "tpot_ms": 100.0}
+    metrics = compute([FAST, bundled, FAILED], both, 4)
+    assert metrics.attainment == Attainment(ttft_ms=2 / 3)
+    assert metrics.goodput_requests_per_s is None and metrics.goodput_tokens_per_s is None
+    assert metrics.counted.good is None
+    (reason,) = unknown_objective([FAST, bundled, FAILED], both)
+    assert reason.startswith("measure.slo.tpot_ms: the time per output token of 1 of 2 requests")
+    # One of a single token has no gap to wait for, and without the objective nothing is unknown.
+    assert compute([FAST, single], both, 4).attainment == Attainment(ttft_ms=1, tpot_ms=1, all=1)
+    assert unknown_objective([FAST, single], both) == []
+    assert compute([bundled], {"ttft_ms": 3000.0}, 4).attainment == Attainment(ttft_ms=1, all=1)
+    assert unknown_objective([bundled], {"ttft_ms": 3000.0}) == []
 
 
 def test_an_objective_that_is_not_set_has_no_share() -> None:

@@ -16,20 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
-from minivllm.bench.metrics.latency import ITL
-from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records.record import Breakdown, Memory
 from minivllm.bench.records.storage import write_record
 from minivllm.report.figures import chart as chart_module
 from minivllm.report.figures import live, render
 from minivllm.report.figures.chart import Chart, Panel, Series, keys
-from minivllm.report.figures.distributions import distributions, token_gaps
+from minivllm.report.figures.distributions import distributions
 from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import BETTER, INK, NEUTRAL, ON_DARK, PALETTE, UNDECIDED, WORSE
 from minivllm.report.figures.parts import breakdown, memory
@@ -211,16 +207,6 @@ def test_what_is_packed_is_unpacked() -> None:
     assert json.loads(gzip.decompress(base64.b64decode(packed))) == [["c", [1, 2]]]
     assert live.packed([["c", [1, 2]]]) == packed
     assert b"Bokeh" in gzip.decompress(base64.b64decode(live.library()))
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=30))
-def test_gaps_between_tokens_are_those_of_the_metric(times: list[int]) -> None:
-    times.sort()
-    trace = RequestTrace("r", 1, 0.0)
-    trace.token_times = [float(t) for t in times]
-    found = token_gaps(np.array(trace.token_times))
-    assert sorted(found) == pytest.approx(sorted(ITL().samples(trace)))
-    assert len(found) == (len(times) - 1 if times[0] < times[-1] else 0)
 
 
 def cells_of(tmp_path: Path, *records: Any) -> list[Cell]:

@@ -99,13 +99,12 @@ class Timeline {
       this.outputs.set(number, item.end_s);
       if (item.engine) continue;
       sum += grown;
-      let later = grown;
       if (last === undefined) {
-        later -= 1;
         this.ttft.push([index, 1e3 * (item.end_s - (told ? told[5] : known.arrival))]);
+        continue; // the first tokens, however many, end no gap
       }
-      const ms = later ? (1e3 * (item.end_s - (last ?? item.end_s))) / grown : 0;
-      if (later) gaps.set(ms, (gaps.get(ms) ?? 0) + later);
+      const ms = (1e3 * (item.end_s - last)) / grown;
+      gaps.set(ms, (gaps.get(ms) ?? 0) + grown);
     }
     for (const [ms, count] of gaps) this.itl.push([index, ms, count]);
     for (const [, number, state] of item.states ?? []) {
