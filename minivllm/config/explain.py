@@ -27,7 +27,7 @@ from minivllm.errors import BadInput, meant, nearest
 # Names of other tools, whose arguments have no groups -> what to write here; "" where there is no
 # such thing. They are vLLM's unless `OF_OTHERS` has them.
 VLLM = {
-    "api_key": "task.api_keys, or engine.api_key_env of a server that is measured",
+    "api_key": "task.api_keys of preset=serve",
     "attention_backend": "attention=...",
     "base_url": "engine=openai engine.url",
     "cpu_offload_gb": "",

@@ -297,16 +297,21 @@ def flatten(record: dict[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
+def load_records(
+    paths: PathLike | Iterable[PathLike], *, empty_columns: bool = True
+) -> pandas.DataFrame:
     """A frame with a row a record and flattened columns; failed cells are rows like any other.
 
     Args:
         paths: as for `record_files`.
+        empty_columns: False leaves out columns that no record has a value in.
 
     Returns:
-        The frame; `frame.attrs["unreadable"]` lists the files that were left out, and
-        `frame.attrs["damaged"]` tables that are not those that were recorded. Each is a path with a
-        `reason`.
+        The frame. What a report's table names shorter is also a column of that name: each group's
+        option (`quant` is `choices.quant`), and each knob that differs between the records
+        (`cache.block_size` is `config.cache.block_size`). `frame.attrs["unreadable"]` lists the
+        files that were left out, and `frame.attrs["damaged"]` tables that are not those that were
+        recorded. Each is a path with a `reason`.
 
     Raises:
         BadInput: a place does not exist.
@@ -318,6 +323,9 @@ def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
     rows, unreadable = flat_rows_of(record_files(paths))
     _warn(unreadable)
     frame = pandas.DataFrame(rows)
+    frame = pandas.concat([frame, frame[_aliases(frame)].rename(columns=_short)], axis=1)
+    if not empty_columns:
+        frame = frame.dropna(axis="columns", how="all")
     damaged = [table for row in rows for table in damaged_tables(row) if archive.exists(table)]
     if damaged:
         warnings.warn(
@@ -325,3 +333,22 @@ def load_records(paths: PathLike | Iterable[PathLike]) -> pandas.DataFrame:
         )
     frame.attrs |= {"unreadable": unreadable, "damaged": damaged}
     return frame
+
+
+def _short(column: str) -> str:
+    """The name of a group or a knob, as it is written on a command line."""
+    return column.removeprefix("config.").removeprefix("choices.")
+
+
+def _aliases(frame: pandas.DataFrame) -> list[str]:
+    """The columns that have a second name, which no other column has."""
+    choices = [name for name in frame if name.startswith("choices.")]
+    knobs = [
+        name
+        for name in frame
+        if name.startswith("config.")
+        and not name.startswith("config.choices.")
+        and not name.endswith("._target_")
+        and frame[name].astype(str).nunique() > 1
+    ]
+    return [name for name in choices + knobs if _short(name) not in frame]

@@ -56,6 +56,24 @@ def test_columns_are_flat(runs: Path) -> None:
     assert frame.attrs["unreadable"] == []
 
 
+def test_groups_and_varied_knobs_have_the_names_of_a_reports_table(runs: Path) -> None:
+    frame = load_records(runs)
+    assert set(frame.groupby("quant").groups) == {"nf4"}
+    assert "batching.max_num_seqs" not in frame  # it is the same everywhere
+    path = runs / "s1" / "a-1" / "record.json"
+    record = json.loads(path.read_text())
+    record["config"]["batching"]["max_num_seqs"] = 8
+    path.write_text(json.dumps(record))
+    assert sorted(load_records(runs)["batching.max_num_seqs"]) == [4, 4, 8]
+
+
+def test_columns_without_a_value_are_left_out_on_request(runs: Path) -> None:
+    whole, dense = load_records(runs), load_records(runs, empty_columns=False)
+    assert not dense.isna().all().any() and set(dense) < set(whole)
+    assert dense.attrs["unreadable"] == []
+    assert len(load_records([], empty_columns=False)) == 0
+
+
 def test_any_level_list_and_glob(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ids(paths: object) -> list[str]:
         return sorted(record["run_id"] for record in read_records(paths))  # type: ignore[arg-type]
