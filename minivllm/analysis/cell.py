@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from minivllm.analysis.format import MISSING, show
 from minivllm.analysis.rows import (
+    Block,
     Row,
     below,
+    block_of,
     is_simulated,
     met_others,
     number,
     open_loop,
     started,
+    started_at,
     status_of,
 )
 from minivllm.bench.records.identity import QUALITY_TASK
@@ -90,6 +94,12 @@ class Cell:
     def simulated(self) -> bool:
         """Whether the figures are predictions."""
         return any(map(is_simulated, self.rows))
+
+    @cached_property
+    def starts(self) -> dict[Block, datetime]:
+        """When each block of the load was begun; those that do not say are left out."""
+        begun = {block_of(row): started_at(row) for row in self.timed}
+        return {block: when for block, when in begun.items() if when is not None}
 
     @cached_property
     def busy(self) -> bool:

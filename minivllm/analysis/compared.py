@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minivllm.analysis import statistics
-from minivllm.analysis.ablation.interleaving import took_turns
 from minivllm.analysis.cell import DEVICE, Cell, like_for_like
 from minivllm.analysis.format import count, p_value
+from minivllm.analysis.interleaving import took_turns
 from minivllm.analysis.metric import MetricRef, gaps, logarithms
 
 ChangeVerdict = Literal["slower", "faster", "none", "undecided", "failed", "not comparable"]

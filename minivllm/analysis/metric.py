@@ -10,12 +10,11 @@ from typing import Any, Literal
 from minivllm.analysis.ablation.findings import Gaps
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.ranking import THROUGHPUT
-from minivllm.analysis.rows import Row, number, status_of
+from minivllm.analysis.rows import Block, Row, block_of, number, status_of
 from minivllm.bench.metrics import metrics
 from minivllm.bench.records import record
 from minivllm.errors import BadInput
 
-Block = tuple[str, int]  # host and block number: within one, ratios are paired
 USUAL = THROUGHPUT
 ENERGY = "energy.joules_per_output_token"
 OTHERS = (USUAL, "ttft_ms.p50", "itl_ms.p50", ENERGY)  # told beside the first
@@ -55,11 +54,6 @@ def figures(cell: Cell, metric: MetricRef) -> list[tuple[Row, float]]:
 def logarithms(cell: Cell, metric: MetricRef) -> dict[Block, float]:
     """Those of the `figures`, by host and block."""
     return {block_of(row): math.log(value) for row, value in figures(cell, metric)}
-
-
-def block_of(row: Row) -> Block:
-    """Where the row was measured, and in which block."""
-    return str(row.get("provenance.host") or ""), int(row.get("block") or 0)
 
 
 def gaps(cell: Cell, metric: MetricRef) -> Gaps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from minivllm.errors import BadInput
 from minivllm.platform.processes.process_pool import ProcessPool
 from minivllm.platform.untrusted import printable
 
+Block = tuple[str, int]  # host and block number: within one, ratios are paired
 # A flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key.
 Row = dict[str, Any]
 
@@ -184,6 +186,20 @@ def open_loop(row: Row) -> tuple[tuple[str, Any], ...] | None:
 def started(row: Row) -> str:
     """When a record was begun, as text that sorts; "" where it does not say."""
     return str(row.get("provenance.started_at") or "")
+
+
+def started_at(row: Row) -> datetime | None:
+    """The same as a time; one without an offset is in UTC. None where it does not say."""
+    try:
+        begun = datetime.fromisoformat(started(row))
+    except ValueError:
+        return None
+    return begun if begun.tzinfo else begun.replace(tzinfo=UTC)
+
+
+def block_of(row: Row) -> Block:
+    """Where the row was measured, and in which block."""
+    return str(row.get("provenance.host") or ""), int(row.get("block") or 0)
 
 
 def is_simulated(row: Row) -> bool:

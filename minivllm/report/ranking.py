@@ -3,9 +3,9 @@ throughput."""
 
 from __future__ import annotations
 
-from minivllm.analysis.ablation.interleaving import took_turns
 from minivllm.analysis.cell import DEVICE, Cell, Summary, like_for_like, set_load
 from minivllm.analysis.format import ratio, show, sig
+from minivllm.analysis.interleaving import took_turns
 from minivllm.analysis.ranking import LATENCIES, NAMES, rank
 from minivllm.analysis.rows import number
 from minivllm.report.figures.plots import THROUGHPUT, time_unit

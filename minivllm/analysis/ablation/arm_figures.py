@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
+from minivllm.analysis import statistics
 from minivllm.analysis.ablation.design import AGAIN, Chosen, Contrast
 from minivllm.analysis.cell import Cell
+from minivllm.analysis.interleaving import apart, pairable, untested
 from minivllm.analysis.liveness import liveness
-from minivllm.analysis.metric import Block, MetricRef, logarithms
-from minivllm.analysis.rows import started
+from minivllm.analysis.metric import MetricRef, logarithms
+from minivllm.analysis.rows import Block
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,13 @@ class ArmFigures:
         value: Callable[[dict[Chosen, float]], float],
     ) -> np.ndarray[Any, Any]:
         """`value` of the logarithms of the arms' figures, for each block in which all of them have
-        one."""
+        one and took turns; of arms that were measured apart, for each block."""
         logs = {chosen: self.logs(chosen, metric) for chosen in arms}
         common = set.intersection(*map(set, logs.values())) if logs else set()
+        cells = [self.arms[chosen] for chosen in logs if logs[chosen]]
+        blocks = pairable(common, *cells) if common else []
         return np.array(
-            [value({chosen: by[block] for chosen, by in logs.items()}) for block in sorted(common)],
+            [value({chosen: by[block] for chosen, by in logs.items()}) for block in blocks],
             float,
         )
 
@@ -76,14 +80,22 @@ class ArmFigures:
                 return True
         return False
 
-    def apart(self, pairs: Sequence[tuple[Chosen, Chosen]]) -> bool:
-        """Whether in any pair one arm was measured after the other had ended, so that the ratio
-        holds what drifted between."""
-        for pair in pairs:
-            one, other = (sorted(map(started, self.arms[chosen].timed)) for chosen in pair)
-            if min(len(one), len(other)) > 1 and (one[-1] < other[0] or other[-1] < one[0]):
-                return True
-        return False
+    def estimate(
+        self,
+        arms: Iterable[Chosen],
+        logs: np.ndarray[Any, Any],
+        of: Callable[[np.ndarray[Any, Any]], statistics.Estimate] = statistics.paired,
+    ) -> statistics.Estimate | None:
+        """The ratio of what `by_block` gave of the arms; without an interval and a test where they
+        were measured apart, None where it gave nothing."""
+        if not len(logs):
+            return None
+        return untested(of(logs)) if self.apart(arms) else of(logs)
+
+    def apart(self, arms: Iterable[Chosen]) -> bool:
+        """Whether the arms did not take turns, so that the ratio has in it what drifted in
+        between."""
+        return apart(*(self.arms[chosen] for chosen in dict.fromkeys(arms)))
 
     def lacking(
         self, arms: Collection[Chosen], metric: MetricRef

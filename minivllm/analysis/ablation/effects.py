@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from minivllm.analysis.ablation.remarks import RemarkInputs, remarks, why_none
 from minivllm.analysis.ablation.token_agreement import TokenAgreement
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import foundations, gather
+from minivllm.analysis.interleaving import apart, pairable, untested
 from minivllm.analysis.metric import OTHERS, USUAL, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import Ranking, rank
 from minivllm.analysis.rows import Row, below, started
@@ -174,7 +176,7 @@ class _Reading:
 
     def _effects(self, metric: MetricRef, noise: Effect | None) -> tuple[Effect, ...]:
         read = [self.figures.measured(contrast, metric) for contrast in self.design.contrasts]
-        estimates = [statistics.paired(logs) if len(logs) else None for _, logs in read]
+        estimates = [self.figures.estimate(chain(*pairs), logs) for pairs, logs in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
         band = _band(noise)
         effects = []
@@ -188,7 +190,7 @@ class _Reading:
                 verdict = self.figures.lacking(chosen, metric)
             elif not self.figures.live(pairs):
                 verdict = "not live"
-            elif self.figures.apart(pairs):
+            elif self.figures.apart(chain(*pairs)):
                 verdict = "apart"
             else:
                 verdict = self._verdict(estimate, p_holm, metric, band)
@@ -227,7 +229,8 @@ class _Reading:
         band: float,
     ) -> Effect:
         with_, without = contrast.pairs[0]
-        least = statistics.minimum_detectable(logs, self.tests)
+        tested = estimate is not None and estimate.low is not None
+        least = statistics.minimum_detectable(logs, self.tests) if tested else None
         return Effect(
             name=contrast.name,
             metric=metric.name,
@@ -254,15 +257,16 @@ class _Reading:
         if again is None or not base:
             return None
         copies = logarithms(again, metric)
-        logs = np.array(
-            [copies[block] - base[block] for block in sorted(base.keys() & copies.keys())]
-        )
+        baseline = self.figures.arms[self.design.baseline]
+        blocks = pairable(base.keys() & copies.keys(), again, baseline)
+        logs = np.array([copies[block] - base[block] for block in blocks])
         if not len(logs):
             return None
-        baseline = self.figures.arms[self.design.baseline]
         estimate = statistics.paired(logs)
         enough = len(logs) >= statistics.blocks_needed(1)
         verdict: EffectVerdict = "none" if enough else "too few blocks"
+        if apart(again, baseline):
+            estimate, verdict = untested(estimate), "apart"
         significant = estimate.p_value is not None and estimate.p_value <= statistics.ALPHA
         if significant and abs(estimate.ratio - 1) >= statistics.SMALLEST:
             verdict = "faster" if math.log(estimate.ratio) * metric.better > 0 else "slower"
@@ -305,11 +309,12 @@ class _Reading:
                 return float(np.mean([log[ab] - log[o] for ab, _, _, o in fours]))
 
             used = [chosen for four in fours for chosen in four]
-            read.append([self.figures.by_block(used, metric, value) for value in (excess, whole)])
-        estimates = [statistics.paired(logs) if len(logs) else None for logs, _ in read]
+            logs, joint = (self.figures.by_block(used, metric, value) for value in (excess, whole))
+            read.append((used, logs, joint))
+        estimates = [self.figures.estimate(used, logs) for used, logs, _ in read]
         corrected = statistics.holm([e.p_value if e else None for e in estimates])
         interactions = []
-        for contrast, (_, joint), estimate, p_holm in zip(
+        for contrast, (used, _, joint), estimate, p_holm in zip(
             contrasts, read, estimates, corrected, strict=True
         ):
             verdict: Togetherness
@@ -318,6 +323,8 @@ class _Reading:
                 verdict = self.figures.lacking(
                     {arm for four in contrast.quadruples for arm in four}, metric
                 )
+            elif self.figures.apart(used):
+                verdict = "apart"
             elif p_holm is None or p_holm > statistics.ALPHA:
                 enough = estimate.n >= statistics.blocks_needed(len(contrasts))
                 verdict = "none" if enough else "too few blocks"
@@ -355,14 +362,18 @@ class _Reading:
                 for (with_, without), weight in weights[name].items()
             )
 
-        total = self.figures.by_block(arms, metric, lambda log: log[arms[-1]] - log[arms[0]])
-        if not len(total):
+        def estimate(value: Callable[[dict[Chosen, float]], float]) -> statistics.Estimate | None:
+            logs = self.figures.by_block(arms, metric, value)
+            return self.figures.estimate(arms, logs, statistics.mean)
+
+        whole = estimate(lambda log: log[arms[-1]] - log[arms[0]])
+        if whole is None:
             return None
-        factors = []
-        for name in self.design.names:
-            estimate = statistics.mean(self.figures.by_block(arms, metric, share(name)))
-            factors.append(Factor(name, estimate.ratio, estimate.low, estimate.high))
-        whole = statistics.mean(total)
+        factors = [
+            Factor(name, one.ratio, one.low, one.high)
+            for name in self.design.names
+            if (one := estimate(share(name))) is not None
+        ]
         return Attribution(metric.name, tuple(factors), whole.ratio, whole.low, whole.high, whole.n)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.analysis import statistics
-from minivllm.analysis.ablation.interleaving import took_turns
 from minivllm.analysis.cell import Cell, like_for_like
 from minivllm.analysis.cells import spoken
 from minivllm.analysis.format import count, ratio, spanned
+from minivllm.analysis.interleaving import apart, caveat, took_turns, untested
 from minivllm.analysis.metric import MetricRef, find_metric, logarithms
 from minivllm.analysis.ranking import NAMES, rank
 
@@ -27,12 +27,14 @@ class Pair:
         alone: what either gives by itself, as ratios of means.
         joint: what both give.
         estimate: joint / (product of alone).
+        cells: the four.
     """
 
     names: tuple[str, str]
     alone: tuple[float, float]
     joint: float
     estimate: statistics.Estimate
+    cells: tuple[Cell, ...]
 
     @property
     def multiply(self) -> bool | None:
@@ -108,9 +110,11 @@ def _pairs(grid: dict[Place, Cell], titles: tuple[str, str], metric: MetricRef) 
     for values, square in squares:
         signs = [dict(zip(square, (1, -1, -1, 1), strict=True)).get(place, 0) for place in grid]
         estimate = statistics.contrast(groups, signs, len(squares), blocked=blocked)
+        cells = tuple(grid[place] for place in square)
+        estimate = untested(estimate) if apart(*cells) else estimate
         alone_a, alone_b, joint = (means[place] / means[base] for place in square[1:])
         names = tuple(spoken(title, value) for title, value in zip(titles, values, strict=True))
-        pairs.append(Pair((names[0], names[1]), (alone_a, alone_b), joint, estimate))
+        pairs.append(Pair((names[0], names[1]), (alone_a, alone_b), joint, estimate, cells))
     return pairs
 
 
@@ -134,7 +138,8 @@ def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> 
         f"first cell, and alone they give {ratio(alone_a)} and {ratio(alone_b)}, whose product "
         f"is {ratio(alone_a * alone_b)}: {lead.share} of it"
     )
-    if lead.estimate.low is None:
+    text += caveat(*lead.cells)
+    if lead.estimate.low is None and not apart(*lead.cells):
         text += ", and a single block has no interval"
     parts = [
         f"{pair.names[0]} with {pair.names[1]} {pair.share}"

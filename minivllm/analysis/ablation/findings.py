@@ -11,7 +11,7 @@ EffectVerdict = Literal[
     "faster", "slower", "none", "not live", "apart", "failed", "not measured", "too few blocks"
 ]
 Togetherness = Literal[
-    "more together", "less together", "none", "failed", "not measured", "too few blocks"
+    "more together", "less together", "none", "apart", "failed", "not measured", "too few blocks"
 ]
 
 # What the records of an ablation are to be read as, by run_id: fields of `ablation` as a sweep has

@@ -43,6 +43,11 @@ def remarks(
             )
     if noise is None:
         notes.append("There is no A/A arm with figures, so the noise is not known.")
+    elif noise.verdict == "apart":
+        notes.append(
+            "The A/A arm and the baseline did not take turns, so the noise is not known: "
+            "sweep.fresh=true measures them block by block."
+        )
     elif noise.verdict in ("faster", "slower"):
         notes.append(
             "The A/A arm differs from the baseline, of which it is a copy: something besides the "
@@ -63,9 +68,8 @@ def remarks(
             )
         if effect.verdict == "apart":
             notes.append(
-                f"{effect.name}: one arm was measured after the other had ended, so that what "
-                "drifted in between is in the ratio; sweep.fresh=true measures them block by "
-                "block."
+                f"{effect.name}: one arm did not take turns with the other, so that what drifted "
+                "in between is in the ratio; sweep.fresh=true measures them block by block."
             )
         if effect.reason:
             notes.append(f"{effect.name} is none: {effect.reason}.")

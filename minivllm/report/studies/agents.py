@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from minivllm.analysis.cell import Cell, like_for_like
 from minivllm.analysis.cells import name_columns, names_of
 from minivllm.analysis.format import MISSING, count, interval, ratio, sig
+from minivllm.analysis.interleaving import apart, caveat, interval_text, relative
 from minivllm.analysis.rows import number
-from minivllm.analysis.statistics import Estimate, paired
+from minivllm.analysis.statistics import Estimate
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import FAINT, SLATE
 from minivllm.report.figures.render import Described, Plot
@@ -126,29 +126,30 @@ class AgentsStudy(Study[list[Cell]]):
 
 
 def compared(cell: Cell, first: Cell) -> Estimate | None:
-    """The latency of a cell's jobs over that of another's, from pairs of one block; None where they
-    did not do the same work, or in too few blocks for an interval."""
+    """The latency of a cell's jobs over that of another's, see `relative`; None where they did not
+    do the same work, or took turns in too few blocks for an interval."""
     if cell is first or not like_for_like(first, cell):
         return None
-    own, other = (
-        {row.get("block"): number(row.get(LATENCY)) for row in one.timed} for one in (cell, first)
-    )
-    pairs = [(mine, other.get(block)) for block, mine in own.items()]
-    logs = [math.log(mine / theirs) for mine, theirs in pairs if mine and theirs]
-    found = paired(logs) if logs else None
-    return None if found is None or found.low is None else found
+    found = relative(cell, first, lambda row: number(row.get(LATENCY)))
+    return found if found is not None and (found.low is not None or apart(cell, first)) else None
 
 
 def engines(cells: Sequence[Cell]) -> list[str]:
     """How much longer or shorter jobs take on another engine than on that of the first cell."""
     first = cells[0]
     return [
-        f"A job takes {ratio(found.ratio)} as long with {cell.label} as with {first.label} (95 %: "
-        f"{interval(found.low, found.high)}, {count(found.n, 'block')})."
+        f"A job takes {ratio(found.ratio)} as long with {cell.label} as with {first.label}"
+        f"{_sure(found)}{caveat(cell, first)}."
         for cell in cells
         if cell.first("choices.engine") != first.first("choices.engine")
         and (found := compared(cell, first)) is not None
     ]
+
+
+def _sure(found: Estimate) -> str:
+    """The interval in brackets, where there is one."""
+    ends = interval(found.low, found.high)
+    return "" if ends == MISSING else f" (95 %: {ends}, {count(found.n, 'block')})"
 
 
 def _compared_heads(cells: Sequence[Cell]) -> list[str]:
@@ -164,7 +165,7 @@ def _rows(
     rows, told = [], bool(_compared_heads(cells))
     for cell in cells[:MAX_ROWS]:
         found = compared(cell, cells[0])
-        ends = MISSING if found is None else interval(found.low, found.high)
+        ends = interval_text(found, cell, cells[0])
         rows.append(
             [
                 *names_of(cell, names),
@@ -220,7 +221,7 @@ def sentence(cell: Cell) -> str:
             f"; the prefix cache had {figures[HIT]} % of the prompt tokens, of "
             f"{figures[OPTIMAL]} % that it could have had"
         )
-    return f"{words}; sessions under way held {figures[LIVE]} tokens at most."
+    return f"{words}; sessions under way held {figures[LIVE]} tokens at most{caveat(cell)}."
 
 
 def cliffs(found: Sequence[CacheSizes]) -> list[str]:

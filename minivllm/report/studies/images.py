@@ -3,7 +3,6 @@ new."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import MISSING, interval, ratio, sig
+from minivllm.analysis.interleaving import caveat, interval_text, marked, relative
 from minivllm.analysis.rows import number
-from minivllm.analysis.statistics import Estimate, two_sample
+from minivllm.analysis.statistics import Estimate
 from minivllm.report.figures.render import Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -44,16 +44,18 @@ class Seen:
     """One cell beside the one of its engine whose pictures are seen least often before.
 
     Attributes:
-        sooner: TTFT of the other over its own; None: it is that one, or there is none.
+        new: that other one, or the cell itself.
+        sooner: TTFT of the other over its own; None: it is that one, or has none.
     """
 
     cell: Cell
+    new: Cell
     sooner: Estimate | None
 
     @property
     def reuse(self) -> float:
         """Chance that a picture is one that came before."""
-        return number(self.cell.first(REUSE)) or 0.0
+        return _reuse(self.cell)
 
     def encoder(self, name: str) -> float | None:
         """A figure of the record's `encoder`, as mean of the blocks."""
@@ -109,22 +111,23 @@ def seen_again(cells: Sequence[Cell]) -> list[Seen]:
             groups.setdefault((cell.first("choices.engine"), same), []).append(cell)
     found = []
     for group in groups.values():
-        group.sort(key=lambda cell: Seen(cell, None).reuse)
-        least = Seen(group[0], None).reuse
-        if Seen(group[-1], None).reuse > least:
+        group.sort(key=_reuse)
+        new, least = group[0], _reuse(group[0])
+        if _reuse(group[-1]) > least:
             found += [
-                Seen(cell, None if Seen(cell, None).reuse == least else _sooner(group[0], cell))
+                Seen(cell, new, None if _reuse(cell) == least else _sooner(new, cell))
                 for cell in group
             ]
     return found
 
 
+def _reuse(cell: Cell) -> float:
+    return number(cell.first(REUSE)) or 0.0
+
+
 def _sooner(new: Cell, cell: Cell) -> Estimate | None:
     """TTFT of one cell over that of another."""
-    times = [
-        [math.log(ms) for row in one.timed if (ms := number(row.get(TTFT)))] for one in (cell, new)
-    ]
-    return two_sample(*times) if all(times) else None
+    return relative(new, cell, lambda row: number(row.get(TTFT)))
 
 
 def statements(result: Sequence[Seen]) -> list[str]:
@@ -137,7 +140,7 @@ def statements(result: Sequence[Seen]) -> list[str]:
         lines.append(
             f"{one.cell.label}: TTFT p50 {sig(one.cell.mean(TTFT))} ms, {ratio(sooner.ratio)}"
             f"{f' ({sure})' if sure != MISSING else ''} shorter than about pictures of which "
-            f"{_share(_newest_of(one, result))} came before."
+            f"{_share(_newest_of(one, result))} came before{caveat(one.cell, one.new)}."
         )
     return lines or ["No cell says how long the first tokens took."]
 
@@ -158,9 +161,9 @@ def rows(result: Sequence[Seen]) -> list[list[str]]:
         [
             one.cell.label,
             sig(one.reuse),
-            sig(one.cell.mean(TTFT)),
-            ratio(None if one.sooner is None else one.sooner.ratio),
-            MISSING if one.sooner is None else interval(one.sooner.low, one.sooner.high),
+            marked(sig(one.cell.mean(TTFT)), one.cell),
+            marked(ratio(None if one.sooner is None else one.sooner.ratio), one.cell, one.new),
+            interval_text(one.sooner, one.cell, one.new),
             sig(one.encoder("images_encoded")),
             sig(one.tower_ms),
             sig(one.encoder("image_tokens")),

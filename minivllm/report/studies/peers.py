@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis import statistics
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import MISSING, listing, ratio, show, sig
+from minivllm.analysis.interleaving import apart, log_ratios, marked, relative
 from minivllm.analysis.rows import Row, distinct, number
 from minivllm.report.figures.render import Plot
 from minivllm.report.inputs import ReportInputs
@@ -54,7 +55,7 @@ class EngineFigure:
 
     text: str
     mean: float | None = None
-    by_block: tuple[tuple[float, float], ...] = ()  # block, figure
+    cell: Cell | None = None
 
 
 @dataclass(frozen=True)
@@ -245,14 +246,10 @@ def _answer(question: Question, cells: Sequence[Cell]) -> EngineFigure:
         return EngineFigure(MISSING)
     answers = []
     for cell in cells:
-        known = tuple(
-            (number(row.get("block")) or 0.0, value)
-            for row in cell.timed
-            if (value := question.figure(row)) is not None
-        )
+        known = [value for row in cell.timed if (value := question.figure(row)) is not None]
         if known:
-            mean = math.fsum(value for _, value in known) / len(known)
-            answers.append(EngineFigure(sig(mean), mean, known))
+            mean = math.fsum(known) / len(known)
+            answers.append(EngineFigure(marked(sig(mean), cell), mean, cell))
     found = _best(question, answers)
     failed = [cell.status_text for cell in cells if not cell.ok]
     return found or EngineFigure(failed[0] if failed else MISSING)
@@ -265,24 +262,20 @@ def _best(question: Question, answers: Sequence[EngineFigure]) -> EngineFigure |
 
 
 def _ahead(question: Question, ours: EngineFigure | None, theirs: EngineFigure | None) -> str:
-    """By what factor our figure is better: with the interval of pairs of the same block, or where
-    these are too few for one, the least and the greatest in brackets."""
-    if ours is None or theirs is None or not ours.mean or not theirs.mean:
+    """By what factor our figure is better: with the interval of blocks in turns, or where these
+    are too few for one, the least and the greatest in brackets."""
+    if ours is None or theirs is None or ours.cell is None or theirs.cell is None:
         return MISSING
-    sign = -1 if question.lower else 1
-    other = dict(theirs.by_block)
-    logs = [
-        sign * math.log(value / other[block])
-        for block, value in ours.by_block
-        if other.get(block, 0.0) > 0 and value > 0
-    ]
-    if len(logs) < 2:
-        return ratio((ours.mean / theirs.mean) ** sign)
-    found = statistics.paired(logs)
+    cells = (theirs.cell, ours.cell) if question.lower else (ours.cell, theirs.cell)
+    found, logs = relative(*cells, question.figure), log_ratios(*cells, question.figure)
+    if found is None:
+        return MISSING
     text = ratio(found.ratio)
-    if found.low is None or found.high is None:
-        return f"{text} [{sig(math.exp(min(logs)))}, {sig(math.exp(max(logs)))}]"
-    return f"{text} ({sig(found.low)} to {sig(found.high)})"
+    if found.low is not None and found.high is not None:
+        text += f" ({sig(found.low)} to {sig(found.high)})"
+    elif len(logs) > 1:
+        text += f" [{sig(math.exp(min(logs)))}, {sig(math.exp(max(logs)))}]"
+    return marked(f"{text}, apart" if apart(*cells) else text, *cells)
 
 
 def _settings(cells: Sequence[Cell]) -> tuple[tuple[str, ...], ...]:
@@ -322,9 +315,17 @@ def _notes(cells: Sequence[Cell]) -> Iterable[str]:
     if not any(number(row.get("energy.joules")) for row in done):
         reasons = [show(value) for value in distinct(done, "energy.reason")]
         yield f"Energy is unknown: {listing(reasons) or 'no reason was recorded'}."
-    blocks = {len(cell.timed) for cell in cells if cell.ok}
-    if blocks and min(blocks) < FEWEST:
+    known = [cell for cell in cells if cell.ok]
+    if known and min(len(cell.timed) for cell in known) < FEWEST:
         yield (
             f"Some cells have fewer than {FEWEST} blocks: in brackets are the least and greatest "
             "ratio of a block, which is no interval."
         )
+    if any(apart(cell, other) for cell, other in combinations(known, 2)):
+        yield (
+            "apart: the two cells did not take turns, so that what changed on the machine in "
+            "between is in their ratio, and there is no interval (measure.isolation=run takes "
+            "turns)."
+        )
+    if any(cell.busy for cell in known):
+        yield "busy: other processes used the machine meanwhile; figures may be worse for it."

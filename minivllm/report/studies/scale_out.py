@@ -3,7 +3,6 @@ cache."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import Any
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import MISSING, count, interval, listing, ratio, sig
+from minivllm.analysis.interleaving import caveat, interval_text, marked, relative
 from minivllm.analysis.rows import number
-from minivllm.analysis.statistics import Estimate, two_sample
+from minivllm.analysis.statistics import Estimate
 from minivllm.report.figures.render import Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -48,9 +48,15 @@ class Scaled:
     """One cell beside the engine on one device that serves the same load."""
 
     cell: Cell
-    speedup: Estimate | None  # None: it is that engine, or there is none
+    alone: Cell | None  # that engine; None: the cell is that itself, or there is none
+    speedup: Estimate | None
     hit_rate: float | None
     kept: float | None  # of that engine's hit rate
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Those of the speed-up."""
+        return [self.cell] if self.alone is None else [self.cell, self.alone]
 
     @property
     def replicas(self) -> int:
@@ -201,19 +207,16 @@ def _scaled_load(name: str, alone: Cell | None, cells: Sequence[Cell]) -> Scaled
     for cell in cells:
         hit_rate = _hit_rate(cell)
         kept = hit_rate / best if hit_rate is not None and best and cell is not alone else None
-        found.append(Scaled(cell, _speedup(alone, cell), hit_rate, kept))
+        beside = None if cell is alone else alone
+        found.append(Scaled(cell, beside, _speedup(beside, cell), hit_rate, kept))
     return ScaledLoad(name, tuple(sorted(found, key=lambda one: (one.devices, one.replicas))))
 
 
 def _speedup(alone: Cell | None, cell: Cell) -> Estimate | None:
     """The ratio of output tokens a second."""
-    if alone is None or cell is alone:
+    if alone is None:
         return None
-    speeds = [
-        [math.log(speed) for row in one.timed if (speed := number(row.get(SPEED)))]
-        for one in (alone, cell)
-    ]
-    return two_sample(*speeds) if all(speeds) else None
+    return relative(cell, alone, lambda row: number(row.get(SPEED)))
 
 
 def statements(result: Sequence[ScaledLoad]) -> list[str]:
@@ -233,7 +236,8 @@ def statements(result: Sequence[ScaledLoad]) -> list[str]:
                 f"{begin}{count(fastest.replicas, 'replica')} on "
                 f"{count(fastest.devices, 'device')} gave {ratio(fastest.speedup.ratio)}{sure} the "
                 "output tokens a second of one, "
-                f"{sig(100 * (fastest.efficiency or 0.0))} % for each device."
+                f"{sig(100 * (fastest.efficiency or 0.0))} % for each device"
+                f"{caveat(*fastest.cells)}."
             )
         kept = [one for one in load.cells if one.kept is not None and one.replicas > 1]
         if kept:
@@ -263,9 +267,9 @@ def rows(load: ScaledLoad) -> list[list[str]]:
             str(one.replicas),
             str(one.tensor),
             one.router,
-            sig(one.cell.mean(SPEED)),
-            ratio(None if one.speedup is None else one.speedup.ratio),
-            MISSING if one.speedup is None else interval(one.speedup.low, one.speedup.high),
+            marked(sig(one.cell.mean(SPEED)), one.cell),
+            marked(ratio(None if one.speedup is None else one.speedup.ratio), *one.cells),
+            interval_text(one.speedup, *one.cells),
             percent(one.efficiency),
             percent(one.cell.mean("breakdown.collective_share")),
             percent(one.hit_rate),

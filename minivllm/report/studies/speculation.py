@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.format import count, interval, listing, ratio, sig, whole_percent
+from minivllm.analysis.format import count, listing, ratio, sig, whole_percent
+from minivllm.analysis.interleaving import caveat, interval_text, marked, relative
 from minivllm.analysis.rows import number
-from minivllm.analysis.statistics import Estimate, two_sample
+from minivllm.analysis.statistics import Estimate
 from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import FAINT, MIST, SAND, SLATE, TAUPE
@@ -49,6 +49,7 @@ class Worth:
     """A speculating cell, and its speed over that of the cell without drafts."""
 
     cell: Cell
+    base: Cell
     speedup: Estimate
 
     @property
@@ -138,19 +139,14 @@ def worths(cells: list[Cell]) -> list[Worth]:
         base = plain.get(identity(cell, "speculative"))
         if base is None:
             continue
-        without, given = (_logs(one) for one in (base, cell))
-        if without and given:
-            found.append(Worth(cell, two_sample(without, given)))
+        speedup = relative(cell, base, lambda row: number(row.get(THROUGHPUT)))
+        if speedup is not None:
+            found.append(Worth(cell, base, speedup))
     return found
 
 
 def _speculates(cell: Cell) -> bool:
     return cell.first("config.speculative._target_") not in (None, NOT_SPECULATING)
-
-
-def _logs(cell: Cell) -> list[float]:
-    values = [number(row.get(THROUGHPUT)) for row in cell.timed]
-    return [math.log(value) for value in values if value]
 
 
 def statements(result: Sequence[Worth]) -> list[str]:
@@ -195,7 +191,9 @@ def _words(one: Worth) -> str:
     low, high = one.speedup.low, one.speedup.high
     span = "" if low is None else f" [{ratio(low)}, {ratio(high)}]"
     temperature = one.cell.named("config.decoding.temperature")
-    return f"{ratio(one.speedup.ratio)}{span} at temperature {temperature}"
+    return (
+        f"{ratio(one.speedup.ratio)}{span} at temperature {temperature}{caveat(one.cell, one.base)}"
+    )
 
 
 def rows(result: Sequence[Worth]) -> list[list[str]]:
@@ -211,8 +209,8 @@ def rows(result: Sequence[Worth]) -> list[list[str]]:
             one.drafts,
             f"{one.requests:.0f}",
             one.cell.named("config.decoding.temperature"),
-            ratio(one.speedup.ratio),
-            interval(one.speedup.low, one.speedup.high),
+            marked(ratio(one.speedup.ratio), one.cell, one.base),
+            interval_text(one.speedup, one.cell, one.base),
             f"{whole_percent(one.acceptance)}{' (set)' * one.given}",
             whole_percent(one.cell.mean("speculation.token_acceptance")),
             sig(one.cell.mean("speculation.mean_acceptance_length")),

@@ -105,6 +105,7 @@ def test_engines_are_compared_in_pairs_of_one_block(tmp_path: Path) -> None:
             record.config["choices"] = {**record.config["choices"], "engine": engine}
             record.arm, record.block = f"engine={engine}", block
             record.run_id = f"{index}{block}".ljust(12, "0")
+            record.provenance["started_at"] = f"2025-03-04T10:{2 * block + index:02d}:00+0000"
             assert record.jobs is not None
             record.jobs.latency_s = Percentiles(mean=latency_s * machine, n=8)
             records.append(record)
@@ -122,3 +123,11 @@ def test_engines_are_compared_in_pairs_of_one_block(tmp_path: Path) -> None:
     few = inputs_of(tmp_path / "few", [record for record in records if record.block < 3])
     assert STUDY.statements(STUDY.find(few) or [], few) == []
     assert "× first" not in STUDY.files(STUDY.find(few) or [], few)["agents.md"]
+    for record in records[1::2]:  # the second engine after the first, on a day of its own
+        record.provenance["started_at"] = record.provenance["started_at"].replace("-04T", "-05T")
+    apart = inputs_of(tmp_path / "apart", records)
+    assert STUDY.statements(STUDY.find(apart) or [], apart) == [
+        "A job takes 1.50× as long with vllm_server as with minivllm (measured apart, so without "
+        "an interval)."
+    ]
+    assert "| 1.50× | apart |" in STUDY.files(STUDY.find(apart) or [], apart)["agents.md"]
