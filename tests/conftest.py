@@ -246,9 +246,9 @@ def plug_in(user_dir: Path) -> Callable[[str, str, str], None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_template_process_is_left() -> Iterator[None]:
-    """Tests of processes ask whether any is left: the one that renders chat templates ends with its
-    file."""
+def _no_mortal_process_is_left() -> Iterator[None]:
+    """Tests of processes ask whether any is left: those that render chat templates and compile
+    grammars end with their file."""
     yield
-    if (module := sys.modules.get("minivllm.models.load.chat_template")) is not None:
-        module._renderer(os.getpid()).stop()
+    if (module := sys.modules.get("minivllm.platform.processes.mortal")) is not None:
+        module.stop_all()

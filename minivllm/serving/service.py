@@ -7,10 +7,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minivllm.engine.options import SamplingParams
+from minivllm.engine.options import SamplingParams, StructuredOutputs
 from minivllm.errors import BadInput
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
+from minivllm.serving.processes.grammar_checks import Asked, GrammarChecks
 from minivllm.serving.processes.messages import Piece, Ready, Step
 from minivllm.serving.processes.token_stream import TokenStream
 
@@ -52,6 +54,7 @@ class Service:
         self.tokenizer, self.model = tokenizer, model
         self.created = int(time.time())
         self._token_texts: TokenTexts | None = None
+        self._grammars = GrammarChecks(tokenizer)
         self.is_draining = False
         self.counts: Counter[str] = Counter()  # what clients did, by name
         self.statuses: Counter[int] = Counter()  # of answers over HTTP
@@ -143,6 +146,18 @@ class Service:
             return await asyncio.to_thread(tokenizer.render_chat, messages, **variables)
         except BadInput as error:
             raise ApiError.of(error, "messages") from None
+
+    async def checked(self, asked: Asked) -> StructuredOutputs | None:
+        """What the engine is to follow of a client's grammar; see `GrammarChecks.outputs`."""
+        call = CALL.get()
+        return await self._grammars.outputs(asked, "" if call is None else call.account)
+
+    async def with_checked(self, params: SamplingParams) -> SamplingParams:
+        """The same parameters with a grammar that may go to the engine; see `checked`."""
+        if params.structured_outputs is None:
+            return params
+        outputs = await self.checked(Asked(params.structured_outputs))
+        return replace(params, structured_outputs=outputs)
 
     def require_model(self, name: str | None) -> None:
         """Raise ApiError where a client asks for another model than the one that is served."""

@@ -146,7 +146,12 @@ class Socket:
         """Serve one request, with a line in the log of its own."""
         outer = CALL.get()
         assert outer is not None
-        call = Call(f"{outer.request_id}/{request_id_of(body.id)}", outer.client, outer.connection)
+        call = Call(
+            f"{outer.request_id}/{request_id_of(body.id)}",
+            outer.client,
+            outer.connection,
+            key=outer.key,
+        )
         CALL.set(call)
         status = 200
         try:
@@ -178,6 +183,7 @@ class Socket:
         self.service.require_model(body.model)
         self.service.admit()
         params = body.sampling(self.service.info.default_params)
+        params = await self.service.with_checked(params)
         streams = self.service.start([await self._prompt(body)], params)
         async for _, pieces in merged(streams):
             for piece in pieces:

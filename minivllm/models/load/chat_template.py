@@ -7,91 +7,33 @@ template starts the child, which serves all further ones."""
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import os
 import signal
-import subprocess
 import sys
-import threading
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
-from selectors import EVENT_READ, DefaultSelector
-from time import monotonic
 from typing import Any
 
 from minivllm.errors import BadInput, first_line
-from minivllm.platform.processes.children import module_path
+from minivllm.platform.processes.mortal import (
+    LONGEST,
+    Died,
+    MortalProcess,
+    TookTooLong,
+    limit_memory,
+)
 from minivllm.platform.untrusted import size
 
 SECONDS = 10.0  # for one conversation
 MEMORY = 1 << 30  # bytes of the child's address space
-LONGEST = 64 << 20  # bytes of an answer
-
-
-class _Renderer:
-    """The child process and its pipes; one conversation at a time."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.owner = os.getpid()  # a fork must not share the pipes
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def ask(self, question: bytes) -> bytes:
-        """Send a line, and return the answer. Raises BadInput if none comes in time."""
-        with self.lock:
-            if self.process is None:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", __name__],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env={**os.environ, "PYTHONPATH": module_path()},
-                    start_new_session=True,  # Ctrl-C ends an answer, not this
-                )
-            try:
-                return self._exchange(self.process, question)
-            except BaseException:
-                self.stop()
-                raise
-
-    def _exchange(self, process: subprocess.Popen[bytes], question: bytes) -> bytes:
-        assert process.stdin is not None and process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(question + b"\n")
-            process.stdin.flush()
-        answer, deadline = bytearray(), monotonic() + SECONDS
-        with DefaultSelector() as selector:
-            selector.register(process.stdout, EVENT_READ)
-            while not answer.endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - monotonic())):
-                    raise BadInput(
-                        f"the chat template did not end within {SECONDS:g} s; use another "
-                        "checkpoint or template"
-                    )
-                piece = os.read(process.stdout.fileno(), 1 << 20)
-                answer += piece
-                if not piece or len(answer) > LONGEST:
-                    raise BadInput(
-                        f"the chat template needs more than {size(MEMORY)} of memory or makes "
-                        f"more than {size(LONGEST)} of text; use another checkpoint or template"
-                    )
-        return bytes(answer)
-
-    def stop(self) -> None:
-        """End the child process, if there is one. The next question starts another."""
-        if self.process is not None and self.owner == os.getpid():
-            process, self.process = self.process, None
-            process.kill()
-            process.communicate()
 
 
 @cache
-def _renderer(pid: int) -> _Renderer:
-    renderer = _Renderer()
-    atexit.register(renderer.stop)
-    return renderer
+def _renderer(pid: int) -> MortalProcess:
+    return MortalProcess(__name__)
 
 
 def render(template: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
@@ -111,7 +53,18 @@ def render(template: str, messages: list[dict[str, Any]], variables: dict[str, A
         question = json.dumps([template, known])
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"a conversation must be made of JSON's values ({error})") from None
-    answer = json.loads(_renderer(os.getpid()).ask(question.encode()))
+    try:
+        answer = json.loads(_renderer(os.getpid()).ask(question.encode(), SECONDS))
+    except TookTooLong:
+        raise BadInput(
+            f"the chat template did not end within {SECONDS:g} s; use another checkpoint or "
+            "template"
+        ) from None
+    except Died:
+        raise BadInput(
+            f"the chat template needs more than {size(MEMORY)} of memory or makes more than "
+            f"{size(LONGEST)} of text; use another checkpoint or template"
+        ) from None
     if "error" in answer:
         raise BadInput(f"the chat template rejects this conversation: {answer['error']}")
     return answer["text"]
@@ -157,10 +110,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
 def _serve() -> None:
     """The child: a line of JSON in, [template, variables]; a line out, {"text": ...} or {"error":
     ...}."""
-    with suppress(ImportError, OSError, ValueError):  # some systems have no such limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit_memory(MEMORY)
     environment = _environment()
     compiled = cache(environment.from_string)
     for line in sys.stdin.buffer:

@@ -13,7 +13,6 @@ from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
-from minivllm.serving.answers.answer_grammar import answer_grammar
 from minivllm.serving.answers.tool_messages import (
     takes_tools_in_system,
     with_calls_in_content,
@@ -24,6 +23,7 @@ from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
 from minivllm.serving.parsing.tool_forms import tool_form
+from minivllm.serving.processes.grammar_checks import Asked
 from minivllm.serving.service import Service
 
 _SETTLED = ("messages", "tools", "self")  # which are no variables that a client may set
@@ -158,17 +158,16 @@ class ChatModel:
         field: str = "response_format",
     ) -> SamplingParams:
         """The same parameters with what the text of a whole answer has to be, see
-        `answer_grammar`; found in a thread, as schemas may be large.
+        `answer_grammar`.
 
         Raises:
             ApiError: this cannot be asked of this model.
         """
-        asked = params.structured_outputs
-        if asked is None and tools is None:
+        form = params.structured_outputs
+        if form is None and tools is None:
             return params
-        given = asked, tools, self.form, self.require(), prompt.begins_thinking, field
-        grammar = await asyncio.to_thread(answer_grammar, *given)
-        return replace(params, structured_outputs=grammar)
+        asked = Asked(form, True, tools, self.form, prompt.begins_thinking, field)
+        return replace(params, structured_outputs=await self.service.checked(asked))
 
     def parser(
         self,

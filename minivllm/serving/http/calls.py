@@ -54,6 +54,7 @@ class Call:
         streams: what the engine makes for it.
         has_left: the client has closed its connection.
         session: what the client calls its conversation, in the header x-session-id.
+        key: a digest of the key that it has called with.
     """
 
     request_id: str
@@ -63,6 +64,12 @@ class Call:
     has_left: bool = False
     began_s: float = field(default_factory=time.perf_counter)
     session: str | None = None
+    key: str | None = None
+
+    @property
+    def account(self) -> str:
+        """Who waits for a turn: those with one key, or those of one host."""
+        return self.key or self.client
 
     def leave(self) -> None:
         """Note that the client has left: its requests end in the engine, too."""

@@ -14,7 +14,7 @@ import numpy as np
 from starlette.datastructures import Headers
 
 from minivllm.serving.errors import ApiError, overloaded
-from minivllm.serving.http.calls import CLIENT_LEFT
+from minivllm.serving.http.calls import CALL, CLIENT_LEFT
 from minivllm.serving.options import ServeOptions, is_loopback
 
 if TYPE_CHECKING:
@@ -159,7 +159,10 @@ class Limits:
         if size + len(scope.get("raw_path") or b"") > MOST_HEADERS_BYTES:
             raise ApiError(431, "the headers are too large")
         given = self._keys.given(headers)
-        fits = any([self._keys.fit(key) for key in given])
+        fitting = [key for key in given if self._keys.fit(key)]
+        fits = bool(fitting)
+        if fits and (call := CALL.get()) is not None:
+            call.key = _digest(fitting[0]).hex()
         if scope["type"] == "websocket":
             self._check_origin(headers)
             # A browser cannot send headers with a WebSocket: its first message may have the key.

@@ -201,9 +201,9 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, body.effort()),
         )
-        params = await chat_model.constrained(params, prompt, tools)
-        call = ChatCompletion(service, chat_model, body, prompt, tools, params)
         with naming(_field(body, tools)):
+            params = await chat_model.constrained(params, prompt, tools)
+            call = ChatCompletion(service, chat_model, body, prompt, tools, params)
             if body.stream:
                 return await event_stream(call.chunks(), error_event)
             return JsonAnswer(await call.whole())

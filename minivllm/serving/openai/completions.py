@@ -197,7 +197,7 @@ def router(service: Service) -> APIRouter:
         body.require_known()
         service.require_model(body.model)
         service.admit()
-        params = _params(service, body)
+        params = await service.with_checked(_params(service, body))
         call = Completion(service, body, await _prompts(service, body.prompt), params)
         if body.stream:
             return await event_stream(call.chunks(), error_event)

@@ -287,10 +287,10 @@ def router(service: Service) -> APIRouter:
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, effort),
         )
-        params = await chat_model.constrained(params, prompt, tools, "text.format")
-        call = ResponseCall(service, chat_model, body, prompt, tools, params)
         given = {"tools": tools, "text.format": body.text and body.text.format}
         with naming(" and ".join(name for name, value in given.items() if value is not None)):
+            params = await chat_model.constrained(params, prompt, tools, "text.format")
+            call = ResponseCall(service, chat_model, body, prompt, tools, params)
             if body.stream:
                 return await event_stream(call.chunks(), call.failed)
             return JsonAnswer(await call.whole())

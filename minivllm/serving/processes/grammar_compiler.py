@@ -1,18 +1,20 @@
-"""Grammars of requests, compiled in a thread while the engine goes on."""
+"""Grammars of requests, compiled in threads while the engine goes on."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from minivllm.engine.options import StructuredOutputs
 from minivllm.extras.masks.structured import Grammars
 from minivllm.serving.processes.messages import Submit
 
 POLL_S = 0.001  # while nothing else is to be done
+LARGE = 1 << 15  # characters of a grammar
 
 
 class GrammarCompiler:
-    """Requests that wait for their grammar, which one thread compiles.
+    """Requests that wait for their grammar: one thread compiles large ones, one all others.
 
     Args:
         grammars: of the engine.
@@ -20,10 +22,10 @@ class GrammarCompiler:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._small, self._large = (ThreadPoolExecutor(1, name) for name in ("small", "large"))
         self._waiting: dict[str, tuple[Submit, Future[Any]]] = {}
         # Before the first request needs it. What is missing or wrong is told to those that do.
-        self._thread.submit(grammars.tokenizer)
+        self._small.submit(grammars.tokenizer)
 
     @property
     def is_busy(self) -> bool:
@@ -35,7 +37,8 @@ class GrammarCompiler:
         outputs = message.params.structured_outputs
         if outputs is None or self._grammars.compiled(outputs):
             return False
-        future = self._thread.submit(self._grammars.compile, outputs)
+        thread = self._large if _size(outputs) >= LARGE else self._small
+        future = thread.submit(self._grammars.compile, outputs)
         self._waiting[message.request_id] = message, future
         return True
 
@@ -50,3 +53,9 @@ class GrammarCompiler:
         for message, _ in done:
             del self._waiting[message.request_id]
         return [(message, future.exception()) for message, future in done]
+
+
+def _size(outputs: StructuredOutputs) -> int:
+    """Characters of a grammar."""
+    texts = (outputs.json, outputs.regex, outputs.grammar, *(outputs.choice or ()))
+    return sum(len(text) for text in texts if isinstance(text, str))

@@ -61,3 +61,20 @@ def test_only_new_grammars_wait() -> None:
     grammars.released.release()
     assert finished(compiler) == [("d", "wrong")]
     assert not compiler.is_busy
+
+
+def test_a_large_grammar_does_not_hold_small_ones() -> None:
+    held = threading.Event()
+
+    class Slow(Grammars):
+        def compile(self, outputs: StructuredOutputs) -> None:
+            if outputs.choice is not None:
+                assert held.wait(60)
+
+    compiler = GrammarCompiler(Slow())  # type: ignore[arg-type]
+    large = StructuredOutputs(choice=tuple(f"text {number}" for number in range(5000)))
+    params = SamplingParams(structured_outputs=large)
+    assert compiler.takes(Submit("large", [1], params)) and compiler.takes(submit("small", "a"))
+    assert finished(compiler) == [("small", None)]
+    held.set()
+    assert finished(compiler) == [("large", None)]

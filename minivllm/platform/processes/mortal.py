@@ -1,0 +1,117 @@
+"""A child process for work that may end it: it answers lines, within bounds of time, memory and
+length."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from selectors import EVENT_READ, DefaultSelector
+from time import monotonic
+from weakref import WeakSet
+
+from minivllm.platform.processes.children import module_path
+
+LONGEST = 64 << 20  # bytes of an answer
+
+
+class Died(Exception):
+    """The child has ended, or wrote too much, instead of answering."""
+
+
+class TookTooLong(Exception):
+    """No answer has come in time, and the child was ended."""
+
+
+class MortalProcess:
+    """A child process and its pipes; one question at a time. The first question starts the child,
+    and so does the first one after its end.
+
+    Args:
+        module: its `__main__` reads lines and answers each with one.
+        first: gives a question that each child gets before any other; None: there is none.
+    """
+
+    def __init__(self, module: str, first: Callable[[], bytes] | None = None) -> None:
+        self._module, self._first = module, first
+        self._lock = threading.Lock()
+        self._owner = os.getpid()  # a fork must not share the pipes
+        self._process: subprocess.Popen[bytes] | None = None
+        _ALL.add(self)
+
+    def ask(self, question: bytes, seconds: float) -> bytes:
+        """Send a line, and return the answer.
+
+        Args:
+            question: without the end of a line.
+            seconds: longest wait for the answer.
+
+        Raises:
+            Died, TookTooLong: see there. The next question starts another child.
+        """
+        with self._lock:
+            try:
+                if self._process is None:
+                    self._process = self._started()
+                    if self._first is not None:
+                        self._exchange(self._process, self._first(), seconds)
+                return self._exchange(self._process, question, seconds)
+            except BaseException:
+                self.stop()
+                raise
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": module_path()},
+            start_new_session=True,  # Ctrl-C ends an answer, not this
+        )
+
+    def _exchange(self, process: subprocess.Popen[bytes], question: bytes, seconds: float) -> bytes:
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(question + b"\n")
+            process.stdin.flush()
+        answer, deadline = bytearray(), monotonic() + seconds
+        with DefaultSelector() as selector:
+            selector.register(process.stdout, EVENT_READ)
+            while not answer.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - monotonic())):
+                    raise TookTooLong
+                piece = os.read(process.stdout.fileno(), 1 << 20)
+                answer += piece
+                if not piece or len(answer) > LONGEST:
+                    raise Died
+        return bytes(answer)
+
+    def stop(self) -> None:
+        """End the child process, if there is one. The next question starts another."""
+        if self._process is not None and self._owner == os.getpid():
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
+
+
+_ALL: WeakSet[MortalProcess] = WeakSet()
+
+
+@atexit.register
+def stop_all() -> None:
+    """End every child process of this one."""
+    for process in list(_ALL):
+        process.stop()
+
+
+def limit_memory(size: int) -> None:
+    """Limit the address space of this process, and write no core file, where the system can."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))

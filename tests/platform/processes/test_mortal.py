@@ -1,0 +1,52 @@
+"""A child process may die of a question, or take too long, and the next question gets another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from minivllm.platform.processes.mortal import Died, MortalProcess, TookTooLong, stop_all
+
+CHILD = """
+import os, sys, time
+from minivllm.platform.processes.mortal import limit_memory
+
+limit_memory(1 << 30)
+first = None
+for line in sys.stdin.buffer:
+    first = first or line.decode().strip()
+    if line == b"die\\n":
+        os.abort()
+    if line == b"eat\\n":
+        os.write(1, b"x" * (2 << 30))
+    if line == b"wait\\n":
+        time.sleep(3600)
+    os.write(1, f"{first} {os.getpid()} {line!r}\\n".encode())
+"""
+SECONDS = 60.0
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MortalProcess:
+    (tmp_path / "my_child.py").write_text(CHILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return MortalProcess("my_child", lambda: b"hello")
+
+
+def test_an_end_is_an_error_of_one_question(child: MortalProcess) -> None:
+    first = child.ask(b"a", SECONDS).split()
+    assert first[0] == b"hello" and first[2:] == [rb"b'a\n'"]
+    assert child.ask(b"b", SECONDS).split()[1] == first[1]
+    for question in (b"die", b"eat"):
+        with pytest.raises(Died):
+            child.ask(question, SECONDS)
+    other = child.ask(b"c", SECONDS).split()
+    assert other[0] == b"hello" and other[1] != first[1]
+    with pytest.raises(TookTooLong):
+        child.ask(b"wait", 0.01)
+    pid = int(child.ask(b"d", SECONDS).split()[1])
+    stop_all()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
