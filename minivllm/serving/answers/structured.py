@@ -89,7 +89,7 @@ def naming(field: str) -> Iterator[None]:
         yield
     except ApiError as error:
         message, count = _FIELD.subn(field, error.message)
-        if not (field and count):
+        if not (field and count) or error.param is not None:
             raise
         raise ApiError(error.status, message, kind=error.kind, param=field) from None
 

@@ -17,7 +17,7 @@ from tests.serving.running import RunningServer
 openai = Later("openai")
 
 # More than llguidance follows at a time, which it notices at the first token.
-MANY = {"choice": [f"r{number}" for number in range(3000)]}
+MANY = {"grammar": "start: " + " | ".join(f'"r{number}"' for number in range(3000))}
 PROMPTS = ["def add(a, b):\n", "# naïve façade – 値\nx = '", "class Node:"]
 
 
