@@ -171,6 +171,7 @@ class Socket:
             logger.error("a request failed: %s", call.request_id, exc_info=error)
             await self._send_error(body.id, internal("the server made a mistake; see its log"))
         finally:
+            call.end()
             self._cancelled.discard(body.id)
             self._running.pop(body.id, None)
             words = {"method": "WEBSOCKET", "path": "/ws/generate", "status": status}

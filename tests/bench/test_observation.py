@@ -23,7 +23,8 @@ from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
-from minivllm.report.view.account import Account, parts
+from minivllm.report.view.account import Account
+from minivllm.report.view.why import parts
 
 LOAD = (
     *("workload.num_requests=6", "workload.output_len=12", "batching.max_num_seqs=3"),
@@ -74,7 +75,7 @@ def test_the_file_gives_back_what_the_sink_got_and_it_accounts_for_the_time_of_e
     for row in result.requests:
         life = lives[row["request_id"]]
         client_ms = 1e3 * (life.new.arrival_s - row["scheduled_s"])
-        spent = parts(life, client_ms)
+        spent = parts(life, account, client_ms)
         assert life.end_s is not None
         late_ms = 1e3 * (row["last_token_s"] - life.end_s)  # from the step's end to the caller
         assert sum(spent.values()) + late_ms == pytest.approx(row["e2e_ms"], abs=0.01)

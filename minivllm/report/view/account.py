@@ -1,39 +1,40 @@
 """The life of each request: every millisecond from its arrival to its end, by what it was spent on.
 
-The page does the same in JavaScript: what differs there is a fault. Both take their words from
-words.json.
+The page does the same in JavaScript: what differs there is a fault.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minivllm.extras.observation.bundle import EngineFacts, Hold, NewRequest, Scheduled
 
-# What a millisecond may be spent on, in the order of a bar:
-# - client: before the engine had the request, counted from its scheduled arrival
-# - unseen: before the first bundle
+# What a request would not have had alone, in the order of a bar:
 # - queued: it waits behind others or for a place
 # - blocks: the most urgent waiting request is held for blocks
 # - disk: it is held while its cached blocks are read
-# - prefill, decode: in a step that computes part of its prompt, or its next token
+# - preempted, swapped: from a preemption until it is scheduled again
 # - recompute: in a step that computes again what a preemption took
 # - stalled: it runs, but the step gives it no token
-# - preempted, swapped: from a preemption until it is scheduled again
-# - between: it runs, from the end of a step to the start of the next one
-PARTS = (
-    *("client", "unseen", "queued", "blocks", "disk", "prefill", "decode", "recompute"),
-    *("stalled", "preempted", "swapped", "between"),
+# - prompts, others: what a step that computes its tokens takes longer for the prompts of other
+#   requests, and for their other tokens, see TokenCost
+CAUSES = (
+    *("queued", "blocks", "disk", "preempted", "swapped", "recompute", "stalled"),
+    *("prompts", "others"),
 )
+# And the rest of its time:
+# - client: before the engine had the request, counted from its scheduled arrival
+# - http: in the process of HTTP, before the engine's process is sent the request, and from its
+#   last step to the end of the answer
+# - unseen: before the first bundle
+# - prefill, decode: in a step that computes part of its prompt, or its next token
+# - between: it runs, from the end of a step to the start of the next one
+PARTS = ("client", "http", "unseen", *CAUSES, "prefill", "decode", "between")
 FOR_BLOCKS = ("blocks", "reserve")  # reasons of a Hold
-LEAST_SHARE = 1  # per cent, of a part that a sentence names among the rest
 IN_STEPS = ("prefill", "decode", "recompute", "stalled")
+MOST_SERVED = 10_000  # requests of HTTP that are remembered until they end
 # What a request in a state spends its time on until a step says so more precisely.
 RESTING = {"waiting": "queued", "preempted": "preempted"}
 
@@ -49,16 +50,87 @@ class Stretch:
 
 
 @dataclass(slots=True)
+class Beside:
+    """What steps computed of other requests, beside one request.
+
+    Tokens of prompts, and others; and the number of steps that had some.
+    """
+
+    prompts: int = 0
+    others: int = 0
+    prompt_steps: int = 0
+    other_steps: int = 0
+
+    def add(self, prompts: int, others: int) -> None:
+        """Count one step."""
+        self.prompts += prompts
+        self.others += others
+        self.prompt_steps += prompts > 0
+        self.other_steps += others > 0
+
+
+@dataclass(slots=True)
+class TokenCost:
+    """How long a step takes for its tokens: a line through the steps so far, by least squares.
+
+    What a step takes without tokens, a request would have had alone; what each token adds, it has
+    from the request whose token it is.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    ms: float = 0.0
+    squares: int = 0  # of tokens
+    products: float = 0.0  # of tokens and milliseconds
+
+    def add(self, tokens: int, ms: float) -> None:
+        """Take a step."""
+        self.steps += 1
+        self.tokens += tokens
+        self.ms += ms
+        self.squares += tokens * tokens
+        self.products += tokens * ms
+
+    @property
+    def ms_per_token(self) -> float:
+        """What one more token adds; 0 where the steps do not tell, as where all are equal.
+
+        A line below 0 without tokens goes through 0: no step takes longer without its tokens.
+        """
+        spread = self.steps * self.squares - self.tokens * self.tokens
+        if spread <= 0:
+            return 0.0
+        slope = (self.steps * self.products - self.tokens * self.ms) / spread
+        if self.ms < slope * self.tokens:
+            slope = self.products / self.squares
+        return max(0.0, slope)
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    """When a request of HTTP came, and when it was sent to the process of the engine."""
+
+    received_s: float
+    sent_s: float
+    lives: list[Life] = field(default_factory=list)  # its completions
+
+
+@dataclass(slots=True)
 class Life:
     """A request from its arrival on.
 
     Attributes:
         part: what its time is spent on from `since_s` on.
-        ms: milliseconds by part; their sum is the time from arrival to end, or until now.
+        ms: milliseconds by part, steps undivided; their sum is the time from arrival to end, or
+            until now. `why.parts` divides them.
         steps: number of steps by part, for those parts that are steps.
+        beside: of the steps of each part, what they computed of other requests.
         reasons: milliseconds of "queued" and of "blocks" by reason, as words.json names it.
         hold: the first hold for blocks of this very request.
+        preempted_for: numbers of the requests for which it was preempted, in order; its own where
+            it had no block to grow into.
         spans: in order; empty unless the account keeps them.
+        answered_s: when its client had the whole answer, if that was before the bundle of its end.
     """
 
     new: NewRequest
@@ -73,8 +145,11 @@ class Life:
     num_lost: int = 0  # how many tokens the last preemption found computed
     num_preemptions: int = 0
     hold: Hold | None = None
+    preempted_for: list[int] = field(default_factory=list)
+    answered_s: float | None = None
     ms: dict[str, float] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, Beside] = field(default_factory=dict)
     reasons: dict[str, float] = field(default_factory=dict)
     spans: list[Stretch] = field(default_factory=list)
 
@@ -88,11 +163,14 @@ class Account:
     Attributes:
         engine: what does not change; None before the first bundle.
         lives: by the number of the request, also of those that have ended.
+        cost: of the steps so far.
     """
 
     def __init__(self, keep_spans: bool = False) -> None:
         self.engine: EngineFacts | None = None
         self.lives: dict[int, Life] = {}
+        self.cost = TokenCost()
+        self._served: dict[str, ServedRequest] = {}  # by the engine's request id
         self._unfinished: dict[int, Life] = {}
         self._keep_spans = keep_spans
 
@@ -105,7 +183,10 @@ class Account:
         return account
 
     def take(self, item: Mapping[str, Any]) -> None:
-        """Account for the time up to the end of a bundle; gauges say nothing of requests."""
+        """Account for the time up to the end of a bundle, or for that of a request of HTTP; gauges
+        say nothing of requests."""
+        if "http" in item:
+            self._note_served(*item["http"])
         if "time_s" not in item:
             return
         new = [NewRequest(*one) for one in item.get("new", ())]
@@ -145,13 +226,46 @@ class Account:
             return None
         life = Life(new, since_s=new.arrival_s)
         self.lives[new.number] = self._unfinished[new.number] = life
+        if (served := self._served.get(new.request_id.partition(".")[0])) is not None:
+            served.lives.append(life)
+            life.since_s, life.part = served.received_s, "http"
+            self._spend(life, served.sent_s)
+            life.part = "queued"
         return life
+
+    def _note_served(
+        self, request_id: str, received_s: float, sent_s: float, answered_s: float | None
+    ) -> None:
+        """Take what the process of HTTP says of a request: before the engine does, and at its
+        end."""
+        if answered_s is None:
+            self._served[request_id] = ServedRequest(received_s, sent_s)
+            if len(self._served) > MOST_SERVED:
+                del self._served[next(iter(self._served))]
+            return
+        served = self._served.pop(request_id, None)
+        for life in served.lives if served is not None else ():
+            life.answered_s = answered_s
+            if life.end_s is not None:
+                self._answer(life)
+
+    def _answer(self, life: Life) -> None:
+        """Count the time from its last step to the end of its answer."""
+        if life.answered_s is not None:
+            life.part = "http"
+            self._spend(life, life.answered_s)
 
     def _plan(self, item: Mapping[str, Any], sizes: Mapping[int, list[int]]) -> None:
         """Decide what each request spends a step on."""
         decoded = {*item.get("decoded", ())}
         scheduled = {one[0]: Scheduled(*one) for one in item.get("scheduled", ())}
+        prompts = sum(one.num_tokens for one in scheduled.values() if one.why != "verify")
+        tokens = len(decoded) + sum(one.num_tokens for one in scheduled.values())
+        if tokens:
+            self.cost.add(tokens, 1e3 * (item["end_s"] - item["time_s"]))
         swapped = {number: how for number, _, how in item.get("preempted", ())}
+        for number, needed_by, _ in item.get("preempted", ()):
+            self.lives[number].preempted_for.append(needed_by)
         held = Hold(*item["held"]) if "held" in item else None
         for number, life in self._unfinished.items():
             work = scheduled.get(number)
@@ -173,6 +287,10 @@ class Account:
                 life.part = "decode" if grows else "stalled"
             if life.part in IN_STEPS:
                 life.steps[life.part] = life.steps.get(life.part, 0) + 1
+                own = _own_tokens(work, number in decoded)
+                if life.part != "stalled":
+                    beside = life.beside.setdefault(life.part, Beside())
+                    beside.add(prompts - own[0], tokens - prompts - own[1])
 
     def _end(self, item: Mapping[str, Any], forks: list[Life]) -> None:
         """Count the time to the end of a bundle."""
@@ -182,10 +300,12 @@ class Account:
             parent = self.lives[life.new.parent or 0]
             life.ms, life.reasons = dict(parent.ms), dict(parent.reasons)
             life.steps, life.spans = dict(parent.steps), list(parent.spans)
+            life.beside = {part: replace(one) for part, one in parent.beside.items()}
         for number, life in list(self._unfinished.items()):
             if life.state == "done":
                 life.end_s = item["end_s"]
                 del self._unfinished[number]
+                self._answer(life)
             elif life.part in IN_STEPS:
                 life.part = "between"
 
@@ -207,6 +327,13 @@ class Account:
         life.since_s = until_s
 
 
+def _own_tokens(work: Scheduled | None, decodes: bool) -> tuple[int, int]:
+    """Tokens of its prompt, and others, that a step computes of a request."""
+    if work is None:
+        return 0, int(decodes)
+    return (0, work.num_tokens) if work.why == "verify" else (work.num_tokens, 0)
+
+
 def _enter(life: Life, state: str, reason: str | None) -> None:
     """A request enters a state."""
     life.state, life.finish_reason = state, reason
@@ -226,96 +353,3 @@ def _wait(life: Life, held: Hold | None) -> None:
     else:
         life.part = "disk" if reason == "disk" and is_first else "queued"
         life.reason = reason
-
-
-@cache
-def words() -> dict[str, Any]:
-    """The texts of words.json."""
-    text = files(__package__).joinpath("words.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
-
-
-def parts(life: Life, client_ms: float = 0.0) -> dict[str, float]:
-    """Milliseconds by part, in the order of PARTS; those without any are left out.
-
-    Args:
-        client_ms: from the scheduled arrival to the engine's, where that is known.
-    """
-    ms = {**life.ms, "client": client_ms}
-    return {part: ms[part] for part in PARTS if ms.get(part, 0.0) > 0}
-
-
-def sentence(life: Life, engine: EngineFacts | None, client_ms: float = 0.0) -> str:
-    """Why the request took as long as it did: what most of its time was spent on, then the rest.
-
-    Args:
-        life: of the request.
-        engine: see `Account`.
-        client_ms: see `parts`.
-    """
-    texts, spent = words()["sentence"], parts(life, client_ms)
-    total = sum(spent.values())
-    kind = "done" if life.end_s is not None else "unfinished"
-    said = [
-        texts[kind].format(number=life.new.number, id=life.new.request_id, total=duration(total))
-    ]
-    if total <= 0:
-        return said[0]
-    ranked = sorted(spent, key=lambda part: -spent[part])  # stable: ties in the order of PARTS
-    share = {part: rounded(100 * spent[part] / total, 0) for part in ranked}
-    most = ranked[0]
-    said.append(
-        texts["most"].format(
-            share=share[most], time=duration(spent[most]), because=_because(most, life, engine)
-        )
-    )
-    rest = [
-        texts["one"].format(part=words()["parts"][part], share=share[part])
-        for part in ranked[1:]
-        if float(share[part]) >= LEAST_SHARE
-    ]
-    if rest:
-        said.append(texts["rest"].format(list=", ".join(rest)))
-    return " ".join(said)
-
-
-def _because(part: str, life: Life, engine: EngineFacts | None) -> str:
-    texts, reason = words(), ""
-    if part in ("queued", "blocks"):
-        reasons = {one: ms for one, ms in life.reasons.items() if one in texts[part]}
-        longest = max(reasons, key=lambda one: reasons[one], default="")
-        _, _, needed, free, spare = life.hold or (0, "", 0, 0, 0)
-        values = {**(engine or {}), "needed": needed, "free": free, "spare": spare}
-        reason = texts[part][longest].format(**values)
-    values = {
-        "reason": reason,
-        "prompt_tokens": life.new.num_prompt_tokens,
-        "steps": _counted("steps", life.steps.get(part, 0)),
-        "times": _counted("times", life.num_preemptions),
-    }
-    because: str = texts["because"][part].format(**values)
-    return because
-
-
-def _counted(what: str, count: int) -> str:
-    one, several = words()["sentence"][what]
-    text: str = (one if count == 1 else several).format(count=count)
-    return text
-
-
-def duration(ms: float) -> str:
-    """A time with its unit, to about three digits."""
-    texts = words()["sentence"]
-    if ms >= 1000:
-        text = texts["s"].format(value=rounded(ms / 1000, 2))
-    else:
-        text = texts["ms"].format(value=rounded(ms, 0 if ms >= 100 else 1 if ms >= 10 else 2))
-    return str(text)
-
-
-def rounded(value: float, digits: int) -> str:
-    """A number with so many decimals, halves upwards, as the page rounds, too: also what is half
-    but for the rounding errors of a sum, which depend on its order."""
-    scale = 10**digits
-    return f"{math.floor(value * scale + 0.5 + 1e-6) / scale:.{digits}f}"

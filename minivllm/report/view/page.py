@@ -49,8 +49,13 @@ def _read(folder: str, name: str) -> str:
 
 
 def _script(name: str) -> str:
-    """Without indentation and whole lines of comment, which a browser does not need."""
-    return re.sub(r"^\s*(//.*\n\s*)*", "", _read("web", f"{name}.js"), flags=re.MULTILINE)
+    """Without comments, indentation, and spaces that end at an operator or a bracket, which a
+    browser does not need. A string or a text of the scripts has none of these."""
+    text = re.sub(r"^\s*(//.*\n\s*)*", "", _read("web", f"{name}.js"), flags=re.MULTILINE)
+    text = re.sub(r" // .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\b(if|for) \(", r"\1(", text)
+    text = re.sub(r" (===|!==|=>|\?\?|&&|\|\||<=|>=|[-+]?=) ", r"\1", text)
+    return re.sub(r"(?<=[;,{(\[])\n|\n(?=[}\])])|(?<=\)) (?=\{)", "", text)
 
 
 def _style() -> str:

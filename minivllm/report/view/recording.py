@@ -13,9 +13,10 @@ from minivllm.bench.records.events import Item, has_events, read_events
 from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.bench.records.storage import EVENTS, TELEMETRY
 from minivllm.errors import BadInput
-from minivllm.report.view.account import Account, sentence
+from minivllm.report.view.account import Account
 from minivllm.report.view.page import recorded_page
 from minivllm.report.view.trace import chrome_trace
+from minivllm.report.view.why import sentence
 from minivllm.report.writing import write_bytes
 
 MOST_PAGES = 12  # beside one report
@@ -101,4 +102,4 @@ def _slowest(items: Sequence[Item]) -> str:
     if not lives:
         return "No request ended."
     longest = max(lives, key=lambda life: sum(life.ms.values()))
-    return sentence(longest, account.engine)
+    return sentence(longest, account)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import count
-from minivllm.report.view.account import Account, Life, duration, words
+from minivllm.report.view.account import Account, Life
 from minivllm.report.view.state import ViewState
+from minivllm.report.view.why import duration, words
 from minivllm.report.view.words import sentences
 
 if TYPE_CHECKING:
@@ -20,16 +21,17 @@ if TYPE_CHECKING:
 # A letter and a colour for each part of an account, so that nothing is told by colour alone.
 LOOKS = {
     "client": (" ", "default"),
+    "http": ("h", "bright_black"),
     "unseen": ("?", "bright_black"),
     "queued": ("·", "bright_black"),
     "blocks": ("b", "yellow"),
     "disk": ("d", "yellow"),
-    "prefill": ("P", "blue"),
-    "decode": ("█", "green"),
-    "recompute": ("R", "magenta"),
-    "stalled": ("-", "yellow"),
     "preempted": ("x", "red"),
     "swapped": ("s", "red"),
+    "recompute": ("R", "magenta"),
+    "stalled": ("-", "yellow"),
+    "prefill": ("P", "blue"),
+    "decode": ("█", "green"),
 }
 PAINT_S = 0.1  # between two frames
 ENDED = 100  # requests that stay in sight after their end, where there is room
@@ -56,9 +58,9 @@ class TerminalView:
 
     def take(self, item: Mapping[str, Any]) -> None:
         """Apply the next item; gauges show nowhere."""
-        if "gauges" in item:
-            return
         self._account.take(item)
+        if "time_s" not in item:
+            return
         for ended in self._state.apply(item):  # type: ignore[arg-type]
             self._forget()
             self._ended.append(ended.new.number)

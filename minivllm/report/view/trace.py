@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minivllm.extras.observation.bundle import PreemptedRequest, Scheduled
-from minivllm.report.view.account import IN_STEPS, Account, Life, words
+from minivllm.report.view.account import IN_STEPS, Account, Life
 from minivllm.report.view.state import ViewState
+from minivllm.report.view.why import words
 
 Event = dict[str, Any]
 ENGINE, REQUESTS = 1, 2  # "processes" of the trace

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from minivllm.extras.observation.bundle import EngineFacts
-from minivllm.report.view.account import words
+from minivllm.report.view.why import words
 
 MOVES = ("copied", "saved", "loaded")  # lists of blocks
 DISK = ("spilled", "read")  # numbers of blocks
@@ -18,11 +18,14 @@ class Sentence(NamedTuple):
 
     `kind` is "step", "queue", "held", "preempted", "prefill", "decode", "drafts", "cache" or
     "done"; `number` is of the request that it is about, None where it is about none or several.
+    `time_s` is when it happened: an arrival or a change of state at its own time, what a step
+    decides when it is planned, and what it gives when it ends.
     """
 
     kind: str
     number: int | None
     text: str
+    time_s: float
 
 
 def sentences(bundle: Mapping[str, Any], engine: EngineFacts | None) -> list[Sentence]:
@@ -60,35 +63,45 @@ def _planned(bundle: Mapping[str, Any]) -> list[Sentence]:
     requests = _count("requests", len(parts) + num_decoded)
     name = "step" if parts or num_decoded else "idle"
     text = _fill("decisions", name, step=bundle["step"], tokens=tokens, requests=requests)
-    return [Sentence("step", None, text)]
+    return [Sentence("step", None, text, bundle["time_s"])]
+
+
+def _times(bundle: Mapping[str, Any]) -> dict[tuple[int, str], float]:
+    """When each request entered a state, by its number and the state."""
+    return {(number, state): time_s for time_s, number, state, _ in bundle.get("states", ())}
 
 
 def _waits(bundle: Mapping[str, Any], engine: EngineFacts | None) -> list[Sentence]:
     """Who is held and preempted, who arrives, and who is admitted."""
     said = []
+    planned_s, entered_s = bundle["time_s"], _times(bundle)
     if "held" in bundle:
         number, reason, needed, free, spare = bundle["held"]
         values = {**(engine or {}), "blocks": _count("blocks", needed), "free": free}
         text = _fill("held", reason, request=number, spare=spare, **values)
-        said.append(Sentence("held", number, text))
+        said.append(Sentence("held", number, text, planned_s))
     listed = set()
     for number, by, swapped in bundle.get("preempted", ()):
         listed.add(number)
         name = "swapped" if swapped else "alone" if number == by else "preempted"
-        said.append(Sentence("preempted", number, _fill("decisions", name, request=number, by=by)))
-    for _, number, state, _ in bundle.get("states", ()):
+        text = _fill("decisions", name, request=number, by=by)
+        time_s = entered_s.get((number, "preempted"), planned_s)
+        said.append(Sentence("preempted", number, text, time_s))
+    for time_s, number, state, _ in bundle.get("states", ()):
         if state == "preempted" and number not in listed and "engine" not in bundle:
             text = _fill("decisions", "restarted", request=number)
-            said.append(Sentence("preempted", number, text))
-    for number, _, prompt, most, _, _, parent in bundle.get("new", ()):
+            said.append(Sentence("preempted", number, text, time_s))
+    for number, _, prompt, most, _, arrival_s, parent in bundle.get("new", ()):
         name = "arrived" if parent is None else "forked"
         values = {"tokens": _count("tokens", prompt), "output": most - prompt, "parent": parent}
         text = _fill("decisions", name, request=number, **values)
-        said.append(Sentence("queue", number, text))
+        time_s = arrival_s if parent is None else bundle["end_s"]
+        said.append(Sentence("queue", number, text, time_s))
     for number, _, reused, overtook in bundle.get("admitted", ()):
         name = "cached" if reused else "overtook" if overtook else "admitted"
         text = _fill("decisions", name, request=number, tokens=_count("tokens", reused))
-        said.append(Sentence("queue", number, text))
+        time_s = entered_s.get((number, "prefill"), planned_s)
+        said.append(Sentence("queue", number, text, time_s))
     return said
 
 
@@ -102,15 +115,15 @@ def _computed(bundle: Mapping[str, Any]) -> list[Sentence]:
             continue
         tokens = _count("tokens", count)
         text = _fill("decisions", why, request=number, tokens=tokens, start=start)
-        said.append(Sentence("prefill", number, text))
+        said.append(Sentence("prefill", number, text, bundle["time_s"]))
     if decoding:
         requests, tokens = _count("requests", len(decoding)), _count("tokens", sum(decoding))
         text = _fill("decisions", "decode", requests=requests, tokens=tokens)
-        said.append(Sentence("decode", None, text))
+        said.append(Sentence("decode", None, text, bundle["time_s"]))
     for number, drafts, accepted in bundle.get("drafts", ()):
         values = {"drafts": _count("drafts", drafts), "accepted": accepted}
         text = _fill("decisions", "drafts", request=number, **values)
-        said.append(Sentence("drafts", number, text))
+        said.append(Sentence("drafts", number, text, bundle["end_s"]))
     return said
 
 
@@ -120,7 +133,7 @@ def _cached(bundle: Mapping[str, Any]) -> list[Sentence]:
     said = []
     for event in bundle.get("kv_events", ()):
         if event["type"] == "AllBlocksCleared":
-            said.append(Sentence("cache", None, words()["decisions"]["cleared"]))
+            said.append(Sentence("cache", None, words()["decisions"]["cleared"], bundle["time_s"]))
         else:
             name = "stored" if event["type"] == "BlockStored" else "removed"
             counts[name] += len(event["blocks"])
@@ -129,7 +142,8 @@ def _cached(bundle: Mapping[str, Any]) -> list[Sentence]:
     for name, count in counts.items():
         if count:
             text = _fill("decisions", name, blocks=_count("blocks", count))
-            said.append(Sentence("cache", None, text))
+            time_s = bundle["end_s" if name == "stored" else "time_s"]
+            said.append(Sentence("cache", None, text, time_s))
     return said
 
 
@@ -140,7 +154,8 @@ def _ended(bundle: Mapping[str, Any]) -> list[Sentence]:
             "done",
             number,
             _fill("decisions", "done", request=number, reason=reasons.get(reason, reason)),
+            time_s,
         )
-        for _, number, state, reason in bundle.get("states", ())
+        for time_s, number, state, reason in bundle.get("states", ())
         if state == "done"
     ]

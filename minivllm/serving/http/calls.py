@@ -55,6 +55,7 @@ class Call:
         has_left: the client has closed its connection.
         session: what the client calls its conversation, in the header x-session-id.
         key: a digest of the key that it has called with.
+        on_end: called once its answer is written.
     """
 
     request_id: str
@@ -65,11 +66,19 @@ class Call:
     began_s: float = field(default_factory=time.perf_counter)
     session: str | None = None
     key: str | None = None
+    on_end: list[Callable[[], None]] = field(default_factory=list)
+    is_over: bool = False
 
     @property
     def account(self) -> str:
         """Who waits for a turn: those with one key, or those of one host."""
         return self.key or self.client
+
+    def end(self) -> None:
+        """Note that its answer is written, or will never be."""
+        self.is_over = True
+        for listener in self.on_end:
+            listener()
 
     def leave(self) -> None:
         """Note that the client has left: its requests end in the engine, too."""
@@ -188,6 +197,7 @@ class Calls:
                 answer = self._respond(scope, internal("the server made a mistake; see its log"))
                 await answer(scope, receive, noted)
         finally:
+            call.end()
             if connection is not None:
                 connection.on_lost.discard(call.leave)
             if call.has_left:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
 from collections.abc import Callable
 
 from minivllm.serving.errors import unavailable
+from minivllm.serving.http.calls import CALL
 from minivllm.serving.processes.messages import ViewFrame
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service
 from minivllm.serving.view.gauges import Gauges
 
@@ -93,6 +96,7 @@ class Viewers:
         self._reading: asyncio.Task[None] | None = None
         self.on_empty: list[Callable[[], None]] = []  # called when the last viewer has left
         service.client.viewers.append(self._take)
+        service.client.submitted.append(self._note_request)
 
     def __len__(self) -> int:
         return len(self._viewers)
@@ -146,6 +150,28 @@ class Viewers:
                 viewer.push(frame.text)
             elif frame.kind == "restart" or not viewer.is_current:
                 viewer.begin(frame.text)
+
+    def _note_request(self, stream: TokenStream) -> None:
+        """Tell viewers when a request of HTTP came and was sent to the engine, and at the end of
+        its answer when that was written."""
+        call = CALL.get()
+        if not self._viewers or call is None or call.is_over:
+            return
+        came_s = stream.arrived_s if call.streams and call.streams[-1].is_over else call.began_s
+        self._push_times(stream, came_s)
+
+        def tell_end() -> None:
+            self._push_times(stream, came_s, time.perf_counter())
+
+        call.on_end.append(tell_end)
+
+    def _push_times(
+        self, stream: TokenStream, came_s: float, answered_s: float | None = None
+    ) -> None:
+        times = [round(came_s, 6), round(stream.arrived_s, 6), answered_s and round(answered_s, 6)]
+        text = json.dumps([{"http": [stream.request_id, *times]}], separators=(",", ":"))
+        for viewer in self._viewers:
+            viewer.push(text)
 
     async def _read_gauges(self) -> None:
         while True:

@@ -24,6 +24,24 @@ ENGINE = {  # what a bundle with the whole state says of the engine
 }
 
 
+START: dict[str, Any] = {"time_s": 0.0, "end_s": 0.0, "engine": ENGINE}
+
+
+def step(number: int, time_s: float, end_s: float, **changes: Any) -> dict[str, Any]:
+    """A bundle of one step."""
+    return {"step": number, "time_s": time_s, "end_s": end_s, **changes}
+
+
+def named(number: int, arrival_s: float, parent: int | None = None) -> list[Any]:
+    """A request with a prompt of 6 tokens, named for the first time."""
+    return [number, f"r{number}", 6, 10, 0, arrival_s, parent]
+
+
+def states(*changes: tuple[int, str]) -> list[list[Any]]:
+    """State changes whose times do not count."""
+    return [[0.0, number, state, None] for number, state in changes]
+
+
 class Timed(Machine):
     """A machine whose steps take as long as they have tokens."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,26 +16,10 @@ from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
-from minivllm.report.view.account import PARTS, Account, duration, parts, sentence, words
+from minivllm.report.view.account import Account
+from minivllm.report.view.why import sentence
 from tests.engine.imaginary import make
-from tests.report.view.recording import ENGINE, Timed
-
-START: dict[str, Any] = {"time_s": 0.0, "end_s": 0.0, "engine": ENGINE}
-
-
-def step(number: int, time_s: float, end_s: float, **changes: Any) -> dict[str, Any]:
-    """A bundle of one step."""
-    return {"step": number, "time_s": time_s, "end_s": end_s, **changes}
-
-
-def named(number: int, arrival_s: float, parent: int | None = None) -> list[Any]:
-    """A request with a prompt of 6 tokens, named for the first time."""
-    return [number, f"r{number}", 6, 10, 0, arrival_s, parent]
-
-
-def states(*changes: tuple[int, str]) -> list[list[Any]]:
-    """State changes whose times do not count."""
-    return [[0.0, number, state, None] for number, state in changes]
+from tests.report.view.recording import START, Timed, named, states, step
 
 
 def by_part(account: Account, number: int) -> dict[str, float]:
@@ -135,7 +118,7 @@ def test_waiting_is_for_the_reason_of_the_most_urgent_one(
         assert by_part(account, number) == {part: 20}
         assert account.lives[number].reasons == ({why: pytest.approx(20)} if why else {})
     if reason == "blocks":
-        assert "needed 3 with 1 free, of which 2 " in sentence(account.lives[0], account.engine)
+        assert "needed 3 with 1 free, of which 2 " in sentence(account.lives[0], account)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -285,46 +268,28 @@ def test_no_millisecond_is_lost_or_counted_twice(seed: int, strategy: str) -> No
         assert all(a.end_s == b.start_s for a, b in pairwise(life.spans))
 
 
-def test_a_sentence_says_what_took_most_and_then_the_rest() -> None:
-    account = Account.of(
-        [
-            START,
-            step(
-                0,
-                0.0,
-                0.75,
-                new=[named(0, 0.0)],
-                states=states((0, "waiting")),
-                held=[0, "seqs", 0, 1, 0],
-            ),
-            step(
-                1,
-                0.75,
-                1.25,
-                states=states((0, "done")),
-                scheduled=[[0, 0, 6, "prefill"]],
-            ),
-        ]
-    )
-    life = account.lives[0]
-    assert sentence(life, account.engine) == (
-        "Request 0 (r0) took 1.25 s. For 60 % of that (750 ms) it waited in the queue, because 2 "
-        "requests ran already (batching.max_num_seqs). The rest: prefill 40 %."
-    )
-    assert list(parts(life, client_ms=2.0)) == ["client", "queued", "prefill"]
-    assert "it had not reached the engine" in sentence(life, account.engine, client_ms=9000.0)
-
-
-def test_every_part_has_its_words() -> None:
-    texts = words()
-    assert list(texts["parts"]) == list(texts["because"]) == list(PARTS)
-
-
-def test_times_have_about_three_digits() -> None:
-    assert [duration(ms) for ms in (0.125, 9.876, 12.34, 123.5, 2345)] == [
-        "0.13 ms",
-        "9.88 ms",
-        "12.3 ms",
-        "124 ms",
-        "2.35 s",
+def test_a_request_of_http_is_accounted_for_from_its_call_to_the_end_of_its_answer() -> None:
+    """The process of HTTP says when it came before the engine does, and at its end; here the last
+    of that comes before the bundle of its last step, for another request after it."""
+    first, other = ["r0", 0.001, 0.004], ["r1", 0.002, 0.004]
+    items = [
+        START,
+        {"http": [*first, None]},
+        {"http": [*other, None]},
+        step(
+            0,
+            0.010,
+            0.020,
+            new=[named(0, 0.009), named(1, 0.009)],
+            states=states((0, "decode"), (1, "decode")),
+            scheduled=[[0, 0, 6, "prefill"], [1, 0, 6, "prefill"]],
+        ),
+        {"http": [*first, 0.034]},
+        step(1, 0.020, 0.030, states=states((0, "done"), (1, "done")), decoded=[0, 1]),
+        {"http": [*other, 0.033]},
+        {"http": [*other, 0.050]},
+        {"http": ["unknown", 0.0, 0.0, 1.0]},
     ]
+    account = Account.of(items)
+    assert by_part(account, 0) == {"http": 3 + 4, "queued": 6, "prefill": 10, "decode": 10}
+    assert by_part(account, 1) == {"http": 2 + 3, "queued": 6, "prefill": 10, "decode": 10}

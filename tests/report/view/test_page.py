@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minivllm.engine.batching import Continuous
-from minivllm.report.view.account import Account, parts, sentence
+from minivllm.report.view.account import Account
 from minivllm.report.view.page import live_page, recorded_page
+from minivllm.report.view.why import parts, sentence
 from tests.report.browser import watch
 from tests.report.view.conftest import TITLE, Recorded
 from tests.report.view.recording import record
@@ -379,12 +380,27 @@ LIVES = """([items, engine]) => {
   for (const item of items) timeline.append(item);
   const at = (index) => [...timeline.account.lives.values()].flatMap((life) => {
     const now = timeline.rowAt(index).end;
-    const spent = life.until(now);
-    const text = life.first <= index && life.arrival < now && sentence(life, spent, engine);
+    const spent = life.until(now, timeline.account.cost);
+    const text = life.first <= index && life.begin < now && sentence(life, spent, engine);
     return text ? [[life.number, spent.parts, text]] : [];
   });
   return [at(timeline.count - 1), at(Math.floor(timeline.count / 2))];
 }"""
+
+
+def of_http(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with request 0 from HTTP: it came 2 ms before the engine had it, and its answer was
+    written 1 ms after its last step."""
+    new = next(bundle for bundle in bundles if "new" in bundle)["new"][0]
+    times = [new[1].split(".")[0], new[5] - 0.002, new[5] - 0.001]
+    done = next(
+        at
+        for at, bundle in enumerate(bundles)
+        if any(change[1:3] == [0, "done"] for change in bundle.get("states", ()))
+    )
+    answered_s = bundles[done]["end_s"] + 0.001
+    end = [{"http": [*times, answered_s]}]
+    return [{"http": [*times, None]}, *bundles[: done + 1], *end, *bundles[done + 1 :]]
 
 
 @pytest.mark.parametrize("strategy", ["recompute", "swap"])
@@ -394,20 +410,22 @@ def test_the_page_accounts_for_every_millisecond_as_python_does(
     policy = Continuous(6, 32, watermark=0.1, preemption=strategy)
     items = record(policy, host_slots=60, seed=2, samples=2, retold_every=90)
     bundles = [item for item in items if "gauges" not in item]
-    engine = bundles[0]["engine"]
-    middle = bundles[: len(bundles) // 2 + 1]
-    lives = recorded.page.evaluate(LIVES, [bundles, engine])
-    for seen, told in zip((bundles, middle), lives, strict=True):
-        account = Account.of(seen)
+    engine, middle = bundles[0]["engine"], bundles[len(bundles) // 2]["end_s"]
+    served = of_http(bundles)
+    lives = recorded.page.evaluate(LIVES, [served, engine])
+    whole = Account.of(served)
+    for until_s, told in zip((bundles[-1]["end_s"], middle), lives, strict=True):
+        account = Account.of([one for one in served if one.get("end_s", 0.0) <= until_s])
+        account.cost = whole.cost  # the page knows it from the whole recording
         expected = {n: life for n, life in account.lives.items() if life.ms}
         assert {number for number, _, _ in told} == expected.keys()
         for number, found, text in told:
             life = expected[number]
-            assert dict(found) == pytest.approx(parts(life), rel=1e-6, abs=1e-6)
-            assert text == sentence(life, engine)
-            end = life.since_s if life.end_s is None else life.end_s
+            assert dict(found) == pytest.approx(parts(life, account), rel=1e-6, abs=1e-6)
+            assert text == sentence(life, account)
+            begin = life.new.arrival_s - 0.002 * (number == 0)
             total = sum(ms for _, ms in found)
-            assert total == pytest.approx(1e3 * (end - life.new.arrival_s), rel=1e-6)
+            assert total == pytest.approx(1e3 * (life.since_s - begin), rel=1e-6)
     names = {part for _, found, _ in lives[0] for part, _ in found}
-    assert names >= {"queued", "blocks", "prefill", "decode", "between"}
+    assert names >= {"http", "queued", "blocks", "prompts", "others", "decode", "between"}
     assert ("swapped" if strategy == "swap" else "recompute") in names

@@ -45,7 +45,7 @@ def test_a_report_links_the_page_of_a_run_with_events(tmp_path: Path) -> None:
     assert [link for link in page.attributes("a", "href") if "view-" in link] == [file]
     assert (index.parent / file).read_text().startswith("<!doctype html>")
     assert "What happened in each step?" in page.text
-    assert "(first) took 450 ms. For 89 % of that (400 ms) its prompt of 6 tokens" in page.text
+    assert "(first) took 450 ms, of which about 400 ms is its own. For 11 % of that" in page.text
 
 
 def test_a_report_without_events_says_nothing_of_them(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from minivllm.report.view.words import sentences
 from tests.report.view.conftest import Recorded
 from tests.report.view.recording import record
 
+TIMES = {"time_s": 1.0, "end_s": 2.0}
 ENGINE: Any = {"max_num_seqs": 8, "batching": "continuous"}
 
 
@@ -67,17 +68,48 @@ ENGINE: Any = {"max_num_seqs": 8, "batching": "continuous"}
     ],
 )
 def test_a_bundle_is_told_in_a_sentence(bundle: dict[str, Any], said: tuple[Any, ...]) -> None:
-    assert sentences(bundle, ENGINE) == [said]
+    assert [one[:3] for one in sentences({**TIMES, **bundle}, ENGINE)] == [said]
+
+
+def test_each_event_has_the_time_at_which_it_happened() -> None:
+    """A request that arrives while the step before is computed, and ends with this one."""
+    bundle = {
+        **TIMES,
+        "step": 3,
+        "new": [[4, "r4", 9, 12, 0, 0.5, None], [5, "r4.1", 9, 12, 0, 0.5, 4]],
+        "states": [[0.9, 4, "waiting", None], [0.95, 4, "prefill", None], [1.9, 4, "done", "stop"]],
+        "admitted": [[4, 0, 0, False]],
+        "preempted": [[6, 4, False]],
+        "scheduled": [[4, 0, 9, "prefill"]],
+        "drafts": [[2, 3, 1]],
+        "kv_events": [
+            {"type": "BlockRemoved", "blocks": [1]},
+            {"type": "BlockStored", "blocks": [1]},
+        ],
+    }
+    times = {one.text.split(":")[0]: one.time_s for one in sentences(bundle, ENGINE)}
+    assert times == {
+        "Step 3 computes 9 tokens for 1 request.": 1.0,
+        "Request 6 preempted for request 4": 1.0,
+        "Request 4 arrives": 0.5,
+        "Request 5 starts on the blocks of request 4.": 2.0,
+        "Request 4 leaves the queue.": 0.95,
+        "Request 4 computes 9 tokens from 0 on, then decodes.": 1.0,
+        "Request 2": 2.0,
+        "Into the prefix cache": 2.0,
+        "Out of the prefix cache": 1.0,
+        "Request 4 is done": 1.9,
+    }
 
 
 def test_a_step_begins_with_what_it_computes() -> None:
-    bundle = {"step": 3, "decoded": [1], "scheduled": [[2, 0, 5, "prefill"]]}
+    bundle = {**TIMES, "step": 3, "decoded": [1], "scheduled": [[2, 0, 5, "prefill"]]}
     assert [one.text for one in sentences(bundle, ENGINE)] == [
         "Step 3 computes 6 tokens for 2 requests.",
         "Request 2 computes 5 tokens from 0 on, then decodes.",
         "Decode: 1 token for 1 request.",
     ]
-    assert sentences({"step": 4}, ENGINE)[0].text == "Step 4 computes nothing."
+    assert sentences({**TIMES, "step": 4}, ENGINE)[0].text == "Step 4 computes nothing."
 
 
 @pytest.mark.parametrize("strategy", ["recompute", "swap"])

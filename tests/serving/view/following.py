@@ -30,14 +30,19 @@ class Follower:
         self.connection, self.view = connection, ViewState()
         self.bundles: list[dict[str, Any]] = []
         self.gauges: list[dict[str, Any]] = []
+        self.items: list[dict[str, Any]] = []  # all of them
+        self.http: list[list[Any]] = []  # times of requests of HTTP
         self.num_messages = 0
 
     def read(self) -> None:
         """Take one message."""
         self.num_messages += 1
         for item in json.loads(self.connection.recv(60)):
+            self.items.append(item)
             if "gauges" in item:
                 self.gauges.append(item["gauges"])
+            elif "http" in item:
+                self.http.append(item["http"])
             else:
                 self.bundles.append(item)
                 self.view.apply(item)

@@ -10,6 +10,8 @@ from itertools import pairwise
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from minivllm.report.view.account import Account
+from minivllm.report.view.why import parts
 from tests.serving.plain import call_json
 from tests.serving.raw import ask
 from tests.serving.running import KEY, RunningServer, line_of, serving, until_idle
@@ -94,6 +96,25 @@ def test_a_viewer_that_does_not_read_is_told_all_anew(server: RunningServer) -> 
             viewer.until(lambda one: not one.view.requests and one.view.cached)
         assert slow.state() == quick.state()
         assert sum("engine" in bundle for bundle in quick.bundles) == 1
+
+
+def test_the_account_of_a_request_has_its_time_in_the_process_of_http(
+    server: RunningServer,
+) -> None:
+    """Whichever request it is, its time until its answer is written lies around the engine's."""
+    with watching(server) as viewer:
+        viewer.until(lambda one: one.bundles)
+        assert ask(server.url, "/v1/completions", {**BODY, "max_tokens": 8})
+        viewer.until(lambda one: any(times[3] for times in one.http) and not one.view.requests)
+    request_id, received_s, sent_s, answered_s = next(one for one in viewer.http if one[3])
+    account = Account.of(viewer.items)
+    (life,) = [one for one in account.lives.values() if one.new.request_id == request_id]
+    assert life.end_s is not None
+    assert received_s <= sent_s <= life.new.arrival_s < life.end_s < answered_s
+    assert parts(life, account)["http"] == pytest.approx(
+        1e3 * (sent_s - received_s + answered_s - life.end_s), abs=0.01
+    )
+    assert sum(life.ms.values()) == pytest.approx(1e3 * (answered_s - received_s), abs=0.01)
 
 
 def test_the_key_comes_by_header_or_by_the_first_message(guarded: RunningServer) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import CALL, Call
 from minivllm.serving.processes.messages import ViewFrame
 from minivllm.serving.view import viewers as module
 from minivllm.serving.view.viewers import MOST_CHARACTERS, MOST_FRAMES, MOST_VIEWERS, Viewers
@@ -23,7 +24,7 @@ class Room:
     def __init__(self) -> None:
         self.watched: list[bool] = []
         self.counts: Counter[str] = Counter()
-        client = SimpleNamespace(viewers=[], watch=self.watched.append)
+        client = SimpleNamespace(viewers=[], submitted=[], watch=self.watched.append)
         self.service = SimpleNamespace(
             client=client, num_viewers=0, count=lambda name: self.counts.update([name])
         )
@@ -178,3 +179,30 @@ def test_whole_states_are_asked_for_at_most_so_often(monkeypatch: pytest.MonkeyP
         assert room.watched == [True, False]
 
     asyncio.run(test())
+
+
+def test_viewers_are_told_when_a_request_of_http_came_was_sent_and_was_answered(run: Any) -> None:
+    """By the call's own times; a request of the synthetic load has no call."""
+
+    async def test() -> None:
+        room = Room()
+        viewer = room.viewers.join()
+        room.send("restart", {"engine": {}})
+        await settle()
+        await viewer.next()
+        call = Call("c", "host", began_s=1.0)
+        (note,) = room.service.client.submitted
+        stream = SimpleNamespace(request_id="r7", arrived_s=1.25)
+        note(stream)
+        token = CALL.set(call)
+        try:
+            note(stream)
+        finally:
+            CALL.reset(token)
+        assert json.loads(await viewer.next()) == [{"http": ["r7", 1.0, 1.25, None]}]
+        call.end()
+        ((told, *times),) = [one["http"] for one in json.loads(await viewer.next())]
+        assert (told, times[:2]) == ("r7", [1.0, 1.25]) and times[2] > 1.25
+        room.viewers.leave(viewer)
+
+    run(test())

@@ -1,9 +1,11 @@
 // The life of each request, every millisecond by what it was spent on, as account.py does.
 
-const PARTS = [
-  "client", "unseen", "queued", "blocks", "disk", "prefill", "decode", "recompute",
-  "stalled", "preempted", "swapped", "between",
+// What a request would not have had alone.
+const CAUSES = [
+  "queued", "blocks", "disk", "preempted", "swapped", "recompute", "stalled", "prompts", "others",
 ];
+const PARTS = ["client", "http", "unseen", ...CAUSES, "prefill", "decode", "between"];
+const MOST_SERVED = 10_000; // requests of HTTP that are remembered until they end
 const IN_STEPS = new Set(["prefill", "decode", "recompute", "stalled"]);
 const RESTING = { waiting: "queued", preempted: "preempted" };
 // Parts with their reasons, by number, and the numbers.
@@ -17,6 +19,28 @@ function codeOf(part, reason) {
     SPENT.push([part, reason]);
   }
   return CODES.get(key);
+}
+
+// What a step takes for its tokens: a line through the steps so far, see account.py.
+class TokenCost {
+  constructor() {
+    this.steps = this.tokens = this.ms = this.squares = this.products = 0;
+  }
+
+  add(tokens, ms) {
+    this.steps += 1;
+    this.tokens += tokens;
+    this.ms += ms;
+    this.squares += tokens * tokens;
+    this.products += tokens * ms;
+  }
+
+  get msPerToken() {
+    const spread = this.steps * this.squares - this.tokens * this.tokens;
+    if (spread <= 0) return 0;
+    const slope = (this.steps * this.products - this.tokens * this.ms) / spread;
+    return Math.max(0, this.ms < slope * this.tokens ? this.products / this.squares : slope);
+  }
 }
 
 class Life {
@@ -36,6 +60,10 @@ class Life {
     // Spans, without gaps from arrival on: what each was spent on, and when it ended.
     this.codes = [];
     this.ends = [];
+    this.beside = []; // tokens of prompts, and others, that the step of a span computed of others
+    this.tokensBeside = null; // of the step that goes on
+    this.preemptions = []; // [when, for which request]
+    this.answered = null; // when its client had the whole answer
     this.states = [[this.arrival, "waiting"]];
   }
 
@@ -75,22 +103,41 @@ class Life {
     } else {
       this.codes.push(code);
       this.ends.push(this.since);
+      this.beside.push(IN_STEPS.has(this.part) && this.part !== "stalled" ? this.tokensBeside : null);
     }
+  }
+
+  // It came by HTTP, and then waits for the engine.
+  come({ received, sent }) {
+    this.since = this.begin = received;
+    this.part = "http";
+    this.spend(sent);
+    this.part = "queued";
+  }
+
+  // Counts the time from its last step to the end of its answer.
+  answer() {
+    if (this.answered === null) return;
+    this.part = "http";
+    this.spend(this.answered);
   }
 
   // It has lived as its parent until now.
   follow(parent) {
     this.codes = [...parent.codes];
     this.ends = [...parent.ends];
+    this.beside = [...parent.beside];
     this.begin = parent.begin;
   }
 
   // What its time until then was spent on: milliseconds and steps by part, in the order of PARTS,
-  // and milliseconds by reason.
-  until(time) {
+  // and milliseconds by reason; a step is divided among its own tokens and those of others.
+  until(time, cost) {
     const ms = {};
     const steps = {};
     const reasons = {};
+    const shared = {}; // by part, tokens of others
+    const tokens = { prompts: 0, others: 0 };
     let from = this.begin;
     let total = 0;
     for (let index = 0; index < this.ends.length && from < time; index += 1) {
@@ -100,16 +147,34 @@ class Life {
       ms[part] = (ms[part] ?? 0) + spent;
       total += spent;
       if (IN_STEPS.has(part)) steps[part] = (steps[part] ?? 0) + 1;
+      if (this.beside[index]) {
+        const [prompts, others] = this.beside[index];
+        const known = (shared[part] ??= { prompts: 0, others: 0 });
+        for (const [name, count] of [["prompts", prompts], ["others", others]]) {
+          known[name] += count;
+          tokens[name] += count;
+          if (count) steps[name] = (steps[name] ?? 0) + 1;
+        }
+      }
       if (part === "queued" || part === "blocks") reasons[reason] = (reasons[reason] ?? 0) + spent;
       from = end;
+    }
+    for (const [part, { prompts, others }] of Object.entries(shared)) {
+      const whole = ms[part];
+      if (!(prompts + others) || !(whole > 0)) continue;
+      const each = Math.min(cost.msPerToken, whole / (prompts + others));
+      ms.prompts = (ms.prompts ?? 0) + each * prompts;
+      ms.others = (ms.others ?? 0) + each * others;
+      ms[part] = Math.max(0, whole - each * (prompts + others));
     }
     const parts = PARTS.filter((part) => ms[part] > 0).map((part) => [part, ms[part]]);
     const states = this.states.filter(([at]) => at <= time);
     return {
-      parts, steps, reasons, total,
+      parts, steps, reasons, total, tokens,
       state: states.at(-1)?.[1] ?? "waiting",
       isDone: this.end !== null && this.end <= time,
       numPreemptions: states.filter(([, state]) => state === "preempted").length,
+      preemptedFor: this.preemptions.filter(([at]) => at <= time).map(([, by]) => by),
       hold: this.holdTime <= time ? this.hold : null,
     };
   }
@@ -120,6 +185,8 @@ class Account {
     this.engine = null;
     this.lives = new Map(); // by number, also of those that have ended
     this.unfinished = new Map();
+    this.cost = new TokenCost();
+    this.served = new Map(); // by the engine's request id: when it came, and its lives
     this.count = 0; // bundles so far
   }
 
@@ -166,8 +233,28 @@ class Account {
     }
   }
 
+  // What the process of HTTP says of a request: before the engine does, and at its end.
+  noteServed(id, received, sent, answered) {
+    if (answered === null) {
+      this.served.set(id, { received, sent, lives: [] });
+      if (this.served.size > MOST_SERVED) this.served.delete(this.served.keys().next().value);
+      return;
+    }
+    const lives = this.served.get(id)?.lives ?? [];
+    this.served.delete(id);
+    for (const life of lives) {
+      life.answered = answered;
+      if (life.end !== null) life.answer();
+    }
+  }
+
   meet(told) {
     const life = new Life(told);
+    const served = this.served.get(life.id.split(".")[0]);
+    if (served) {
+      served.lives.push(life);
+      life.come(served);
+    }
     life.first = this.count; // the bundle that names it
     this.lives.set(life.number, life);
     this.unfinished.set(life.number, life);
@@ -179,6 +266,16 @@ class Account {
     const decoded = new Set(bundle.decoded);
     const scheduled = new Map((bundle.scheduled ?? []).map((one) => [one[0], one]));
     const swapped = new Map((bundle.preempted ?? []).map((one) => [one[0], one[2]]));
+    let prompts = 0;
+    let tokens = decoded.size;
+    for (const [, , size, why] of scheduled.values()) {
+      if (why !== "verify") prompts += size;
+      tokens += size;
+    }
+    if (tokens) this.cost.add(tokens, 1e3 * (bundle.end_s - bundle.time_s));
+    for (const [number, by] of bundle.preempted ?? []) {
+      this.lives.get(number).preemptions.push([bundle.time_s, by]);
+    }
     for (const [number, life] of this.unfinished) {
       const work = scheduled.get(number);
       if (decoded.has(number)) {
@@ -198,6 +295,8 @@ class Account {
         const grows = sizes.has(number) && sizes.get(number)[0] > life.numTokens;
         life.part = grows ? "decode" : "stalled";
       }
+      const [own, ownOthers] = ownTokens(work, decoded.has(number));
+      life.tokensBeside = [prompts - own, tokens - prompts - ownOthers];
     }
   }
 
@@ -208,6 +307,7 @@ class Account {
       if (life.state === "done") {
         life.end = bundle.end_s;
         this.unfinished.delete(number);
+        life.answer();
       } else if (IN_STEPS.has(life.part)) {
         life.part = "between";
       }
@@ -215,20 +315,29 @@ class Account {
   }
 }
 
-// Why the request took as long as it did: what most of its time was spent on, then the rest.
+// Tokens of its prompt, and others, that a step computes of a request.
+function ownTokens(work, decodes) {
+  if (!work) return [0, decodes ? 1 : 0];
+  return work[3] === "verify" ? [0, work[2]] : [work[2], 0];
+}
+
+// Why the request took as long as it did: first what it would not have had alone, then the rest.
 function sentence(life, spent, engine) {
   const texts = WORDS.sentence;
   const { parts, total } = spent;
-  const kind = spent.isDone ? "done" : "unfinished";
-  const said = [fill(texts[kind], { number: life.number, id: life.id, total: duration(total) })];
-  if (!(total > 0)) return said[0];
+  const isCause = ([part]) => CAUSES.includes(part);
+  const ranked = [...parts].sort((a, b) => isCause(b) - isCause(a) || b[1] - a[1]);
   const share = (ms) => rounded((100 * ms) / total, 0);
-  const [[most, ms], ...others] = [...parts].sort((a, b) => b[1] - a[1]);
+  const [first, ...others] = ranked.filter(([, ms]) => Number(share(ms)) >= 1);
+  const alone = ranked.reduce((left, one) => left - (isCause(one) ? one[1] : 0), total);
+  const kind = (spent.isDone ? "done" : "unfinished") + (first && isCause(first) ? "_beside" : "");
+  const values = { number: life.number, id: life.id, total: duration(total), alone: duration(alone) };
+  const said = [fill(texts[kind], values)];
+  if (!first) return said[0];
+  const [most, ms] = first;
   const reason = because(most, life, spent, engine);
   said.push(fill(texts.most, { share: share(ms), time: duration(ms), because: reason }));
-  const rest = others
-    .filter(([, each]) => Number(share(each)) >= 1)
-    .map(([part, each]) => fill(texts.one, { part: WORDS.parts[part], share: share(each) }));
+  const rest = others.map(([part, each]) => fill(texts.one, { part: WORDS.parts[part], share: share(each) }));
   if (rest.length) said.push(fill(texts.rest, { list: rest.join(", ") }));
   return said.join(" ");
 }
@@ -247,9 +356,21 @@ function because(part, life, spent, engine) {
   return fill(WORDS.because[part], {
     reason,
     prompt_tokens: life.numPrompt,
+    tokens: spent.tokens[part]?.toLocaleString("en-US"),
     steps: counted(WORDS.sentence.steps, spent.steps[part] ?? 0),
     times: counted(WORDS.sentence.times, spent.numPreemptions),
+    for: preemptedFor(life.number, spent.preemptedFor),
   });
+}
+
+// For which requests the blocks of a request were taken, as part of a sentence.
+function preemptedFor(number, neededBy) {
+  const texts = WORDS.sentence.for;
+  const others = [...new Set(neededBy)].filter((one) => one !== number);
+  if (!others.length) return neededBy.length ? texts.alone : "";
+  const last = others.pop();
+  if (!others.length) return fill(texts.one, { requests: last });
+  return fill(texts.several, { requests: `${others.join(", ")} and ${last}` });
 }
 
 // Halves upwards, also what is half but for rounding errors.

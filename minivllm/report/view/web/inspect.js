@@ -2,7 +2,7 @@
 
 const NUM_SLOWEST = 8;
 // Parts that the legend has only where a bar has them.
-const RARE = "client unseen disk swapped";
+const RARE = ["client", "http", "unseen", "disk", "swapped"];
 
 function Bar({ spent, isSmall }) {
   return html`<div class=${isSmall ? "bar small" : "bar"} role="img"
@@ -16,7 +16,7 @@ function RequestPanel() {
   const { timeline, selected, index } = view;
   const life = timeline.account.lives.get(selected);
   if (selected === null || !life) return html`<${Slowest} />`;
-  const spent = life.until(timeline.rowAt(index).end);
+  const spent = life.until(timeline.until(index), timeline.account.cost);
   const request = timeline.at(index).requests.get(selected);
   const hasCome = life.first <= index;
   return html`<section class="panel request" aria-live="off">
@@ -47,12 +47,15 @@ function Facts({ life, spent, request }) {
     ["id", life.id],
     ["prompt", `${life.numPrompt} tokens${life.numReused ? `, ${life.numReused} from the cache` : ""}`],
     ["output", `${output} of ${life.most - life.numPrompt} tokens`],
-    ["arrival", `${(life.arrival - view.timeline.zero).toFixed(3)} s`],
+    ["arrival", `${(life.begin - view.timeline.zero).toFixed(3)} s`],
     ["blocks", request ? request.blocks.length : 0],
   ];
   if (life.priority) facts.push(["priority", life.priority]);
   if (life.parent !== null) facts.push(["started on", `request ${life.parent}`]);
-  if (spent.numPreemptions) facts.push(["preempted", counted(WORDS.sentence.times, spent.numPreemptions)]);
+  if (spent.numPreemptions) {
+    const times = counted(WORDS.sentence.times, spent.numPreemptions);
+    facts.push(["preempted", times + preemptedFor(life.number, spent.preemptedFor).replace(/,$/, "")]);
+  }
   return html`<dl class="facts">${facts.map(
     ([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`,
   )}</dl>`;
@@ -62,13 +65,14 @@ function Facts({ life, spent, request }) {
 function Slowest() {
   const { timeline, index } = view;
   const now = timeline.rowAt(index)?.end ?? 0;
-  const lives = [...timeline.account.lives.values()]
-    .filter((life) => life.first <= index && life.arrival < now)
-    .map((life) => [Math.min(life.end ?? Infinity, now) - life.arrival, life])
+  const { account } = timeline;
+  const lives = [...account.lives.values()]
+    .filter((life) => life.first <= index && life.begin < now)
+    .map((life) => [Math.min(life.end ?? Infinity, now) - life.begin, life])
     .sort((a, b) => b[0] - a[0])
     .slice(0, NUM_SLOWEST);
   const longest = lives[0]?.[0] ?? 1;
-  const bars = lives.map(([, life]) => life.until(now));
+  const bars = lives.map(([, life]) => life.until(now, account.cost));
   const seen = new Map(bars.flatMap((bar) => bar.parts));
   return html`<section class="panel request">
     <h2>Slowest requests <span class="note">choose one to see why</span></h2>

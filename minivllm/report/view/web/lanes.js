@@ -3,7 +3,7 @@
 const GUTTER = 52; // for the number of a request; charts below keep the same
 const AXIS = 20;
 const STATE_OF = {
-  queued: "waiting", blocks: "waiting", disk: "waiting", unseen: "waiting",
+  queued: "waiting", blocks: "waiting", disk: "waiting", unseen: "waiting", http: "waiting",
   stalled: "idle", between: "idle", swapped: "preempted",
 };
 
@@ -11,7 +11,7 @@ const STATE_OF = {
 function livesIn(timeline, from, to) {
   const lives = [];
   for (const life of timeline.account.lives.values()) {
-    if (life.arrival <= to && (life.end ?? Infinity) >= from) lives.push(life);
+    if (life.begin <= to && (life.end ?? Infinity) >= from) lives.push(life);
   }
   return lives.sort((a, b) => a.number - b.number);
 }
@@ -60,7 +60,7 @@ function paintLanes(context, width, height, model) {
     model.lives.forEach((life, index) => {
       const y = AXIS + index * high - top;
       if (y + high < AXIS || y > height) return;
-      if (isFuture ? (life.end ?? Infinity) > time : life.arrival <= time) {
+      if (isFuture ? (life.end ?? Infinity) > time : life.begin <= time) {
         paintLife(context, life, y, high, { from, to, across, end: timeline.end });
       }
     });

@@ -47,6 +47,7 @@ function Log() {
     if (hidden.has(kind) || (isOwn && selected !== null && number !== selected)) continue;
     if (!wanted || said.toLowerCase().includes(wanted)) rows.push(log[at]);
   }
+  rows.sort((a, b) => b[4] - a[4]); // a request may arrive while a step is computed
   return html`<section class="panel log">
     <h2>Events <span class="note">newest first</span>
       <label><input type="checkbox" name="own" checked=${isOwn} onChange=${() => setOwn(!isOwn)} />chosen request only</label></h2>
@@ -63,12 +64,10 @@ function Log() {
   </section>`;
 }
 
-function Row({ row: [index, kind, number, said] }) {
-  const { timeline } = view;
-  const known = timeline.rowAt(index);
+function Row({ row: [index, kind, number, said, time] }) {
   return html`<li class=${kind}>
     <button class="time" onClick=${() => seek(index)} title="Show this moment">
-      ${known ? (known.end - timeline.zero).toFixed(3) : ""}</button>
+      ${(time - view.timeline.zero).toFixed(3)}</button>
     <${Chip} number=${number} /><span class="kind">${kind}</span><span>${said}</span>
   </li>`;
 }

@@ -12,7 +12,7 @@ class Timeline {
     this.items = [];
     this.rows = []; // numbers of each item, for charts
     this.keys = new Map(); // state before every KEY-th item
-    this.log = []; // [index, kind, number, text]
+    this.log = []; // [index, kind, number, text, time]
     this.gauges = [];
     this.ttft = []; // [index, ms]
     this.itl = []; // [index, ms, how many]
@@ -44,6 +44,10 @@ class Timeline {
     if (item.gauges) {
       this.gauges.push(item.gauges);
       if (this.gauges.length > MOST_GAUGES) this.gauges.splice(0, MOST_GAUGES / 10);
+      return;
+    }
+    if (item.http) {
+      this.account.noteServed(...item.http);
       return;
     }
     const index = this.count;
@@ -114,14 +118,14 @@ class Timeline {
   }
 
   write(item, index) {
-    for (const [kind, number, text] of sentences(item, this.engine)) {
+    for (const [kind, number, text, time] of sentences(item, this.engine)) {
       if (kind === "step") continue;
       if (kind === "held") {
         const held = `${item.held[0]} ${item.held[1]}`;
         if (held === this.lastHeld) continue;
         this.lastHeld = held;
       }
-      this.log.push([index, kind, number, text]);
+      this.log.push([index, kind, number, text, time]);
     }
     if (!item.held) this.lastHeld = "";
   }
@@ -157,6 +161,11 @@ class Timeline {
 
   rowAt(index) {
     return this.rows[index - this.first];
+  }
+
+  // Until when a request's time counts, at an item: at the last one, also what came after it.
+  until(index) {
+    return index === this.count - 1 ? Infinity : this.rowAt(index)?.end ?? 0;
   }
 
   item(index) {

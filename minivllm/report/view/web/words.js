@@ -8,11 +8,13 @@ function counted(pair, count) {
   return fill(count === 1 ? pair[0] : pair[1], { count });
 }
 
-// A list of [kind, number of the request or null, text], the most important first.
+// A list of [kind, number of the request or null, text, when], the most important first.
 function sentences(bundle, engine) {
   const said = [];
-  const say = (kind, number, name, values = {}, group = "decisions") =>
-    said.push([kind, number, fill(WORDS[group][name], { request: number, ...values })]);
+  const say = (kind, number, name, values = {}, time = bundle.time_s, group = "decisions") =>
+    said.push([kind, number, fill(WORDS[group][name], { request: number, ...values }), time]);
+  const entered = new Map();
+  for (const [time, number, state] of bundle.states ?? []) entered.set(`${number} ${state}`, time);
   const count = (what, number) => counted(WORDS.counts[what], number);
   const scheduled = bundle.scheduled ?? [];
   const numDecoded = bundle.decoded?.length ?? 0;
@@ -24,30 +26,32 @@ function sentences(bundle, engine) {
   }
   if (bundle.held) {
     const [number, reason, needed, free, spare] = bundle.held;
-    say("held", number, reason, { ...engine, blocks: count("blocks", needed), free, spare }, "held");
+    say("held", number, reason, { ...engine, blocks: count("blocks", needed), free, spare }, bundle.time_s, "held");
   }
   const listed = new Set();
   for (const [number, by, swapped] of bundle.preempted ?? []) {
     listed.add(number);
-    say("preempted", number, swapped ? "swapped" : number === by ? "alone" : "preempted", { by });
+    const name = swapped ? "swapped" : number === by ? "alone" : "preempted";
+    say("preempted", number, name, { by }, entered.get(`${number} preempted`));
   }
-  for (const [, number, state] of bundle.states ?? []) {
+  for (const [time, number, state] of bundle.states ?? []) {
     if (state === "preempted" && !listed.has(number) && !bundle.engine) {
-      say("preempted", number, "restarted");
+      say("preempted", number, "restarted", {}, time);
     }
   }
-  for (const [number, , prompt, most, , , parent] of bundle.new ?? []) {
+  for (const [number, , prompt, most, , arrival, parent] of bundle.new ?? []) {
     const values = { tokens: count("tokens", prompt), output: most - prompt, parent };
-    say("queue", number, parent === null ? "arrived" : "forked", values);
+    if (parent === null) say("queue", number, "arrived", values, arrival);
+    else say("queue", number, "forked", values, bundle.end_s);
   }
   for (const [number, , reused, overtook] of bundle.admitted ?? []) {
     const name = reused ? "cached" : overtook ? "overtook" : "admitted";
-    say("queue", number, name, { tokens: count("tokens", reused) });
+    say("queue", number, name, { tokens: count("tokens", reused) }, entered.get(`${number} prefill`));
   }
   sayComputed(bundle, numDecoded, say, count);
   sayCached(bundle, say, count);
-  for (const [, number, state, reason] of bundle.states ?? []) {
-    if (state === "done") say("done", number, "done", { reason: WORDS.reasons[reason] ?? reason });
+  for (const [time, number, state, reason] of bundle.states ?? []) {
+    if (state === "done") say("done", number, "done", { reason: WORDS.reasons[reason] ?? reason }, time);
   }
   return said;
 }
@@ -68,7 +72,7 @@ function sayComputed(bundle, numDecoded, say, count) {
     say("decode", null, "decode", values);
   }
   for (const [number, drafts, accepted] of bundle.drafts ?? []) {
-    say("drafts", number, "drafts", { drafts: count("drafts", drafts), accepted });
+    say("drafts", number, "drafts", { drafts: count("drafts", drafts), accepted }, bundle.end_s);
   }
 }
 
@@ -81,6 +85,7 @@ function sayCached(bundle, say, count) {
   for (const name of ["copied", "saved", "loaded"]) counts[name] = bundle[name]?.length ?? 0;
   for (const name of ["spilled", "read"]) counts[name] = bundle[name] ?? 0;
   for (const [name, number] of Object.entries(counts)) {
-    if (number) say("cache", null, name, { blocks: count("blocks", number) });
+    const time = name === "stored" ? bundle.end_s : bundle.time_s;
+    if (number) say("cache", null, name, { blocks: count("blocks", number) }, time);
   }
 }
