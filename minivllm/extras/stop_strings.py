@@ -46,12 +46,12 @@ class StopStrings(Detokenizer):
         return text
 
     def _release(self, piece: str, may_stop: bool) -> str:
-        text = self._held + piece
-        if not may_stop:
-            self._held = ""
-            return text
-        hits = [(text.find(stop), stop) for stop in self._stop if stop in text]
-        if hits:
+        """The text that is certain after a new piece. A stop string counts where it ends, and may
+        begin in text that came before the output might stop."""
+        held, text = len(self._held), self._held + piece
+        starts = ((text.find(stop, max(0, held - len(stop) + 1)), stop) for stop in self._stop)
+        hits = [(start, stop) for start, stop in starts if start >= 0]
+        if hits and may_stop:
             position, self.stop_reason = min(hits, key=lambda hit: hit[0])
             self._held = ""
             return text[: position + len(self.stop_reason) * self._keep_stop]

@@ -47,7 +47,8 @@ class FP8Linear(LinearKernel):
         self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.weight, self.scale = frozen(weight), frozen(scale)
+        codes = _is_nan(weight).any(1)
+        self.weight, self.scale = frozen(weight), frozen(scale.masked_fill(codes, torch.nan))
         self.bias = None if bias is None else frozen(bias)
         self.matrix_dtype = "float8_e4m3fn" if has_kernel(weight, dtype) else None
 
@@ -72,6 +73,8 @@ class FP8BlockLinear(LinearKernel):
 
     def __init__(self, weight: Tensor, scale: Tensor, width: int, bias: Tensor | None) -> None:
         super().__init__()
+        blocks = (_is_nan(part).any(1) for part in weight.view(torch.uint8).split(width, 1))
+        scale = scale.masked_fill(torch.stack([*blocks], 1), torch.nan)
         self.weight, self.scale, self.width = frozen(weight), frozen(scale), width
         self.bias = None if bias is None else frozen(bias)
 
@@ -85,8 +88,15 @@ class FP8BlockLinear(LinearKernel):
         return out if self.bias is None else out.add_(self.bias)
 
 
+def _is_nan(weight: Tensor) -> Tensor:
+    """Which weights are NaN: their scale becomes NaN, as the output is with one of them, and the
+    product on a CPU needs no look at each code."""
+    return weight.view(torch.uint8) & 0x7F == 0x7F
+
+
 def _widened(stored: Tensor) -> Tensor:
-    """The same values; on a CPU in bfloat16, where torch's conversion is not vectorised.
+    """The same values, but for NaN; on a CPU in bfloat16, where torch's conversion is not
+    vectorised.
 
     Sign, exponent and mantissa move to their places in a bfloat16, and a factor corrects the
     difference of the exponents' biases."""

@@ -23,6 +23,7 @@ from minivllm.quant.activations import IntegerQuantizer
 from minivllm.quant.kernels.common import SLICE
 from minivllm.quant.kernels.int4 import ROWS, Int4Linear, Piece
 from minivllm.quant.options import Int4Options
+from minivllm.quant.row_scales import as_scale
 
 GROUP_SIZES: tuple[int, ...] = get_args(type_hints(Int4Options)["group_size"])
 _CHUNK = 256 * 1024  # weights quantised at once on a CPU, whose cache holds the float32 temporaries
@@ -94,10 +95,9 @@ def quantize_symmetric(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor,
     the largest magnitude -8. Arguments and results are those of `quantize`, without zeros."""
     groups = _padded(weight, group_size).unflatten(1, (-1, group_size)).float()
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    tiny = torch.finfo(weight.dtype).tiny
-    scale = (largest / -8).to(weight.dtype)
-    scale = torch.where(scale.abs() < tiny, tiny, scale)
-    codes = groups.div_(scale.float()).add_(8).round_().clamp_(0, 15)
+    scale = as_scale(largest.abs() / 8, weight.dtype)
+    scale = torch.where(largest > 0, -scale, scale)
+    codes = (groups / scale.float()).add_(8).round_().clamp_(0, 15)
     return codes.flatten(1).to(torch.uint8), scale.squeeze(-1).t(), None
 
 
@@ -121,7 +121,7 @@ def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     groups = _padded(weight, group_size).unflatten(1, (-1, group_size)).float()
     low, high = groups.aminmax(dim=-1, keepdim=True)
     # Rounded to the compute dtype first, so that codes account for the rounding of scales.
-    scale = ((high - low) / 15).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
+    scale = as_scale((high - low) / 15, weight.dtype)
     zero = (low + 8 * scale.float()).to(weight.dtype)
     codes = (groups - zero.float()).div_(scale.float()).add_(8).round_().clamp_(0, 15)
     return codes.flatten(1).to(torch.uint8), scale.squeeze(-1).t(), zero.squeeze(-1).t()

@@ -17,7 +17,7 @@ from minivllm.quant.activations import IntegerQuantizer, Panels
 from minivllm.quant.base import frozen
 from minivllm.quant.kernels.common import by_rows, converted_product, triton_products
 from minivllm.quant.options import Int8Options
-from minivllm.quant.row_scales import RowScaled
+from minivllm.quant.row_scales import RowScaled, as_scale
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised:
 # measured in bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8
@@ -94,7 +94,7 @@ def quantize(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """Round [out, in] to int8 [out, in] and a scale for each output, [out] in the weight's dtype.
     `largest`: of each row, [out, 1]."""
     # Rounded to the compute dtype first, so that integers account for the rounding of scales.
-    scale = (largest.float() / 127).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
+    scale = as_scale(largest.float() / 127, weight.dtype)
     quantized = torch.empty_like(weight, dtype=torch.int8)
     for part, rows, factor in by_rows(quantized, weight, scale):
         part.copy_((rows.float() / factor.float()).round_().clamp_(-127, 127))

@@ -32,11 +32,12 @@ class Int8Mixed(Quantizer, Int8MixedOptions):  # type: ignore[misc]  # see Metho
         quantized = torch.empty_like(weight, dtype=torch.int8)
         maxima = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
         for rows, out, largest in by_rows(weight, quantized, maxima):
-            codes, row_maxima, _ = self.library.functional.int8_vectorwise_quant(
-                rows.to(torch.float16)
-            )
+            # In the range of float16, which bitsandbytes quantises: a power of two is exact.
+            exponent = rows.float().abs().amax(1).frexp().exponent
+            narrow = torch.ldexp(rows.float(), -exponent[:, None]).to(torch.float16)
+            codes, row_maxima, _ = self.library.functional.int8_vectorwise_quant(narrow)
             out.copy_(codes)
-            largest.copy_(row_maxima)
+            largest.copy_(torch.ldexp(row_maxima, exponent))
         return self.linear(quantized, maxima, bias)
 
     def linear(self, weight: Tensor, maxima: Tensor, bias: Tensor | None) -> nn.Module:

@@ -188,6 +188,8 @@ def quantize(
     On the CPU the codes are looked up instead of searched for, which took a fifteenth of the time;
     the bytes are the same."""
     functional = library.functional
+    # A block that is not finite would spoil the second quantisation of all scales.
+    double_quant = double_quant and bool(weight.isfinite().all())
     if weight.device.type != "cpu" or weight.numel() % block_size:
         codes, state = functional.quantize_4bit(
             weight, blocksize=block_size, compress_statistics=double_quant, quant_type="nf4"
@@ -205,7 +207,7 @@ def quantize(
     codes, scales = (torch.cat(parts) for parts in zip(*encoded, strict=True))
     offset = nested = None
     if double_quant:
-        offset = scales.mean()
+        offset = scales.double().mean().float()  # whose sum does not overflow
         scales, nested = functional.quantize_blockwise(scales - offset, blocksize=_NESTED_BLOCK)
     state = functional.QuantState(
         scales, weight.shape, levels, block_size, "nf4", weight.dtype, offset=offset, state2=nested
@@ -237,6 +239,7 @@ def _encode(blocks: Tensor, lowest: Tensor, bound: Tensor) -> tuple[Tensor, Tens
     values = blocks.float()
     largest = values.abs().amax(-1)
     scaled = (values * (1.0 / largest.clamp(min=1e-38)[:, None])).view(-1)
+    scaled = scaled.nan_to_num_(0.0, 1.0, -1.0)  # of a block whose scale is not finite
     bins = _bin(scaled)
     codes = lowest.index_select(0, bins)
     codes += (scaled > bound.index_select(0, bins)).view(torch.uint8)

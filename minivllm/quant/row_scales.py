@@ -1,10 +1,25 @@
-"""Methods with one scale for each output, of the largest weight of its row."""
+"""Scales, and methods with one scale for each output, of the largest weight of its row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
+
+
+def as_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales that are not negative, float32, in the dtype that they are stored in, above 0.
+
+    Below the normal numbers of float16 they are rounded up: rounded down, the largest weight would
+    need a larger integer than there is; clamped there (6.1e-5), small weights would vanish."""
+    least = torch.finfo(dtype).tiny
+    if dtype is torch.float16:
+        step = 2.0**-24  # between its subnormal numbers
+        raised = (scale / step).ceil_().clamp_(min=1) * step
+        scale = torch.where(scale < least, raised, scale)
+        least = step
+    return scale.clamp(min=least).to(dtype)
 
 
 class RowScaled:

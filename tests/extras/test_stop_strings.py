@@ -185,6 +185,31 @@ def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
     assert (shown, detokenizer.stop_reason) == ("aba", "b")
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    text=st.text(alphabet="abé", max_size=12),
+    stop=st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3),
+    first=st.integers(0, 8),
+)
+def test_a_stop_string_may_begin_before_min_tokens(
+    tokenizer: Tokenizer, text: str, stop: list[str], first: int
+) -> None:
+    """It counts where it ends: at a token that may be the last one."""
+    ids = tokenizer.encode(text)
+    detokenizer = stop_strings(tokenizer, stop)
+    shown, fed = "", ""
+    for position, token in enumerate(ids):
+        shown += detokenizer.push(token, may_stop=position >= first)
+        known, fed = fed, tokenizer.decode(ids[: position + 1]).rstrip("\ufffd")
+        ends = [fed.find(one, max(0, len(known) - len(one) + 1)) for one in stop]
+        if position >= first and (begins := [begin for begin in ends if begin >= 0]):
+            assert detokenizer.stop_reason is not None and shown == fed[: min(begins)]
+            return
+        assert detokenizer.stop_reason is None and fed.startswith(shown)
+    if len(ids) > first:
+        assert shown + detokenizer.finish() == text and detokenizer.stop_reason is None
+
+
 def test_a_stop_string_may_be_kept(tokenizer: Tokenizer) -> None:
     detokenizer = stop_strings(tokenizer, ["bc", "c"], include_stop_str_in_output=True)
     assert "".join(map(detokenizer.push, tokenizer.encode("abcd"))) == "abc"

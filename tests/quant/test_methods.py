@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,66 @@ def test_errors_stay_within_the_method_s_bounds(name: str, dtype: str) -> None:
         for count in (1, 3, 9, 50):
             error = relative_error(packed, weight, bias, matrix(count, columns, method.dtype, 2))
             assert error < ERRORS[name] * (2 if columns < 64 else 1), (rows, columns, count)
+
+
+EXTREMES = {
+    **METHODS,
+    "int4, symmetric": partial(Int4, symmetric=True),
+    "nf4, nested": partial(NF4, double_quant=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXTREMES)
+def test_small_large_and_zero_weights_keep_their_values(name: str, dtype: str) -> None:
+    method = EXTREMES[name](dtype=dtype)
+    narrow = dtype == "float16" or name == "int8_mixed"  # which sums in float16
+    for size in (1e-5, 1e-4, 1.0, 1e3) if narrow else (1e-30, 1e-7, 1e-5, 1e3, 1e30):
+        weight = matrix(96, 128, torch.float32) * size
+        weight[5] = 0
+        x = matrix(4, 128, torch.float32, 2) * ((1e3 if size < 1 else 1e-2) if narrow else 1 / size)
+        weight = weight.to(method.dtype)
+        given = weight.clone()
+        packed = method.pack(weight, None)
+        assert torch.equal(weight, given), "an embedding may share it"
+        error = relative_error(packed, weight, None, x.to(method.dtype))
+        assert error < 1.3 * ERRORS[name.split(",")[0]], size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EXTREMES)
+def test_a_weight_that_is_not_finite_spoils_its_own_output_alone(name: str, dtype: str) -> None:
+    """So that logits which are not finite are found, and no other value takes its place."""
+    method = EXTREMES[name](dtype=dtype)
+    for bad in (math.nan, math.inf, -math.inf):
+        weight = matrix(96, 128, method.dtype)
+        weight[7, 70] = bad
+        packed = method.pack(weight, None)
+        for count in (1, 4, 50):
+            with torch.inference_mode():
+                finite = packed(matrix(count, 128, method.dtype, 3)).isfinite().all(0)
+            assert (~finite).nonzero().flatten().tolist() == [7], (bad, count)
+
+
+def test_scales_whose_sum_overflows_have_a_mean() -> None:
+    weight = matrix(96, 128, torch.float32) * 1e37
+    weight[:48] = 3e38
+    out = NF4("float32", double_quant=True).pack(weight, None)(torch.eye(128) * 1e-30)
+    assert out.isfinite().all()
+
+
+def test_a_stored_code_of_no_number_spoils_its_output() -> None:
+    weight = matrix(8, 32, torch.float32).to(torch.float8_e4m3fn)
+    for row, code in ((3, 0x7F), (4, 0xFF)):
+        weight.view(torch.uint8)[row, 5] = code
+    for dtype in (torch.bfloat16, torch.float32):
+        for layer in (
+            fp8.FP8Linear(weight.clone(), torch.ones(8), None, dtype),
+            fp8.FP8BlockLinear(weight.clone(), torch.ones(8, 2), 16, None),
+        ):
+            with torch.inference_mode():
+                finite = layer(matrix(2, 32, dtype)).isfinite().all(0)
+            assert (~finite).nonzero().flatten().tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

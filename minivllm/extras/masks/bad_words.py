@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,11 +40,12 @@ class BadWords:
     """Forbids the last token of a word where the output so far ends with those before it, as vLLM
     does.
 
-    A word counts as it stands, and after a space where that is as many tokens that begin otherwise.
+    A word counts as it stands and after a space, whatever tokens spell it: the tokenizer's own
+    choice may differ after a space, also in its number of tokens, and a model may choose others.
 
     Args:
         words: at least one.
-        tokenizer: cuts them.
+        tokenizer: spells them.
         vocab_size: number of token ids.
         mask: what else the request allows; None allows all.
 
@@ -59,25 +61,41 @@ class BadWords:
         mask: TokenMask | None = None,
     ) -> None:
         self._mask, self._vocab_size = mask, vocab_size
-        self._words: list[list[int]] = []
+        self._spelling = tokenizer.fast.id_to_token  # in the letters of the vocabulary
+        # By the beginning of a word that has been spelled: the tokens that would complete it.
+        self._ends: dict[str, set[int]] = defaultdict(set)
         for word in words:
-            plain, after_space = (
-                tokenizer.encode(text, add_special_tokens=False)
-                for text in (word, f" {word.lstrip()}")
-            )
-            if not plain:
-                raise BadInput(
-                    f"decoding.bad_words: the tokenizer makes no tokens of {word!r}; leave it out"
-                )
-            self._words.append(plain)
-            if len(plain) == len(after_space) and plain[0] != after_space[0]:
-                self._words.append(after_space)
+            for text in (word, f" {word.lstrip()}"):
+                ids = tokenizer.encode(text, add_special_tokens=False)
+                if not ids:
+                    raise BadInput(
+                        f"decoding.bad_words: the tokenizer makes no tokens of {word!r}; leave it "
+                        "out"
+                    )
+                self._add("".join(self._spelling(token) or "" for token in ids), tokenizer)
+        self._longest = max(map(len, self._ends))
+
+    def _add(self, spelled: str, tokenizer: Tokenizer) -> None:
+        for begun in range(len(spelled)):
+            last = tokenizer.fast.token_to_id(spelled[begun:])
+            if last is not None and last < self._vocab_size:
+                self._ends[spelled[:begun]].add(last)
+
+    def _forbidden(self, output: Sequence[int]) -> list[int]:
+        """The tokens that would complete a word after this output."""
+        found, begun = set(self._ends.get("", ())), ""
+        for token in reversed(output):
+            begun = (self._spelling(token) or "") + begun
+            if len(begun) > self._longest:
+                break
+            found |= self._ends.get(begun, set())
+        return sorted(found)
 
     def __call__(self, prompt: list[int], output: list[int]) -> Any:
         """The ids that may come next, bool [vocab] or as the inner mask has it; None for all. See
         TokenMask."""
         allowed = None if self._mask is None else self._mask(prompt, output)
-        bad = [ids[-1] for ids in self._words if output[len(output) - len(ids) + 1 :] == ids[:-1]]
+        bad = self._forbidden(output)
         if not bad:
             return allowed
         if allowed is None:

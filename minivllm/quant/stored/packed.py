@@ -90,10 +90,10 @@ class StoredCompressed:
             codes = unpacked(part["weight_packed"], self.bits)
         else:
             codes = (part["weight"].short() + middle).to(torch.uint8)
-        if "weight_g_idx" in part and not torch.equal(
-            part["weight_g_idx"].long(),
-            torch.arange(columns, device=codes.device) // (self.group or columns),
-        ):
+        in_place = torch.arange(columns, device=codes.device) // (self.group or columns)
+        owners = part.get("weight_g_idx", in_place).long()
+        # The library writes -1 where the activations have no order.
+        if not (torch.equal(owners, in_place) or bool((owners == -1).any())):
             raise BadInput(
                 "compressed-tensors weights in the order of activations (weight_g_idx) are not read"
             )

@@ -79,6 +79,42 @@ def test_transparent_parts_are_on_white() -> None:
     assert open_picture(palette).getpixel((0, 0)) == (255, 255, 255)
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF", None])
+@pytest.mark.parametrize("orientation", [1, 3])
+def test_grey_of_16_bits_is_scaled(form: str | None, orientation: int) -> None:
+    values = np.arange(0, 65536, 256, dtype=np.uint16)[None].repeat(2, 0)
+    about = Image.Exif()
+    about[0x0112] = orientation
+    image = Image.fromarray(values)
+    opened = open_picture(encoded(image, form, exif=about) if form else image)
+    expected = values[0] >> 8 if orientation == 1 or not form else values[0, ::-1] >> 8
+    assert np.array_equal(np.asarray(opened)[1, :, 2], expected)
+
+
+def test_grey_of_16_bits_keeps_white_at_zero_and_transparency() -> None:
+    image = Image.fromarray(np.array([[0, 65535, 4096]], dtype=np.uint16))
+    inverted = encoded(image, "TIFF", tiffinfo={262: 0})
+    assert np.asarray(open_picture(inverted))[0, :, 0].tolist() == [255, 0, 239]
+    image.info["transparency"] = 4096
+    assert np.asarray(open_picture(image))[0, :, 0].tolist() == [0, 255, 255]
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("int32", "32-bit integers"), ("float32", "floats")])
+def test_pixels_without_a_known_range_are_refused(dtype: str, words: str) -> None:
+    image = Image.fromarray(np.full((2, 2), 7, dtype=dtype))
+    for source in (image, encoded(image, "TIFF")):
+        with pytest.raises(BadInput, match=f"image 3 has pixels of {words} .*convert it to 8"):
+            open_picture(source, what="image 3")
+
+
+def test_alpha_of_every_mode_is_on_white() -> None:
+    for mode in ("LA", "PA", "La", "RGBa", "RGBA"):
+        assert open_picture(Image.new(mode, (1, 1), 0)).getpixel((0, 0)) == (255, 255, 255), mode
+    palette = Image.new("P", (1, 1), 0)
+    palette.putpalette([9, 9, 9, 0], "RGBA")
+    assert open_picture(palette).getpixel((0, 0)) == (255, 255, 255)
+
+
 def test_of_an_animation_the_first_frame_counts() -> None:
     frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
     stream = io.BytesIO()
@@ -107,6 +143,7 @@ def test_what_is_no_picture_is_one_clear_error(source: Any, words: str) -> None:
     with pytest.raises(BadInput, match=words) as caught:
         open_picture(source, what="image 3")
     assert "\n" not in str(caught.value) and str(caught.value).startswith("image 3")
+    assert " at 0x" not in str(caught.value)
 
 
 def test_a_file_is_bounded_before_it_is_read(tmp_path: Path) -> None:

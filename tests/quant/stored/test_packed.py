@@ -106,6 +106,12 @@ def compressed(
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
 
 
+def without_order(layer: Layer, columns: int) -> Layer:
+    """The layer with the -1 that compressed-tensors writes where activations have no order."""
+    pieces, weight = layer
+    return pieces | {"weight_g_idx": torch.full((columns,), -1, dtype=torch.int32)}, weight
+
+
 GPTQ8 = GPTQ | {"bits": 8, "group_size": -1, "sym": True}
 BLOCK = (48, 40)
 CASES: dict[str, tuple[dict[str, Any], Any, Callable[[int, int, int], Layer]]] = {
@@ -140,6 +146,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, Callable[[int, int, int], Layer]]] =
         compressed(4, "group"),
         Int4("float32"),
         lambda r, c, s: packed_int(r, c, s, 4, GROUP, True),
+    ),
+    "compressed int4, without an order of activations": (
+        compressed(4, "group"),
+        Int4("float32"),
+        lambda r, c, s: without_order(packed_int(r, c, s, 4, GROUP, True), c),
     ),
     "compressed int4, by channel, asymmetric": (
         compressed(4, "channel"),

@@ -212,15 +212,15 @@ def _merges(
 
 
 def _add_tokens(fast: FastTokenizer, tokens: list[str], types: list[int]) -> None:
-    """Make whole tokens of those that no text is cut through: control tokens, and user-defined
-    ones."""
+    """Make whole tokens of those that no text is cut through: control tokens and the unknown one,
+    which are no part of a text (as in llama.cpp), and user-defined ones."""
     pairs = [*zip(tokens, types, strict=True)]
-    for kind, special in ((_Type.CONTROL, True), (_Type.USER_DEFINED, False)):
+    for kinds, special in (((_Type.CONTROL, _Type.UNKNOWN), True), ((_Type.USER_DEFINED,), False)):
         fast.add_tokens(
             [
                 AddedToken(token, special=special, normalized=False)
                 for token, own in pairs
-                if own == kind and token
+                if own in kinds and token
             ]
         )
 

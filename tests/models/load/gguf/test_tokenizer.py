@@ -95,6 +95,9 @@ def test_sentencepiece_merges_the_best_score_first(tmp_path: Path) -> None:
     assert tokenizer.encode("é", add_special_tokens=False) == ids("\u2581", "<0xC3>", "<0xA9>")
     assert tokenizer.decode(tokenizer.encode("abc é  a")) == "abc é  a"
     assert tokenizer.encode("a</s>a", False) == ids("\u2581a", "</s>", "\u2581a")
+    unknown = [*tokenizer.encode("abc"), names["<unk>"]]
+    assert tokenizer.decode(unknown) == "abc"
+    assert tokenizer.decode(unknown, skip_special_tokens=False).endswith("abc<unk>")
 
 
 def test_what_stands_before_and_after_a_text_is_the_files(tmp_path: Path) -> None:
