@@ -18,6 +18,7 @@ from minivllm.bench.records.storage import REQUESTS
 from minivllm.bench.records.tables import read_table
 from minivllm.config.groups import OPTIONS
 from minivllm.errors import BadInput
+from minivllm.platform.times import moment_of
 
 OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
 TIMED_OUT = 1000  # requests that a measurement which timed out counts as
@@ -155,8 +156,8 @@ def _cell(config: Mapping[str, Any], knob: str) -> str:
 def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> CapacityRun | None:
     """What the newest of the records is part of; None where nothing can be said of any rate."""
 
-    def when(member: tuple[Path, dict[str, Any]]) -> str:
-        return str((member[1].get("provenance") or {}).get("started_at") or "")
+    def when(member: tuple[Path, dict[str, Any]]) -> float:
+        return moment_of((member[1].get("provenance") or {}).get("started_at"))
 
     directory, newest = max(members, key=when)
     config = newest["config"]

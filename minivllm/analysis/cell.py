@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,10 +19,10 @@ from minivllm.analysis.rows import (
     number,
     open_loop,
     started,
-    started_at,
     status_of,
 )
 from minivllm.bench.records.identity import QUALITY_TASK
+from minivllm.platform.times import UNKNOWN_S
 
 DEVICE = "provenance.device.name"
 ABSENT = "NotInstalled"  # type of the error of a cell whose engine is not installed
@@ -96,10 +95,11 @@ class Cell:
         return any(map(is_simulated, self.rows))
 
     @cached_property
-    def starts(self) -> dict[Block, datetime]:
-        """When each block of the load was begun; those that do not say are left out."""
-        begun = {block_of(row): started_at(row) for row in self.timed}
-        return {block: when for block, when in begun.items() if when is not None}
+    def starts(self) -> dict[Block, float]:
+        """When each block of the load was begun, see `started`; those that do not say are left
+        out."""
+        begun = {block_of(row): started(row) for row in self.timed}
+        return {block: moment_s for block, moment_s in begun.items() if moment_s != UNKNOWN_S}
 
     @cached_property
     def busy(self) -> bool:
@@ -155,8 +155,8 @@ class Cell:
         return f"the arm {self.label}" if arm else self.label
 
     @property
-    def last_started(self) -> str:
-        """When the newest of its records was begun, as text that sorts; "" where none says."""
+    def last_started(self) -> float:
+        """When the newest of its records was begun; see `started`."""
         return max(started(row) for row in self.rows)
 
     def stat(self, key: str) -> Summary | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from minivllm.analysis.rows import (
     started,
 )
 from minivllm.bench.records.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME
+from minivllm.platform.times import UNKNOWN_S
 
 # Parts of the configuration that are not knobs of the measurement.
 IGNORED = {
@@ -126,8 +128,9 @@ def _order(row: Row) -> tuple[Any, ...]:
     searched = row.get("config.task._target_") == CAPACITY
     rates = (number(row.get(f"config.arrival.{knob}")) for knob in RATES if searched)
     rate = next((rate for rate in rates if rate is not None), 0.0)
-    begun = started(row) or "~"
-    return rate, number(row.get("position")) or 0, begun, str(row.get("arm"))
+    begun_s = started(row)
+    begun_s = math.inf if begun_s == UNKNOWN_S else begun_s  # after all others
+    return rate, number(row.get("position")) or 0, begun_s, str(row.get("arm"))
 
 
 def _identity(row: Row) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import datetime
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import MISSING, count, interval
@@ -32,7 +31,7 @@ def in_turns(*cells: Cell) -> list[Block]:
     common = set.intersection(*(set(cell.starts) for cell in cells))
     begun = {block: [cell.starts[block] for cell in cells] for block in common}
     kept: list[Block] = []
-    last: dict[str, datetime] = {}
+    last: dict[str, float] = {}
     for block in sorted(common, key=lambda block: max(begun[block])):
         host, _ = block
         if host not in last or last[host] < min(begun[block]):

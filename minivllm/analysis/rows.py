@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.schema import Damaged
 from minivllm.errors import BadInput
 from minivllm.platform.processes.process_pool import ProcessPool
+from minivllm.platform.times import moment_of
 from minivllm.platform.untrusted import printable
 
 Block = tuple[str, int]  # host and block number: within one, ratios are paired
@@ -183,18 +183,9 @@ def open_loop(row: Row) -> tuple[tuple[str, Any], ...] | None:
     return tuple(sorted(below(row, "config.arrival").items()))
 
 
-def started(row: Row) -> str:
-    """When a record was begun, as text that sorts; "" where it does not say."""
-    return str(row.get("provenance.started_at") or "")
-
-
-def started_at(row: Row) -> datetime | None:
-    """The same as a time; one without an offset is in UTC. None where it does not say."""
-    try:
-        begun = datetime.fromisoformat(started(row))
-    except ValueError:
-        return None
-    return begun if begun.tzinfo else begun.replace(tzinfo=UTC)
+def started(row: Row) -> float:
+    """When a record was begun, in seconds since 1970; `UNKNOWN_S` where it does not say."""
+    return moment_of(row.get("provenance.started_at"))
 
 
 def block_of(row: Row) -> Block:

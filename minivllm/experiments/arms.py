@@ -15,7 +15,7 @@ from minivllm.config.compose import finish
 from minivllm.config.explain import explain, is_config_error
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
-from minivllm.experiments.plan import Arm, Blocks, Sweep, part
+from minivllm.experiments.plan import Arm, Blocks, Sweep, part, require_own
 
 Load = Callable[[Sequence[str]], DictConfig]
 GROUP = "ablation"
@@ -73,6 +73,9 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
             f"measure.isolation={measure.isolation}: the blocks of an ablation are shuffled, "
             "which needs run"
         )
+    require_own(options.baseline, "ablation.baseline")
+    for name, entry in options.optimisations.items():
+        require_own(entry["overrides"], f"ablation.optimisations.{name}.overrides")
     names = options.only or list(options.optimisations)
     entries = {name: entry for name, entry in options.optimisations.items() if name in names}
     design = Design(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,15 @@ NEUTRAL = (
     "reports_dir",
     "ablation.max_arms",
 )  # knobs that are not part of a sweep's definition
+
+# Groups and knobs that a command has once, for all of its arms.
+OF_SWEEP = (
+    *("hydra", "sweep", "ablation", "optimisations", "name", "runs_dir", "reports_dir"),
+    *("report", "tracker", "view"),
+)
+OF_SWEEP_MEASURE = tuple(
+    f"measure.{name}" for name in ("repeats", "target_ci", "max_repeats", "isolation")
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,23 @@ def _neutral(override: str) -> bool:
 def is_setting(override: str) -> bool:
     """Whether an override is a setting of the sweep, not of its cells."""
     return override.lstrip("+~").startswith(SETTINGS)
+
+
+def require_own(texts: Iterable[str], where: str) -> None:
+    """Raise BadInput for an override that an arm cannot have of its own, since it is a setting of
+    the whole sweep.
+
+    Args:
+        texts: overrides of some arms.
+        where: where they are written, which begins the message.
+    """
+    for text in texts:
+        key = text.partition("=")[0].lstrip("+~")
+        if re.split(r"[./@]", key)[0] in OF_SWEEP or key in OF_SWEEP_MEASURE:
+            raise BadInput(
+                f"{where} holds {hidden(text)}: {key} is a setting of the whole sweep and cannot "
+                "differ between its arms; give it on the command line"
+            )
 
 
 def part(overrides: Iterable[Override]) -> tuple[list[tuple[Override, str, str]], list[str]]:

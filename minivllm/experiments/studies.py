@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from minivllm.config.explain import is_config_error
 from minivllm.errors import BadInput
 from minivllm.experiments.arms import Load
-from minivllm.experiments.plan import Arm, Sweep, product
+from minivllm.experiments.plan import Arm, Sweep, product, require_own
 
 Parse = Callable[[list[str]], list[Override]]
 Params = Callable[[str], list[dict[str, Any]]]
@@ -71,6 +71,7 @@ def _arms(
         union = "preset" in part
         given = [text for text in arm.overrides if not (union and text == preset)]
         study = [f"{key}={value}" for key, value in part.items()]
+        require_own(study, "sweep.params")
         for inner in product(parse([*study, *given]), varying | part.keys()).arms:
             if union:
                 yield from _arms(inner, common, params, parse, (*seen, preset))

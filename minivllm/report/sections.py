@@ -20,12 +20,14 @@ from minivllm.analysis.rows import (
     is_simulated,
     number,
     record_folder,
+    started,
     status_of,
     strings,
 )
 from minivllm.analysis.tables import frame
 from minivllm.bench.records import archive
 from minivllm.bench.records.storage import REQUESTS
+from minivllm.platform.times import UNKNOWN_S, minute
 from minivllm.report.tables import COLUMNS
 
 MAX_ROWS = 1000  # of a table of the page; the files beside it have all
@@ -73,15 +75,9 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     ]
     if load:
         facts.append(("Load", ", ".join(load) + _requests(cells)))
-    started = sorted(str(v) for v in distinct(rows, "provenance.started_at"))
-    if started:
-        facts.append(
-            (
-                "Started",
-                _when(started[0])
-                + (f" to {_when(started[-1])}" if started[-1] != started[0] else ""),
-            )
-        )
+    if begun := sorted(moment_s for row in rows if (moment_s := started(row)) != UNKNOWN_S):
+        later = f" to {minute(begun[-1])}" if begun[-1] != begun[0] else ""
+        facts.append(("Started", minute(begun[0]) + later))
     return facts
 
 
@@ -139,10 +135,6 @@ def _size(cells: list[Cell]) -> tuple[int, int] | None:
         if len(sizes) > 1:
             return None
     return next(iter(sizes), None)
-
-
-def _when(stamp: str) -> str:
-    return stamp[:16].replace("T", " ")
 
 
 def commands(rows: list[Row]) -> list[str]:
@@ -271,7 +263,7 @@ def _short(title: str, titles: list[str]) -> str:
 
 def newest(rows: list[Row]) -> str:
     """When the last of the records was begun."""
-    return _when(max((str(v) for v in distinct(rows, "provenance.started_at")), default=""))
+    return minute(max(map(started, rows), default=UNKNOWN_S))
 
 
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any, get_args
 
 import pytest
@@ -412,3 +413,20 @@ def test_a_lone_run_is_matched_with_a_sweep() -> None:
     for row in before:
         row["arm"] = f"as a lone run calls {row['arm']}"
     assert len(compared(before, after).cells) == 3
+
+
+def test_times_with_and_without_a_zone_stand_side_by_side() -> None:
+    """The same run, its times in other forms: nothing changes, and the newest is by time."""
+    plain, mixed = run_rows(), run_rows()
+    for i, row in enumerate(mixed):
+        begun = datetime.fromisoformat(row["provenance.started_at"])
+        zone = timezone(timedelta(hours=5 * (i % 3 - 1)))
+        row["provenance.started_at"] = (
+            begun.astimezone(zone).isoformat() if i % 4 else begun.replace(tzinfo=None).isoformat()
+        )
+    known, found = compared(run_rows(day=2), plain), compared(run_rows(day=2), mixed)
+    assert (found.exit_code, found.notes) == (known.exit_code, known.notes)
+    assert [cell.starts for cell in gather(mixed)] == [cell.starts for cell in gather(plain)]
+    assert [cell.last_started for cell in gather(mixed)] == [
+        cell.last_started for cell in gather(plain)
+    ]

@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.errors import BadInput
-from minivllm.experiments.plan import Sweep, product
+from minivllm.experiments.plan import Sweep, product, require_own
 
 
 def parse(*overrides: str) -> Sweep:
@@ -95,3 +95,21 @@ def test_quality_is_more_to_measure_and_so_another_sweep() -> None:
     plain, judged = parse("quant=fp16,nf4"), parse("quant=fp16,nf4", "measure.quality=true")
     assert plain.hash() != judged.hash()
     assert [arm.name for arm in plain.arms] == [arm.name for arm in judged.arms]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "sweep.fresh=true", "+sweep.job=1"),
+        *("measure.repeats=3", "measure.isolation=run", "runs_dir=elsewhere", "tracker=mlflow"),
+        *("~report.open", "optimisations@ablation=gpu"),
+    ],
+)
+def test_what_a_command_has_once_no_arm_has_of_its_own(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^here holds .* is a setting of the whole sweep"):
+        require_own(["quant=nf4", text], "here")
+
+
+def test_what_a_cell_is_an_arm_may_have() -> None:
+    texts = ["quant=nf4", "measure.prefix_cache=warm", "+engine.env.name=x", "workload=chat"]
+    require_own(texts, "here")

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import filelock
 
 from minivllm.bench.records.provenance import command
 from minivllm.errors import BadInput, first_line
+from minivllm.platform import times
 
 MOST = 4096  # bytes of the file that are read
 
@@ -61,7 +61,7 @@ class HolderLock:
                 {
                     "pid": os.getpid(),
                     "command": command(),
-                    "started": time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime()),
+                    "started": times.now(),
                     "host": platform.node(),
                 }
             )

@@ -10,7 +10,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import psutil
 from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.bench.hardware.telemetry import cpu_max_mhz, cpu_mhz
 from minivllm.config.overrides import hidden
+from minivllm.platform import times
 from minivllm.platform.processor import cpu_info
 from minivllm.platform.threads import thread_count, usable_cores, usual_threads
 from minivllm.redaction import hide
@@ -210,7 +210,6 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         "cpu": cpu(),
         "threads": thread_count(runtime, (config.get("parallel") or {}).get("tensor", 1)),
         "seed": measure.get("seed"),
-        # UTC, so that its text sorts
-        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime()),
+        "started_at": times.now(),
         "host": platform.node() or None,
     }

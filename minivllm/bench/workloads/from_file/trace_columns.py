@@ -15,10 +15,10 @@ from minivllm.bench.workloads.from_file.trace_row import (
     finite,
     hash_ids,
     length,
-    moment,
     seconds,
 )
 from minivllm.errors import BadInput
+from minivllm.platform.times import moment
 from minivllm.platform.untrusted import parse_json
 
 # Usual names of the time, as `row_lengths.plain` writes them.

@@ -19,10 +19,10 @@ from minivllm.bench.workloads.from_file.trace_row import (
     finite,
     hash_ids,
     length,
-    moment,
     seconds,
 )
 from minivllm.errors import BadInput
+from minivllm.platform.times import moment
 from minivllm.platform.untrusted import parse_json, read_text_lines
 
 FORMATS = ("azure", "mooncake", "burstgpt", "bailian")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from minivllm.errors import BadInput
@@ -55,13 +54,6 @@ def finite(parse: Callable[[Any], float], value: Any, what: str, kind: str) -> f
     if not math.isfinite(result):
         raise BadInput(f"{what}={value!r:.60} is not {kind}")
     return result
-
-
-def moment(text: str) -> float:
-    """The seconds of a date. Raises ValueError for any other text."""
-    date = datetime.fromisoformat(text.strip())
-    # In this machine's time zone an hour might occur twice, or never.
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def seconds(value: Any) -> float:
