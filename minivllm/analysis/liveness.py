@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from minivllm.analysis.ablation.design import AGAIN
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import show, sig
 from minivllm.analysis.rows import below, differing
@@ -115,8 +116,8 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
     moving = differing([cell.timed[0] for cell in cells if cell.ok], tuple(prefixes))
     settings = {group: _settings(moving, group) for group in groups}
     server = _server(base)
-    if server is None or "choices.engine" in moving:
-        del settings["engine"]  # other engines keep no counters of their own knobs
+    if base.simulated or "choices.engine" in moving:
+        del settings["engine"]  # what a simulation goes by, or all that two engines differ in
     baseline_knobs = {group: _knobs(base, names) for group, names in settings.items() if names}
     for cell in cells[1:]:
         for group, at_first in baseline_knobs.items() if cell.ok else ():
@@ -125,7 +126,9 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
                 continue
             changed = _changed(group, knobs, at_first)
             names = {name.partition("=")[0] for name in changed}
-            if group == "engine" or names <= DECISIVE.keys():
+            if group == "engine" and server is None:  # a user's class may count its own work
+                mine, theirs = _counters(cell, group), _counters(base, group)
+            elif group == "engine" or names <= DECISIVE.keys():
                 paths = {path for name in names for path in _decisive_of(name, server)}
                 mine, theirs = _decisive(cell, paths), _decisive(base, paths)
             else:
@@ -140,6 +143,37 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
             option = ", ".join(changed)
             results.append(Liveness(cell.label, option, mine, theirs, state))
     return results
+
+
+def undistinguished(cells: list[Cell]) -> list[list[Cell]]:
+    """Cells that may have run as one configuration: they differ in their arm alone, or in knobs
+    whose counters are equal. Those that are so to the first cell by their knobs are *not live*, and
+    left out; so is the copy of the baseline that an ablation measures for its noise."""
+    groups: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        if cell.timed and cell.arm != AGAIN:
+            groups.setdefault(_ran(cell), []).append(cell)
+    found = []
+    for group in groups.values():
+        alike = [cell for cell in group if cell.varying == group[0].varying]
+        group = alike if group[0] is cells[0] else group
+        if len(group) > 1:
+            found.append(group)
+    return found
+
+
+def _ran(cell: Cell) -> tuple[object, ...]:
+    """What a cell did by its counters, where its knobs have some, else by what was set."""
+    parts: dict[str, object] = {}
+    for field in cell.columns:
+        path = field.split(".")
+        group = path[1] if path[0] in ("config", "choices") and len(path) > 1 else ""
+        counters = _counters(cell, group) if group in LIVE_GROUPS else {}
+        if not counters or ".".join(path[1:]) in UNCOUNTED:
+            parts[field] = cell.named(field)
+        else:
+            parts[f"liveness.{group}"] = tuple(sorted(counters.items()))
+    return tuple(parts.items())
 
 
 def _server(cell: Cell) -> type[ServerOptions] | None:

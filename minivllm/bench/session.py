@@ -184,7 +184,7 @@ class Session:
     def _load_of(self, measurement: Measurement) -> OfferedLoad:
         config, measure = measurement.config, measurement.settings.measure
         workload = self._maker.make(self.engine, config["workload"], measure.seed)
-        require_line_sampling(config["engine"], workload)
+        require_line_sampling(config, workload)
         require_priming(self.engine, workload)
         arrival, params = build(config["arrival"]), build(config["decoding"])
         return OfferedLoad.of(workload, arrival, params, measure)

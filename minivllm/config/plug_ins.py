@@ -1,5 +1,5 @@
 """A user's own classes are checked before anything waits for a device: imported, and their knobs
-held against their types.
+held against their types; of an engine's it is found out what it supports.
 
 Such a class may need torch, which the process that plans does without, so a child process looks at
 them.
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -22,6 +23,7 @@ from minivllm.errors import BadInput, first_line, last_frame, nearest
 from minivllm.platform.options import convert
 from minivllm.platform.plug_ins import locate, names_class
 from minivllm.platform.processes.children import module_path
+from minivllm.platform.support import EngineOptions, Support
 
 ANSWER = "minivllm plug-ins: "  # begins the line with the answer: what is imported may print, too
 SECONDS = 120.0  # for importing all of them
@@ -38,6 +40,8 @@ Node = Mapping[str, Any]
 
 # The problem, or None, of classes that were looked at: their nodes as JSON, and where modules lie.
 _known: dict[tuple[str, str], str | None] = {}
+# What engines' classes declare, by their names and where modules lie.
+_declared: dict[tuple[str, str], Support | str | None] = {}
 
 
 def check(settings: Mapping[str, Any]) -> None:
@@ -50,6 +54,43 @@ def check(settings: Mapping[str, Any]) -> None:
     """
     if (nodes := _nodes(settings)) is not None and (problem := _problem(nodes, module_path())):
         raise BadInput(problem)
+
+
+def declared(target: str) -> Support | str | None:
+    """What the class of an engine declares that it supports (`declaration`), without importing it
+    into this process.
+
+    Raises:
+        BadInput: see `check`.
+    """
+    if target.rpartition(".")[0] in sys.modules:  # as where it is built
+        return declaration(locate(target))
+    place = target, module_path()
+    if place not in _declared:
+        check({"engine": {"_target_": target}})
+    return _declared.get(place)
+
+
+def declaration(factory: Any) -> Support | str | None:
+    """What a class declares as its `support`, or inherits: that of the nearest of its bases that
+    has one. Where that is one of the project's engines, whose options declare it, its `_target_`.
+    None: it supports no knob of other groups.
+
+    Raises:
+        BadInput: `support` is something else.
+    """
+    for base in getattr(factory, "__mro__", (factory,)):
+        if (support := vars(base).get("support")) is not None:
+            if not isinstance(support, Support):
+                raise BadInput(
+                    f"{base.__module__}.{base.__qualname__}.support must be a "
+                    "minivllm.platform.support.Support"
+                )
+            return support
+        name = f"{base.__module__}.{base.__qualname__}"
+        if issubclass(OPTIONS.get(name, object), EngineOptions):
+            return name
+    return None
 
 
 def look_at(configurations: Iterable[Mapping[str, Any]]) -> None:
@@ -111,7 +152,8 @@ def _problem(nodes: str, path: str) -> str | None:
 
 
 def _answers(asked: Sequence[str], path: str) -> list[str | None] | str:
-    """What another process finds wrong with each of several nodes, or why it found nothing out."""
+    """What another process finds wrong with each of several nodes, or why it found nothing out.
+    What it finds engines to support is kept."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -129,8 +171,12 @@ def _answers(asked: Sequence[str], path: str) -> list[str | None] | str:
     if done.returncode or not lines:
         last_line = (done.stderr.strip() or "nothing").splitlines()[-1]
         return f"importing ended the process with exit code {done.returncode}: {last_line}"
-    answers: list[str | None] = json.loads(lines[-1])
-    return answers
+    problems: list[str | None]
+    problems, supported = json.loads(lines[-1])
+    for target, found in supported.items():
+        support = Support.from_plain(found) if isinstance(found, dict) else found
+        _declared[target, path] = support
+    return problems
 
 
 def problem_of(group: str, node: Node) -> str | None:
@@ -139,6 +185,8 @@ def problem_of(group: str, node: Node) -> str | None:
     try:
         factory = locate(target)
         parameters = inspect.signature(factory).parameters
+        if group == "engine":
+            declaration(factory)
     except BadInput as error:
         return f"{group}: {error}"
     except Exception as error:  # a user's module may raise anything
@@ -189,10 +237,16 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 
 def _main() -> None:
-    problems = (
-        (problem_of(key, node) for key, node in nodes.items()) for nodes in json.load(sys.stdin)
-    )
-    print("\n" + ANSWER + json.dumps([next(filter(None, found), None) for found in problems]))
+    problems: list[str | None] = []
+    supported: dict[str, Any] = {}
+    for nodes in json.load(sys.stdin):
+        found = (problem_of(key, node) for key, node in nodes.items())
+        problems.append(next(filter(None, found), None))
+        if problems[-1] is None and "engine" in nodes:
+            target = str(nodes["engine"]["_target_"])
+            support = declaration(locate(target))
+            supported[target] = asdict(support) if isinstance(support, Support) else support
+    print("\n" + ANSWER + json.dumps([problems, supported]))
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ def require_hardware(config: dict[str, Any]) -> None:
     view = Config.of(config)
     if view.target("engine") != SIMULATED:
         validate_cores(config["runtime"])
-    device, support = view.runtime.device, support_of(config["engine"])
-    if device.startswith("cuda") and support and support.own_torch and not is_torch_for_gpus():
+    device, support = view.runtime.device, support_of(config)
+    if device.startswith("cuda") and support.own_torch and not is_torch_for_gpus():
         raise BadInput(
             f"runtime.device={device}: the installed torch supports no GPU; use runtime.device=cpu"
         )
@@ -103,7 +103,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
             measured with random weights or an unreadable text; or the tracker is not installed.
     """
     plug_ins.check(config)
-    installed.require(config["engine"], config["choices"].get("engine"))
+    installed.require(config)
     require_supported(config)
     require_ray(config.get("parallel") or {})
     view = Config.of(config)
@@ -173,11 +173,11 @@ def _check_model(config: dict[str, Any], workload: Any, source: Source) -> Model
     from minivllm.models.config import ModelConfig, require_experts
     from minivllm.passes.pruning.shapes import pruned_config
 
-    view, support = Config.of(config), support_of(config["engine"])
+    view, support = Config.of(config), support_of(config)
     whole = pruned_config(view.pruning, source.config)
     sizes = ModelConfig.from_dict(whole)
     require_experts(view.runtime.moe, sizes.num_experts)
-    if view.parallel.tensor > 1 and support is not None and support.own_torch:
+    if view.parallel.tensor > 1 and support.own_torch:
         from minivllm.passes.shard_sizes import require_shares
 
         require_shares(whole, view.parallel.tensor, view.quant, source.is_gguf)
@@ -186,9 +186,8 @@ def _check_model(config: dict[str, Any], workload: Any, source: Source) -> Model
         from minivllm.bench.workloads.images import NO_IMAGES
         from minivllm.extras.vision.fit import fitting_processor
 
-        takes = support is None or (
-            support.own_torch and (support.knobs is None or "vision" in support.knobs)
-        )
+        users = view.target("engine") not in OPTIONS
+        takes = "vision" in support.knobs and (support.own_torch or users)
         if (fitting_processor(view.vision, source) is None or not takes) and asked:
             raise BadInput(NO_IMAGES.format(name=workload.name))
     return sizes

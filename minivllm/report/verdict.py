@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from minivllm.analysis.ablation import factors
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
-from minivllm.analysis.liveness import Liveness, liveness
+from minivllm.analysis.liveness import Liveness, liveness, undistinguished
 from minivllm.analysis.ranking import rank
+from minivllm.config.groups import OPTIONS
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.html import Conclusion
 from minivllm.report.ranking import NO_INTERVAL, by_latency, by_throughput, range_text
@@ -48,9 +49,9 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
         return Conclusion(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
     lines += factors.sentences(cells) + _memory(done) + quality(cells)
-    lines += (
-        _dead(liveness(cells) if knobs is None else knobs) + _failures(cells) + incomplete(cells)
-    )
+    known = liveness(cells) if knobs is None else knobs
+    lines += _dead(known) + _uncounted(cells[0], known) + one_configuration(cells)
+    lines += _failures(cells) + incomplete(cells)
     lines += busy(cells) + _trust(done)
     return Conclusion(headline, lines)
 
@@ -59,7 +60,17 @@ def remarks(cells: list[Cell]) -> list[str]:
     """What is worth knowing besides who is fastest: memory, quality, failures, and a busy
     machine."""
     weighed = _memory([cell for cell in cells if cell.stat(THROUGHPUT)])
-    return weighed + quality(cells) + _failures(cells) + incomplete(cells) + busy(cells)
+    known = weighed + quality(cells) + one_configuration(cells)
+    return known + _failures(cells) + incomplete(cells) + busy(cells)
+
+
+def one_configuration(cells: list[Cell]) -> list[str]:
+    """Which cells no counter tells apart, though each is an arm of its own."""
+    return [
+        f"No counter tells {listing([cell.mention for cell in group], 4)} apart: they may have run "
+        "as one configuration."
+        for group in undistinguished(cells)
+    ]
 
 
 def incomplete(cells: list[Cell]) -> list[str]:
@@ -135,6 +146,18 @@ def _dead(knobs: Sequence[Liveness]) -> list[str]:
         if dead
         else []
     )
+
+
+def _uncounted(base: Cell, knobs: Sequence[Liveness]) -> list[str]:
+    """Knobs of a user's own engine of whose work nothing is known."""
+    if base.first("config.engine._target_") in OPTIONS:
+        return []
+    silent = [item for item in knobs if item.verdict == "not counted"]
+    named = [f"{item.option} in {item.label}" for item in silent if item.option[:7] == "engine."]
+    return [
+        f"Not counted: {listing(named, 4)}; the engine counts nothing that shows whether it did "
+        "anything."
+    ] * bool(named)
 
 
 def _failures(cells: list[Cell]) -> list[str]:

@@ -9,12 +9,22 @@ from typing import Any
 
 import pytest
 
+from minivllm.analysis.ablation.design import AGAIN
+from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.format import show
-from minivllm.analysis.liveness import DECISIVE, LIVE_GROUPS, UNCOUNTED, liveness
+from minivllm.analysis.liveness import (
+    DECISIVE,
+    LIVE_GROUPS,
+    UNCOUNTED,
+    liveness,
+    undistinguished,
+)
 from minivllm.analysis.rows import read_rows
+from minivllm.bench.records.measurement import SIMULATED
 from minivllm.config.options import RuntimeOptions
 from minivllm.engine.options import SamplingParams
+from minivllm.report.verdict import verdict as conclude
 from tests.report.synthetic import make_record, write
 
 
@@ -94,3 +104,79 @@ def test_every_knob_of_the_runtime_is_judged_by_its_own_counters_or_by_none() ->
     for name in DECISIVE.keys() | UNCOUNTED:
         group, _, knob = name.partition(".")
         assert group in LIVE_GROUPS and (group != "decoding" or knob in decoding), name
+
+
+def cells_of(folder: Path, *settings: dict[str, Any], engine: str = "my.Engine") -> list[Cell]:
+    """Cells of one engine, each with these knobs ("group.name"); counters are "group__name", an
+    `arm` is its own name."""
+    records = []
+    for number, setting in enumerate(settings):
+        record = make_record("int8")
+        record.run_id = record.cell_id = record.arm = str(setting.get("arm", number))
+        record.position = number
+        record.liveness = {"batching": {"largest_batch": 4.0}, "attention": {"kernel": "sdpa"}}
+        record.config = copy.deepcopy(record.config) | {"engine": {"_target_": engine}}
+        for key, value in setting.items():
+            group, mark, name = key.partition("." if "." in key else "__")
+            if key != "arm":
+                place = record.config if mark == "." else record.liveness
+                place.setdefault(group, {})[name] = value
+        records.append(record)
+    write(folder, records, parquet=False)
+    return sorted(gather(read_rows(folder)[0]), key=lambda cell: cell.rows[0]["position"])
+
+
+@pytest.mark.parametrize(
+    ("counters", "verdict"),
+    [(({}, {}), "not counted"), (({"engine__turbos": 0.0}, {"engine__turbos": 9.0}), "live")],
+    ids=["without a counter", "with one"],
+)
+def test_a_knob_of_a_users_engine_shows_its_work_or_is_not_counted(
+    tmp_path: Path, counters: tuple[dict[str, float], dict[str, float]], verdict: str
+) -> None:
+    off, on = counters
+    cells = cells_of(tmp_path, {"engine.turbo": False, **off}, {"engine.turbo": True, **on})
+    (found,) = liveness(cells)
+    assert (found.option, found.verdict) == ("engine.turbo=true", verdict)
+    lines = " ".join(conclude(cells).lines)
+    assert ("Not counted: engine.turbo=true in" in lines) == (verdict == "not counted")
+
+
+def test_what_a_simulation_goes_by_is_no_knob_that_counts(tmp_path: Path) -> None:
+    settings = {"engine.tflops": 1.0}, {"engine.tflops": 2.0}
+    assert liveness(cells_of(tmp_path, *settings, engine=SIMULATED)) == []
+
+
+def test_arms_with_one_effective_configuration_are_named(tmp_path: Path) -> None:
+    """Two backends that are one where they ran, and two arms that set the same."""
+    eager = {"attention.name": "eager", "attention__kernel": "eager"}
+    cells = cells_of(
+        tmp_path,
+        eager,
+        {"attention.name": "auto"},
+        {"attention.name": "sdpa"},
+        {**eager, "arm": "x"},
+    )
+    groups = [[cell.label for cell in group] for group in undistinguished(cells)]
+    assert groups == [["name=eager (0)", "name=eager (x)"], ["name=auto", "name=sdpa"]]
+    assert (
+        "No counter tells name=auto and name=sdpa apart: they may have run as one configuration."
+        in conclude(cells).lines
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"attention.name": "auto", "attention__kernel": "triton"},  # its counters say so
+        {"attention.name": "auto", "workload.input_len": 9},  # other work
+        {"attention.name": "auto", "runtime.threads": 9},  # which no counter shows
+    ],
+)
+def test_arms_that_ran_otherwise_are_not(tmp_path: Path, other: dict[str, Any]) -> None:
+    eager = {"attention.name": "eager", "attention__kernel": "eager"}
+    assert undistinguished(cells_of(tmp_path, eager, {"attention.name": "sdpa"}, other)) == []
+
+
+def test_the_copy_of_an_ablations_baseline_is_meant_to_be_the_same(tmp_path: Path) -> None:
+    assert undistinguished(cells_of(tmp_path, {"arm": "baseline"}, {"arm": AGAIN})) == []

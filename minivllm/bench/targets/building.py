@@ -11,7 +11,9 @@ from minivllm.bench.targets.simulation.simulated_cluster import (
     SimulatedCluster,
     is_simulated_cluster,
 )
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.compose import build
+from minivllm.platform.plug_ins import locate
 
 
 def build_target(config: Mapping[str, Any], progress: Callable[[int, int], None]) -> BenchEngine:
@@ -22,8 +24,10 @@ def build_target(config: Mapping[str, Any], progress: Callable[[int, int], None]
         progress: told how far the weights are, as (done, total).
 
     Raises:
-        BadInput: it cannot be built as configured.
+        BadInput: it cannot be built as configured, or does not support a knob that is set.
     """
+    locate(str(config["engine"]["_target_"]))  # which declares what it supports
+    require_supported(config)
     if is_replicated(config):
         return ReplicatedEngine(config, progress)
     if is_simulated_cluster(config):

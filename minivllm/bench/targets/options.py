@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from minivllm.platform.options import knob, option
-from minivllm.platform.support import INSTALL_VLLM, EngineOptions, Knobs, Support
+from minivllm.platform.support import (
+    ALL,
+    EVERY_KNOB,
+    INSTALL_VLLM,
+    EngineOptions,
+    Knobs,
+    Support,
+)
 
 _MODEL = Knobs(
     ("path", "weights", "max_model_len", "seed", "architecture"),
@@ -18,6 +25,62 @@ _MODEL = Knobs(
 _PRECISION = Knobs(("dtype",), says="quant=bf16, fp16 or fp32")
 _SAMPLING = Knobs(("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos"))
 _RUNTIME = Knobs(("device", "threads"))
+_PROPOSERS = tuple(
+    f"minivllm.extras.speculative.proposers.{name}"
+    for name in (
+        "ngram.NgramProposer",
+        "suffix.SuffixProposer",
+        "draft.DraftProposer",
+        "early_exit.EarlyExitProposer",
+    )
+)
+_DRAFTS = (
+    *("num_speculative_tokens", "adaptive", "acceptance"),
+    *("model", "quant", "lm_head", "exit_layer", "head_tokens"),
+)
+_LOOKUPS = (
+    *("prompt_lookup_max", "prompt_lookup_min", "max_tree_depth", "max_spec_factor"),
+    *("min_token_prob", "max_cached_requests", "max_cached_tokens"),
+)
+# What a simulation computes with: the real scheduler and block pool, and costs that are counted
+# from an architecture.
+_BY_ROOFLINE = {
+    "model": Knobs(("path", "weights", "max_model_len", "seed", "rope_scaling", "architecture")),
+    "quant": Knobs(
+        ("dtype", "lm_head"),
+        tuple(
+            f"minivllm.quant.{name}"
+            for name in ("int8.Int8", "int8_mixed.Int8Mixed", "fp8.FP8", "nf4.NF4", "int4.Int4")
+        ),
+        "quant.dtype and lm_head",
+    ),
+    "pruning": Knobs(
+        ("layers", "num_layers", "mlp", "heads"),
+        tuple(
+            f"minivllm.passes.pruning.methods.{name}" for name in ("LayerPruning", "WidthPruning")
+        ),
+        "pruning=layers or width",
+    ),
+    "batching": Knobs(ALL, ALL),
+    "cache": Knobs(
+        (
+            *("block_size", "num_blocks", "num_sequences", "memory_fraction", "prefix_caching"),
+            *("swap_space_gb", "offload_gb", "offload_disk_gb", "kv_dtype"),
+            *("eviction", "eviction_budget", "eviction_sinks", "eviction_window"),
+        ),
+        ALL,
+        "cache.* but offload_dir",
+    ),
+    "decoding": Knobs(("max_tokens", "ignore_eos", "priority", "deadline_ms")),
+    "speculative": Knobs(_DRAFTS, _PROPOSERS, "speculative.* of how many tokens are drafted"),
+    "runtime": Knobs(("trim_last_layer",)),
+    "parallel": Knobs(ALL),
+}
+# The groups whose knobs records must share for their steps to be fitted (simulation/step_times.py).
+_BY_RECORDS = {
+    **dict.fromkeys(("quant", "pruning", "attention", "runtime"), Knobs(ALL, ALL)),
+    "speculative": Knobs((*_DRAFTS, *_LOOKUPS), _PROPOSERS, "speculative.* but verify and pruning"),
+}
 
 
 @option("minivllm.bench.targets.minivllm.MinivllmEngine")
@@ -26,7 +89,8 @@ class MinivllmOptions(EngineOptions):
     """engine=minivllm: its knobs are the other groups."""
 
     support = Support(
-        engine="engine=minivllm",
+        "engine=minivllm",
+        EVERY_KNOB,
         own_torch=True,
         tensor=True,
         replicas=True,
@@ -204,14 +268,12 @@ class OpenAIOptions(EngineOptions):
             )
 
     @classmethod
-    def supported(cls, knobs: Mapping[str, Any]) -> Support:
+    def supported(cls, config: Mapping[str, Any]) -> Support:
         """A server that is started here is given OMP_NUM_THREADS, as every worker is; another has
         its own threads."""
-        if knobs.get("command") is not None:
+        if config["engine"].get("command") is not None:
             return cls.support
-        return replace(
-            cls.support, knobs={**(cls.support.knobs or {}), "runtime": Knobs(("device",))}
-        )
+        return replace(cls.support, knobs={**cls.support.knobs, "runtime": Knobs(("device",))})
 
 
 @option("minivllm.bench.targets.simulation.simulated.SimulatedEngine")
@@ -237,7 +299,9 @@ class SimulatedOptions(EngineOptions):
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
     """
 
-    support = Support("engine=simulated", tensor=True, replicas=True, disaggregated=True)
+    support = Support(
+        "engine=simulated", _BY_ROOFLINE, tensor=True, replicas=True, disaggregated=True
+    )
     steps: str | None = None
     bandwidth_gb_s: float | None = knob(None, above=0)
     tflops: float | None = knob(None, above=0)
@@ -248,3 +312,16 @@ class SimulatedOptions(EngineOptions):
     link_us: float = knob(0.0, at_least=0, unasked=True)
     driver_us: float = knob(0.0, at_least=0, unasked=True)
     step_rows: int = knob(100_000, at_least=2)
+
+    @classmethod
+    def supported(cls, config: Mapping[str, Any]) -> Support:
+        """Step times that are fitted are those of records with the same knobs; the roofline knows
+        only what changes bytes and operations. Where drafts are judged, acceptance is that of
+        records with the same sampling."""
+        if config["engine"].get("steps") is None:
+            return cls.support
+        knobs = {**cls.support.knobs, **_BY_RECORDS}
+        drafts = config.get("speculative") or {}
+        if "num_speculative_tokens" in drafts and drafts.get("acceptance") is None:
+            knobs["decoding"] = Knobs(ALL)
+        return replace(cls.support, knobs=knobs)

@@ -53,7 +53,7 @@ class VllmEngine(PipedEngine):
 
     def __init__(self, config: Mapping[str, Any], options: VllmOptions) -> None:
         require_supported(config, options.support)
-        require(config["engine"], "vllm")
+        require(config)
         view = Config.of(config)
         begin = time.monotonic()
         source = resolve(config["model"], allow_random=False)[1]

@@ -55,7 +55,7 @@ class OpenVINOEngine(PipedEngine):
 
     def __init__(self, config: Mapping[str, Any], options: OpenVINOOptions) -> None:
         require_supported(config, options.support)
-        require(config["engine"], "openvino")
+        require(config)
         self._view, self._options = Config.of(config), options
         begin = time.monotonic()
         source = resolve(config["model"], allow_random=False)[1]

@@ -83,7 +83,7 @@ class StartedServer(OpenAIEngine):
 
     def __init__(self, config: Mapping[str, Any], options: ServerOptions) -> None:
         require_supported(config)
-        require(config["engine"], self.name)
+        require(config)
         self.starter = f"engine={self.name}"
         self.view, self.own = Config.of(config), options
         self._facts: dict[str, str] = {}

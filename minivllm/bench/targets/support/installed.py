@@ -14,19 +14,14 @@ from minivllm.errors import NotInstalled
 from minivllm.platform.support import INSTALL
 
 
-def require(engine: Mapping[str, Any], name: str | None = None) -> None:
-    """Check that an engine can be built here at all.
-
-    Args:
-        engine: the resolved group.
-        name: its option, for messages.
+def require(config: Mapping[str, Any]) -> None:
+    """Check that the engine of a resolved configuration can be built here at all.
 
     Raises:
         NotInstalled: with the command that installs what is missing.
     """
-    if (support := support_of(engine)) is None:
-        return
-    what = f"engine={name}" if name else support.engine
+    support, engine = support_of(config), config["engine"]
+    what = support.engine
     if support.package is not None and find_spec(support.package) is None:
         own = support.peer is None and support.program is None  # else `install` says the other
         raise NotInstalled(

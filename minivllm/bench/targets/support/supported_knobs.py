@@ -1,36 +1,54 @@
 """The check that an engine supports every knob that is set. Free of torch.
 
-A knob that a peer does not support must not be set: a result under a configuration that was not run
-is worse than none. What each peer supports is declared in `options.py`.
+A knob that an engine does not support must not be set: a result under a configuration that was not
+run is worse than none. What an engine supports is declared in its `options.py`; a user's own class
+has it as its attribute `support`. What declares nothing supports nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields, replace
 from functools import cache
 from typing import Any
 
 from minivllm.bench.workloads.workload import Workload
+from minivllm.config import plug_ins
 from minivllm.config.compose import compose
 from minivllm.config.groups import GROUPS, OPTIONS
 from minivllm.errors import BadInput
-from minivllm.platform.options import written
+from minivllm.platform.options import default_of, written
 from minivllm.platform.support import ALL, EngineOptions, Knobs, Support
 
 # These say what is asked of the engine and how it is measured; every engine is given them.
-HARNESS = ("task", "workload", "arrival", "engine", "measure")
+HARNESS = ("task", "workload", "arrival", "engine", "measure", "tracker")
 
 
-def support_of(engine: Mapping[str, Any]) -> Support | None:
-    """What an engine declares, by its resolved group; None for a class of the user's own."""
-    options = OPTIONS.get(str(engine.get("_target_")))
-    return (
-        options.supported(engine)
-        if options is not None and issubclass(options, EngineOptions)
-        else None
-    )
+def support_of(config: Mapping[str, Any]) -> Support:
+    """What the engine of a resolved configuration declares, built in or a class of the user's own.
+
+    Raises:
+        BadInput: the user's class cannot be imported, or declares something else.
+    """
+    target = str(config["engine"].get("_target_"))
+    if (options := _options(target)) is not None:
+        return options.supported(config)
+    name = f"engine={(config.get('choices') or {}).get('engine') or target}"
+    found = plug_ins.declared(target)
+    if isinstance(found, str):
+        inherited = _options(found)
+        assert inherited is not None  # `declaration` says so
+        # Replicas are of the project's own class.
+        alone: dict[str, Any] = {"replicas": False, "actors": False, "disaggregated": False}
+        found = replace(inherited.supported(config), **alone, handover_files=False, engine="")
+    found = found or Support()
+    return found if found.engine else replace(found, engine=name)
+
+
+def _options(target: str) -> type[EngineOptions] | None:
+    options = OPTIONS.get(target, object)
+    return options if issubclass(options, EngineOptions) else None
 
 
 def require_supported(config: Mapping[str, Any], support: Support | None = None) -> None:
@@ -44,68 +62,58 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
     Raises:
         BadInput: a knob that the engine does not support is set away from its default; names it.
     """
-    support = support or support_of(config["engine"])
+    support = support or support_of(config)
     device = str((config.get("runtime") or {}).get("device"))
     parallel = config.get("parallel") or {}
-    several = support is None or support.several_devices
-    if support is not None:
-        several |= support.replicas and parallel.get("replicas", 1) > 1
-        several |= support.tensor and parallel.get("tensor", 1) > 1
-    if support is not None and not several and re.search("[-,]", device):
+    several = support.several_devices
+    several |= support.replicas and parallel.get("replicas", 1) > 1
+    several |= support.tensor and parallel.get("tensor", 1) > 1
+    if not several and re.search("[-,]", device):
         raise BadInput(
             f"runtime.device={device}: {support.engine} computes on one device; name one of them"
         )
     _require_degrees(config, support)
-    if support is None or support.knobs is None:
-        return
     choices = config.get("choices") or {}
     for group in GROUPS:
         if group not in HARNESS and isinstance(node := config.get(group), dict):
             _check(support, group, node, choices.get(group))
 
 
-def _require_degrees(config: Mapping[str, Any], support: Support | None) -> None:
+def _require_degrees(config: Mapping[str, Any], support: Support) -> None:
     parallel = config.get("parallel") or {}
     for knob in ("runtime.profile", "measure.events") if parallel.get("replicas", 1) > 1 else ():
         group, _, name = knob.partition(".")
         if (config.get(group) or {}).get(name):
             raise BadInput(f"{knob}=true is of one engine: leave it out, or parallel.replicas=1")
-    known = {} if support is None else {"replicas": support.replicas, "tensor": support.tensor}
+    known, engine = {"replicas": support.replicas, "tensor": support.tensor}, support.engine
     for degree in ("replicas", "tensor"):
-        if (count := parallel.get(degree, 1)) > 1 and not known.get(degree):
-            engine = config["engine"].get("_target_") if support is None else support.engine
+        if (count := parallel.get(degree, 1)) > 1 and not known[degree]:
             raise BadInput(
                 f"parallel.{degree}={count} is not supported by {engine}: use parallel.{degree}=1"
             )
     by_ray = parallel.get("replicas", 1) > 1 and parallel.get("backend") == "ray"
-    if by_ray and not (support is not None and support.actors):
-        engine = config["engine"].get("_target_") if support is None else support.engine
+    if by_ray and not support.actors:
         raise BadInput(f"parallel.backend=ray is not supported by {engine}: leave it out")
-    if parallel.get("disaggregated") and not (support is not None and support.disaggregated):
-        engine = config["engine"].get("_target_") if support is None else support.engine
+    if parallel.get("disaggregated") and not support.disaggregated:
         raise BadInput(f"parallel.disaggregated=true is not supported by {engine}: leave it out")
-    by_file = parallel.get("handover", "memory") == "file"
-    if by_file and not (support is not None and support.handover_files):
-        engine = config["engine"].get("_target_") if support is None else support.engine
+    if parallel.get("handover", "memory") == "file" and not support.handover_files:
         raise BadInput(
             f"parallel.handover=file is not supported by {engine}: leave it out; a simulation has "
             "the speed of the file as engine.link_gb_s and engine.link_us"
         )
 
 
-def require_line_sampling(engine: Mapping[str, Any], workload: Workload) -> None:
+def require_line_sampling(config: Mapping[str, Any], workload: Workload) -> None:
     """Check the sampling that requests of a file have of their own.
 
     Args:
-        engine: the resolved group.
+        config: the resolved configuration.
         workload: the requests.
 
     Raises:
         BadInput: a request sets what the engine does not support.
     """
-    support = support_of(engine)
-    if support is None or support.knobs is None:
-        return
+    support = support_of(config)
     known = support.knobs.get("decoding", Knobs()).names
     if known == ALL:
         return
@@ -120,14 +128,15 @@ def require_line_sampling(engine: Mapping[str, Any], workload: Workload) -> None
 
 
 def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -> None:
-    knobs, standard = (support.knobs or {}).get(group, Knobs()), defaults()[group]
+    knobs, standard = support.knobs.get(group, Knobs()), defaults()[group]
     target = node.get("_target_")
     if target != standard.get("_target_"):
-        if target not in knobs.targets:
+        if target not in knobs.targets and knobs.targets != ALL:
             usual = defaults()["choices"][group]
             raise _rejection(support, group, f"{group}={choice or target}", f"{group}={usual}")
         standard = _knob_defaults(str(target))
-    if knobs.names == ALL:
+    # The knobs of a user's own class are its own matter.
+    if knobs.names == ALL or (knobs.targets == ALL and target not in OPTIONS):
         return
     for name, value in node.items():
         if name == "_target_" or name in knobs.names:
@@ -140,13 +149,15 @@ def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -
 
 
 def _rejection(support: Support, group: str, what: str, instead: str) -> BadInput:
-    engine, knobs = support.engine, support.knobs or {}
+    engine, knobs = support.engine, support.knobs
     advice = f"use {instead}" if group in knobs else f"leave it out, {engine} has its own {group}"
     return BadInput(f"{what} is not supported by {engine}: {advice}; it supports {_summary(knobs)}")
 
 
 def _summary(groups: Mapping[str, Knobs]) -> str:
-    """What a peer supports, for messages."""
+    """What an engine supports, for messages."""
+    if not groups:
+        return "engine.* alone, as its class declares no `support`"
     parts = [
         knobs.says
         or (
@@ -171,10 +182,7 @@ def defaults() -> dict[str, Any]:
 
 
 def _knob_defaults(target: str) -> dict[str, Any]:
-    """The knobs of an option that is not its group's default one, as its dataclass presets them."""
-    options = OPTIONS.get(target)
-    if options is None or any(
-        item.default is MISSING and item.default_factory is MISSING for item in fields(options)
-    ):
-        return {}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(options()).items()}
+    """The knobs of an option that is not its group's default one, as its dataclass presets them;
+    those that it needs have none."""
+    items = fields(OPTIONS[target]) if target in OPTIONS else ()
+    return {item.name: default_of(item) for item in items if default_of(item) is not MISSING}

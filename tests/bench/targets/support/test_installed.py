@@ -23,7 +23,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(
     with pytest.raises(
         NotInstalled, match=rf"engine={option} needs .* pip install -e '\.\[peers\]'"
     ):
-        installed.require(compose([f"engine={option}"])["engine"], option)
+        installed.require(compose([f"engine={option}"]))
 
 
 @pytest.mark.parametrize("option", ["minivllm", "simulated"])
@@ -31,10 +31,10 @@ def test_our_own_engines_need_nothing(option: str, monkeypatch: pytest.MonkeyPat
     asked: list[str] = []
     for name in ("find_spec", "peer_packages"):
         monkeypatch.setattr(installed, name, asked.append)
-    installed.require({"_target_": compose([f"engine={option}"])["engine"]["_target_"]}, option)
+    installed.require(compose([f"engine={option}"]))
     assert asked == []
     with pytest.raises(NotInstalled):
-        installed.require(compose(["engine=transformers"])["engine"])
+        installed.require(compose(["engine=transformers"]))
     assert asked == ["transformers"]
 
 
@@ -50,9 +50,10 @@ def test_vllm_is_looked_for_in_its_own_interpreter(
     python: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MINIVLLM_VLLM_PYTHON", raising=False)
-    engine = {**compose(["engine=vllm"])["engine"], "python": python}
+    config = compose(["engine=vllm"])
+    config["engine"]["python"] = python
     with pytest.raises(NotInstalled, match=f"{said}.*pip install vllm"):
-        installed.require(engine, "vllm")
+        installed.require(config)
 
 
 def test_the_packages_of_another_interpreter() -> None:
