@@ -10,15 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
-from statistics import NormalDist, fmean, variance
+from statistics import fmean, variance
 from typing import Any
 
 TASK = "minivllm.tasks.capacity.run"
 # Knobs of arrival processes in which a rate can be searched for, and what they count.
 UNITS = {"rate": "requests/s", "rate_scale": "times the trace's rate"}
-# into which a measurement's requests are cut, to see how far they depend on each other
-STRETCHES = 10
+# After which share of `max_blocks` a rate's interval is drawn, and which share of 1 - confidence it
+# may miss by. Early ones are strict: shares of runs pile up at one, and a few runs may have met no
+# long queue. What is left of the whole is for that skewness; docs/reference/statistics.md has the
+# coverage.
+LOOKS = ((0.25, 0.002), (0.5, 0.02), (1.0, 0.5))
+ANYTIME = 0.25  # share of 1 - confidence of the bound that holds after any number of runs
+FEWEST_RUNS = 2  # that have a spread
+FEWEST_BLOCKS = 8  # of `max_blocks`, with which the interval was looked at
 GROWTH = 2.0  # from one rate to the next while only one side of the capacity is known
 BURST_S = 1.0  # requests that come within it ask for no rate that lasts
 DIGITS = 3  # of a rate: the same search asks for the same rates again
@@ -34,7 +41,7 @@ class Criterion:
     """When a rate holds, and how long to search.
 
     Args:
-        attainment: share of the requests that must meet all their objectives.
+        attainment: share of the requests of a run that must meet all their objectives, on average.
         confidence: with which that must be known: a rate holds if the interval of this confidence
             lies above `attainment`, and fails if it lies below.
         min_blocks: least measurements of a rate.
@@ -47,7 +54,7 @@ class Criterion:
     attainment: float = 0.9
     confidence: float = 0.95
     min_blocks: int = 1
-    max_blocks: int = 3
+    max_blocks: int = 32
     tolerance: float = 0.05
     max_rates: int = 16
 
@@ -57,9 +64,16 @@ class Criterion:
         return max(0, math.ceil(math.log2(math.log(GROWTH) / math.log1p(self.tolerance))))
 
     @property
+    def looks(self) -> tuple[tuple[int, float], ...]:
+        """After how many measurements of a rate its interval is drawn, and the chance of each that
+        it misses the truth."""
+        parts = ((math.ceil(self.max_blocks * part), error) for part, error in LOOKS)
+        return tuple((blocks, error * (1 - self.confidence)) for blocks, error in parts)
+
+    @property
     def least_requests(self) -> int:
         """So many must have met their objectives, and all, before a rate can hold."""
-        z = NormalDist().inv_cdf(0.5 + self.confidence / 2)
+        z = _student(*self.looks[-1])
         return math.ceil(self.attainment / (1 - self.attainment) * z * z)
 
 
@@ -76,43 +90,80 @@ class Probe:
         return sum(map(len, self.blocks))
 
     @property
+    def shares(self) -> list[float]:
+        """Of the requests of each measurement that met their objectives."""
+        return _shares(self.blocks)
+
+    @property
     def share(self) -> float:
-        """Of the requests that met their objectives."""
-        return sum(map(sum, self.blocks)) / self.num_requests
+        """The mean of them."""
+        return fmean(self.shares)
 
-    def interval(self, confidence: float) -> tuple[float, float]:
-        """Wilson's score interval (1927) of the share, over as many requests as the data are worth.
+    def interval(self, criterion: Criterion) -> tuple[float, float]:
+        """Of the share that runs of this length have on average.
 
-        Neighbours wait in one queue, so they meet or miss their objectives together. Each
-        measurement is cut into stretches; where their shares vary more than those of independent
-        requests would, the number of requests is divided by that factor (batch means, Law and
-        Kelton; the design effect, Kish 1965).
+        Requests of one run wait in one queue, which may remember longer than the run lasts, so that
+        no part of a run says how far they depend on each other. Runs with other seeds are
+        independent, and their spread says it. Until `Criterion.looks` there is only a bound from
+        above, which holds after any number of runs (see `_at_most`).
         """
-        share, n = self.share, float(self.num_requests)
-        stretches = [s for block in self.blocks for s in _cut(block)]
-        if 0 < share < 1 and len(stretches) > 1:
-            independent = share * (1 - share) / (n - 1) * len(stretches)  # their variance, unbiased
-            n /= max(1.0, variance(map(fmean, stretches)) / independent)
-        z = NormalDist().inv_cdf(0.5 + confidence / 2)
-        middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-        half_width = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-        low = middle - half_width if share > 0 else 0.0  # which rounding would miss
-        high = middle + half_width if share < 1 else 1.0
-        return max(0.0, low), min(1.0, high)
+        low, high = 0.0, _at_most(self.shares, ANYTIME * (1 - criterion.confidence))
+        seen = [look for look in criterion.looks if FEWEST_RUNS <= look[0] <= len(self.blocks)]
+        if seen:
+            blocks, error = seen[-1]
+            last = blocks == criterion.max_blocks
+            low, highest = _wilson(self.blocks if last else self.blocks[:blocks], error)
+            high = min(high, highest)
+        return low, high
 
     def verdict(self, criterion: Criterion) -> str:
         """holds | fails | undecided."""
-        low, high = self.interval(criterion.confidence)
+        low, high = self.interval(criterion)
         if low >= criterion.attainment:
             return "holds"
         return "fails" if high < criterion.attainment else "undecided"
 
 
-def _cut(block: Sequence[bool]) -> list[Sequence[bool]]:
-    """Up to STRETCHES neighbouring pieces of about the same length."""
-    count = min(STRETCHES, len(block))
-    ends = [round(i * len(block) / count) for i in range(count + 1)]
-    return [block[a:b] for a, b in pairwise(ends)]
+def _shares(blocks: Outcomes) -> list[float]:
+    return [sum(block) / len(block) for block in blocks]
+
+
+def _wilson(blocks: Outcomes, error: float) -> tuple[float, float]:
+    """Wilson's score interval (1927) of the mean share of runs, with Student's quantile, over as
+    many requests as the runs are worth: where their shares vary more than those of independent
+    requests would, the number is divided by that factor (the design effect, Kish 1965)."""
+    shares = _shares(blocks)
+    share, n = fmean(shares), float(sum(map(len, blocks)))
+    if 0 < share < 1:
+        independent = share * (1 - share) / n * len(blocks)
+        n /= max(1.0, variance(shares) / independent)
+    z = _student(len(blocks), error)
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half_width = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low = middle - half_width if share > 0 else 0.0  # which rounding would miss
+    high = middle + half_width if share < 1 else 1.0
+    return max(0.0, low), min(1.0, high)
+
+
+def _at_most(shares: Sequence[float], error: float) -> float:
+    """A mean of runs that is exceeded with a chance of at most `error`, however their shares are
+    distributed and whenever one stops (Markov's inequality; Ville 1939).
+
+    Were the mean m, the product of (1 - share) / (1 - m) over the runs would be 1 on average.
+    """
+    most, product = 1.0, 1.0
+    for runs, share in enumerate(shares, 1):
+        product *= 1 - share
+        most = min(most, 1 - (error * product) ** (1 / runs))
+    return most
+
+
+@cache
+def _student(runs: int, error: float) -> float:
+    """Student's two-sided quantile of the mean of so many runs."""
+    from scipy.stats import t
+
+    return float(t.ppf(1 - error / 2, max(1, runs - 1)))
 
 
 @dataclass(frozen=True)
@@ -189,8 +240,8 @@ class Capacity:
                 "blocks": len(probe.blocks),
                 "requests": probe.num_requests,
                 "share": probe.share,
-                "low": probe.interval(self.criterion.confidence)[0],
-                "high": probe.interval(self.criterion.confidence)[1],
+                "low": probe.interval(self.criterion)[0],
+                "high": probe.interval(self.criterion)[1],
                 "verdict": probe.verdict(self.criterion),
             }
             for probe in self.probes
@@ -207,8 +258,9 @@ def search(
     """CapacityRun for the highest rate that holds: doubling or halving until it is enclosed, then
     bisection of its logarithm.
 
-    A rate whose interval spans the attainment is measured again, up to `max_blocks` times, and then
-    counts as one that does not hold, so that what is found is on the safe side.
+    A rate whose interval spans the attainment is measured again, with other seeds, up to
+    `max_blocks` times, and then counts as one that does not hold, so that what is found is on the
+    safe side.
 
     Args:
         measure: a rate and the number of its block to whether each request met its objectives, in

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.capacity import UNITS, Capacity, Probe, search
+from minivllm.analysis.capacity import FEWEST_BLOCKS, UNITS, Capacity, Probe, search
 from minivllm.analysis.capacity_runs import (
     arrivals_s,
     criterion_of,
@@ -110,6 +110,12 @@ def _check(config: dict[str, Any]) -> str:
         raise BadInput(f"task.min_rate={least:g} must be at most task.start_rate={start:g}")
     criterion = criterion_of(config)
     workload = build(config["workload"]) if view.target("workload") in OPTIONS else None
+    if criterion.max_blocks < FEWEST_BLOCKS:
+        raise BadInput(
+            f"task.max_blocks={criterion.max_blocks}: whether a rate holds is known from the "
+            "spread of runs with other seeds, of which it takes at least "
+            f"{FEWEST_BLOCKS}; the default has the confidence that it says"
+        )
     requests = getattr(workload, "num_requests", None)
     if requests is not None and requests * criterion.max_blocks < criterion.least_requests:
         raise BadInput(
@@ -240,7 +246,7 @@ class _Search:
     def tell(self, probe: Probe) -> None:
         """Print the share of requests that met their objectives at a rate."""
         criterion = criterion_of(self.config)
-        low, high = probe.interval(criterion.confidence)
+        low, high = probe.interval(criterion)
         print(
             f"{probe.rate:g} {UNITS[self.knob]}: {100 * probe.share:.1f} % of "
             f"{probe.num_requests} requests meet their objectives ({100 * low:.1f} to "

@@ -65,7 +65,7 @@ class CapacityOptions(Options):
     attainment: float = knob(0.9, above=0, at_most=0.999)
     confidence: float = knob(0.95, at_least=0.5, at_most=0.999)
     tolerance: float = knob(0.05, at_least=0.005)
-    max_blocks: int = knob(3, at_least=1)
+    max_blocks: int = knob(32, at_least=1)
     max_rates: int = knob(16, at_least=2)
 
 

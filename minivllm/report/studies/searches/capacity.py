@@ -154,7 +154,7 @@ def figure(searches: list[CapacityRun]) -> Chart:
 def _panel(capacity: Capacity, several: bool) -> Panel:
     """Of several, which share their axes, none may end these at what it has itself."""
     rates = [probe.rate for probe in capacity.probes]
-    ends = [probe.interval(capacity.criterion.confidence) for probe in capacity.probes]
+    ends = [probe.interval(capacity.criterion) for probe in capacity.probes]
     goal = 100 * capacity.criterion.attainment
     series = [
         Series("wanted", INK, [0.0, max(rates)], [goal, goal], "line", dashed=True),

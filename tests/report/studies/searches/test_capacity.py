@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minivllm.analysis.capacity import TASK
+from minivllm.analysis.capacity import FEWEST_BLOCKS, TASK
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.record import Record
@@ -19,6 +19,8 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.studies.searches import capacity
 from tests.report.pagereader import Page, build_report
 from tests.report.synthetic import make_record
+
+RUNS = FEWEST_BLOCKS
 
 
 def measured(
@@ -38,13 +40,19 @@ def measured(
         "_target_": TASK,
         "attainment": 0.9,
         "confidence": 0.95,
-        "max_blocks": 1,
+        "max_blocks": RUNS,
         "tolerance": 0.05,
         "max_rates": 4,
     }
     requests = [{"status": "ok", "ttft_ms": 300.0 if i % 100 < slow else 100.0} for i in range(100)]
     write_record(root / "s" / f"{name}cell-{record.run_id}", record, requests=requests)
     return record
+
+
+def searched(root: Path, rate: float, slow: int, name: str = "", **changes: Any) -> None:
+    """As many records of a rate as it takes to know whether it holds, each with another seed."""
+    for seed in range(RUNS):
+        measured(root, rate, slow, name, seed=seed, **changes)
 
 
 def again(root: Path, record: Record, name: str) -> None:
@@ -56,7 +64,7 @@ def again(root: Path, record: Record, name: str) -> None:
 def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
     """At 1 request/s all of 100 meet their objective, at 2 one in two."""
     for rate, slow in ((1.0, 0), (2.0, 50)):
-        measured(tmp_path, rate, slow)
+        searched(tmp_path, rate, slow)
     rows, _ = read_rows(tmp_path)
     found = capacity.find(rows)
     plot, shown = finish(capacity.figure(found)), capacity.section(found, [])
@@ -80,7 +88,7 @@ def test_rates_with_their_shares_and_verdicts(tmp_path: Path) -> None:
 def test_an_interval_that_ends_at_none_or_all_says_so(tmp_path: Path) -> None:
     """To the last digit: rounding would leave a trace in place of 0, which then has an exponent."""
     for rate, slow in ((1.0, 0), (2.0, 100)):
-        measured(tmp_path, rate, slow)
+        searched(tmp_path, rate, slow)
     shown = capacity.section(capacity.find(read_rows(tmp_path)[0]), [])
     assert shown is not None
     every, none = (row["interval"] for row in shown["searches"][0]["rows"])
@@ -98,7 +106,8 @@ def test_the_page_begins_with_the_capacity_and_its_rates_ascend(
     for position, (rate, slow) in enumerate(((1.0, 0), (4.0, 50), (2.0, 0))):
         record = measured(tmp_path, rate, slow)
         record.position = position
-        again(tmp_path, record, f"cell-rate{rate:g}")
+        searched(tmp_path, rate, slow)
+        again(tmp_path, record, f"cell-rate{rate:g}-0")
     page = Page(build_report(tmp_path, tmp_path / "out"))
     begins = "Capacity: 2 requests/s is the highest rate tried that holds"
     assert (
@@ -114,7 +123,7 @@ def test_a_search_in_which_nothing_failed_is_a_lower_bound_on_the_page(
 ) -> None:
     monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     for rate in (1.0, 2.0):
-        measured(tmp_path, rate, 0)
+        searched(tmp_path, rate, 0)
     page = Page(build_report(tmp_path, tmp_path / "out"))
     assert page.text.count("Capacity: at least 2 requests/s") == 1  # said by the verdict
     assert "no rate that was tried failed" in page.text and "highest rate tried" not in page.text
@@ -124,8 +133,7 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
     """Two configurations searched into one folder: the same rate holds for one and fails for the
     other."""
     for name, slow in (("good", 0), ("bad", 50)):
-        for seed in (0, 1):
-            measured(tmp_path, 1.0, slow, name, seed=seed, batching={"name": name})
+        searched(tmp_path, 1.0, slow, name, batching={"name": name})
     found = capacity.find(read_rows(tmp_path)[0])
     shown, plot = capacity.section(found, []), capacity.figure(found)
     assert shown is not None and plot is not None
@@ -133,7 +141,7 @@ def test_cells_are_not_pooled(tmp_path: Path) -> None:
         s["name"]: [(r["rate"], r["blocks"], r["verdict"]) for r in s["rows"]]
         for s in shown["searches"]
     }
-    assert told == {"goodcell": [("1", 2, "holds")], "badcell": [("1", 2, "fails")]}
+    assert told == {"goodcell": [("1", RUNS, "holds")], "badcell": [("1", RUNS, "fails")]}
     assert (
         "goodcell: capacity: at least 1 requests/s" in plot.alt
         and "badcell: capacity: no rate tried from 1 requests/s up" in plot.alt
@@ -150,9 +158,9 @@ def test_records_of_other_code_or_devices_are_left_out(
     old = measured(tmp_path, 1.0, 50, "old")
     old.provenance = {**old.provenance, **changed, "started_at": "2020-01-01T00:00:00+0000"}
     again(tmp_path, old, "oldcell")
-    measured(tmp_path, 1.0, 0, "new")
+    searched(tmp_path, 1.0, 0, "new")
     (search,) = capacity.find(read_rows(tmp_path)[0])
-    assert [(row["blocks"], row["verdict"]) for row in search.capacity.rows()] == [(1, "holds")]
+    assert [(row["blocks"], row["verdict"]) for row in search.capacity.rows()] == [(RUNS, "holds")]
     assert (search.cell, search.left_out) == ("newcell", 1)
 
 
@@ -160,20 +168,20 @@ def test_of_a_block_that_was_measured_again_the_newest_counts(tmp_path: Path) ->
     old = measured(tmp_path, 1.0, 50, "old")
     old.provenance = {**old.provenance, "started_at": "2020-01-01T00:00:00+0000"}
     again(tmp_path, old, "oldcell")
-    measured(tmp_path, 1.0, 0, "new")
-    measured(tmp_path, 1.0, 0, "new", seed=1)
+    searched(tmp_path, 1.0, 0, "new")
     (search,) = capacity.find(read_rows(tmp_path)[0])
     assert [(row["blocks"], row["requests"], row["verdict"]) for row in search.capacity.rows()] == [
-        (2, 200, "holds")
+        (RUNS, 100 * RUNS, "holds")
     ]
 
 
 def test_the_newest_search_sets_the_objectives(tmp_path: Path) -> None:
     """Its records are those of before where it found them: they are judged by what it asks for."""
-    old = measured(tmp_path, 1.0, 50, "old", slo=200.0)
-    old.provenance = {**old.provenance, "started_at": "2020-01-01T00:00:00+0000"}
-    again(tmp_path, old, "oldcell")
-    measured(tmp_path, 2.0, 0, "new", slo=400.0)
+    for seed in range(RUNS):
+        old = measured(tmp_path, 1.0, 50, "old", slo=200.0, seed=seed)
+        old.provenance = {**old.provenance, "started_at": "2020-01-01T00:00:00+0000"}
+        again(tmp_path, old, f"oldcell-oldrate1-{seed}")
+    searched(tmp_path, 2.0, 0, "new", slo=400.0)
     (search,) = capacity.find(read_rows(tmp_path)[0])
     assert search.limits == {"ttft_ms": 400.0}
     assert [(row["rate"], row["verdict"]) for row in search.capacity.rows()] == [
