@@ -120,7 +120,10 @@ def _validation(errors: Any) -> ApiError:
         return ApiError(400, "the body must be a JSON object")
     where = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
     message = str(first["msg"])[:500]
-    return ApiError(400, f"{where}: {message}" if where else message, param=where or None)
+    code = "missing_required_parameter" if first["type"] == "missing" else None
+    return ApiError(
+        400, f"{where}: {message}" if where else message, param=where or None, code=code
+    )
 
 
 def error_response(request: Request, error: ApiError) -> JSONResponse:

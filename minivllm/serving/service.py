@@ -17,7 +17,7 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.token_texts import TokenTexts
-from minivllm.serving.errors import ApiError, overloaded, too_late, unavailable
+from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
@@ -167,6 +167,7 @@ class Service:
                 f"the model {name!r:.200} does not exist: this server has {self.model!r}",
                 kind="not_found_error",
                 param="model",
+                code="model_not_found",
             )
 
     # ---- requests
@@ -209,12 +210,7 @@ class Service:
         if not ids:
             raise ApiError(400, "the prompt is empty", param="prompt")
         if len(ids) >= limit:
-            raise ApiError(
-                400,
-                f"the prompt has {len(ids)} tokens, and the context {limit}: there is no room for "
-                "an answer",
-                param="prompt",
-            )
+            raise PromptTooLong(len(ids), limit)
         if not 0 <= min(ids) <= max(ids) < self.info.vocab_size:
             raise ApiError(400, f"token ids must be in [0, {self.info.vocab_size})", param="prompt")
 

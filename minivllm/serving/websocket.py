@@ -129,11 +129,8 @@ class Socket:
         if body.id in self._running:
             error = ApiError(400, "a request with this id is running", param="id")
         elif len(self._running) >= most:
-            error = ApiError(
-                429,
-                f"task.max_socket_reqs={most} requests run on this socket",
-                kind="rate_limit_error",
-            )
+            words = f"task.max_socket_reqs={most} requests run on this socket"
+            error = ApiError(429, words, kind="rate_limit_error", code="rate_limit_exceeded")
         if error is not None:
             await self._send_error(body.id, error)
             return

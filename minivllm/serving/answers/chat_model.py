@@ -19,6 +19,7 @@ from minivllm.serving.answers.tool_messages import (
     with_tools_in_system,
 )
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import ignore
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
@@ -26,6 +27,8 @@ from minivllm.serving.parsing.tool_forms import tool_form
 from minivllm.serving.processes.grammar_checks import Asked
 from minivllm.serving.service import Service
 
+EFFORT = "reasoning_effort"  # as templates call it
+_NEXT = {"minimal": "low", "xhigh": "high", "max": "high"}
 _SETTLED = ("messages", "tools", "self")  # which are no variables that a client may set
 
 
@@ -82,22 +85,21 @@ class ChatModel:
 
         Args:
             given: by name (`chat_template_kwargs`), which win.
-            effort: how much to think, "none" for not at all.
-
-        Raises:
-            ApiError: the template has no variable for the effort.
+            effort: how much to think, "none" for not at all; ignored where the template has no
+                variable for it.
         """
         if effort is None:
             return dict(given or {})
-        settings = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        settings = {EFFORT: self.effort(effort), "enable_thinking": effort != "none"}
         known = {name: value for name, value in settings.items() if self.names(name)}
         if not known:
-            raise ApiError(
-                400,
-                "the chat template of this model has no reasoning_effort",
-                param="reasoning_effort",
-            )
+            ignore(f"effort: {effort}")
         return known | dict(given or {})
+
+    def effort(self, asked: str) -> str:
+        """The effort that the chat template knows and that comes next to the one that is asked for:
+        clients know more steps than most models were trained with."""
+        return asked if self.names(asked) else _NEXT.get(asked, asked)
 
     async def prompt(
         self,

@@ -38,7 +38,7 @@ class ContentBlocks:
                         self.content[-1]["thinking"] += text
                         yield self._delta({"type": "thinking_delta", "thinking": text})
                 case ContentDelta(text):
-                    yield from self._require({"type": "text", "text": "", "citations": None})
+                    yield from self._require({"type": "text", "text": ""})
                     self.content[-1]["text"] += text
                     yield self._delta({"type": "text_delta", "text": text})
                 case ToolCallBegin(_, call_id, name):

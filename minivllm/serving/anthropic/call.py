@@ -22,7 +22,10 @@ from minivllm.serving.service import Service
 
 PING_S = 15.0  # without an event, after which a stream has a ping
 # Of a message's usage, what does not change while it is written.
-_USAGE = {"cache_creation": None, "inference_geo": None, "service_tier": "standard"}
+_USAGE = {
+    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+    "service_tier": "standard",
+}
 
 
 class MessageCall:

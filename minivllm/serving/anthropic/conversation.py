@@ -19,7 +19,7 @@ from minivllm.serving.anthropic.schemas import (
     part_of,
 )
 from minivllm.serving.errors import ApiError
-from minivllm.serving.openai.tools import MOST_TOOLS, Choice, Tools
+from minivllm.serving.openai.tools import MOST_TOOLS, Choice, Tools, supported
 
 BETWEEN = "\n"  # blocks of text that stand side by side, and turns of one role
 _TEXTS = ("content", "reasoning_content")  # of a message
@@ -163,14 +163,15 @@ def read_tools(given: list[dict[str, Any]] | None, choice: ToolChoice | None) ->
     Raises:
         ApiError: naming the field that is wrong.
     """
-    tools = [_tool(one, f"tools.{number}") for number, one in enumerate(given or [])]
+    name = None if choice is None else choice.name
+    known = supported(given, (None, "custom"), name or "")
+    tools = [_tool(one, f"tools.{number}") for number, one in enumerate(known or [])]
     names = [tool["function"]["name"] for tool in tools]
     if len(tools) > MOST_TOOLS:
         raise ApiError(400, f"tools: at most {MOST_TOOLS}", param="tools")
     if len(set(names)) < len(names):
         raise ApiError(400, "tools: each must have a name of its own", param="tools")
     kind = "auto" if choice is None else choice.type
-    name = None if choice is None else choice.name
     if (name is not None) != (kind == "tool") or (kind == "tool" and name not in names):
         raise ApiError(
             400,
@@ -183,18 +184,11 @@ def read_tools(given: list[dict[str, Any]] | None, choice: ToolChoice | None) ->
         return None
     must: Choice = "auto" if kind == "auto" else "required"
     is_parallel = choice is None or not choice.disable_parallel_tool_use
-    return Tools(tools, must, name, is_parallel, any(one.get("strict") for one in given or []))
+    return Tools(tools, must, name, is_parallel, any(one.get("strict") for one in known or []))
 
 
 def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
     """A tool in OpenAI's form."""
-    if given.get("type") not in (None, "custom"):
-        raise ApiError(
-            400,
-            f"{where}: this server has no tool of type {given['type']!r:.100}, only those that the "
-            "client runs",
-            param=where,
-        )
     tool = part_of(Tool, given, where)
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, PromptTooLong
 from minivllm.serving.http.calls import CALL
 from minivllm.serving.http.sse import event
 from minivllm.serving.processes.messages import Piece
@@ -34,9 +34,12 @@ def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form."""
     general = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _TYPES.get(error.status, general)
-    told = {"type": kind, "message": error.message}
+    message = error.message
+    if isinstance(error, PromptTooLong):  # as Claude Code reads it, which then compacts
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.context - 1} maximum"
     call = CALL.get()
-    return {"type": "error", "error": told, "request_id": call and call.request_id}
+    about = {} if call is None else {"request_id": call.request_id}
+    return {"type": "error", "error": {"type": kind, "message": message}, **about}
 
 
 def error_event(error: ApiError) -> bytes:
@@ -59,7 +62,6 @@ def usage(stream: TokenStream, num_output: int, num_thinking: int) -> dict[str, 
         "cache_read_input_tokens": stream.num_cached_tokens,
         "output_tokens": num_output,
         "output_tokens_details": {"thinking_tokens": num_thinking},
-        "server_tool_use": None,
     }
 
 
@@ -86,9 +88,4 @@ def stop_reason(piece: Piece, num_calls: int, num_tokens: int, max_tokens: int) 
 
 def ending(reason: str | None, sequence: str | None = None) -> dict[str, Any]:
     """What a message says of its end; None while it goes on."""
-    return {
-        "stop_reason": reason,
-        "stop_sequence": sequence,
-        "stop_details": None,
-        "container": None,
-    }
+    return {"stop_reason": reason, "stop_sequence": sequence}

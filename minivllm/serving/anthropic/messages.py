@@ -9,12 +9,13 @@ from fastapi import APIRouter, Response
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.answers.chat_model import EFFORT, ChatModel, ChatPrompt
 from minivllm.serving.anthropic.call import MessageCall
 from minivllm.serving.anthropic.conversation import conversation, read_tools
 from minivllm.serving.anthropic.forms import PATH, error_event
 from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event_stream
 from minivllm.serving.openai.tools import Tools
@@ -31,7 +32,6 @@ _FIELDS = {
     "structured_outputs.json": "output_config.format.schema",
     "stop=": "stop_sequences=",
 }
-EFFORT = "reasoning_effort"
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
@@ -59,19 +59,18 @@ async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, T
 
 
 def template_variables(chat_model: ChatModel, body: CountBody) -> dict[str, Any]:
-    """Variables of the chat template that let the model think, or not, and how much.
+    """Variables of the chat template that let the model think, or not, and how much. What the
+    template has no variable for is ignored.
 
     Raises:
-        ApiError: the model does not think, or its template knows no effort.
+        ApiError: the budget is wrong.
     """
     effort = None if body.output_config is None else body.output_config.effort
-    if effort is not None and not chat_model.names(EFFORT):
-        raise ApiError(
-            400,
-            f"output_config.effort: the chat template of this model has no {EFFORT}",
-            param="output_config",
-        )
-    known: dict[str, Any] = {} if effort is None else {EFFORT: effort}
+    known: dict[str, Any] = {}
+    if effort is not None and chat_model.names(EFFORT):
+        known = {EFFORT: chat_model.effort(effort)}
+    elif effort is not None:
+        ignore(f"output_config.effort: {effort}")
     asked = body.thinking is not None and body.thinking.type != "disabled"
     if body.thinking is not None:
         _check_budget(body.thinking, getattr(body, "max_tokens", None))
@@ -79,7 +78,7 @@ def template_variables(chat_model: ChatModel, body: CountBody) -> dict[str, Any]
         if chat_model.names(switch):
             return known | {switch: asked}
     if asked and THINK_OPEN not in (chat_model.template or ""):
-        raise ApiError(400, "thinking: this model does not think", param="thinking")
+        ignore("thinking: this model does not think")
     return known
 
 

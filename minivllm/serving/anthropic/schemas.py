@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.first_error import FirstErrorModel
 from minivllm.serving.openai.fields import MOST_WORDS, Body
 
@@ -15,9 +16,25 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class Strict(FirstErrorModel):
-    """A part of a body, without unknown fields."""
+    """A part of a body, without unknown fields.
+
+    Attributes:
+        IGNORED: as of a Body.
+    """
 
     model_config = ConfigDict(extra="forbid")
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_ignored(cls, given: Any) -> Any:
+        """What is given without the fields that are ignored."""
+        if not isinstance(given, dict) or cls.IGNORED.isdisjoint(given):
+            return given
+        for name in cls.IGNORED & given.keys():
+            if given[name] is not None:
+                ignore(f"{cls.__name__}.{name}")
+        return {name: value for name, value in given.items() if name not in cls.IGNORED}
 
 
 class Block(Strict):
@@ -96,6 +113,7 @@ class Message(Strict):
 class Tool(Strict):
     """A tool that the client runs."""
 
+    IGNORED = frozenset({"defer_loading", "allowed_callers", "input_examples"})
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")
     description: str | None = None
     input_schema: dict[str, Any]
@@ -131,6 +149,7 @@ class OutputFormat(Strict):
 class OutputConfig(Strict):
     """The form of the answer, and how much the model does for it."""
 
+    IGNORED = frozenset({"task_budget"})
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -138,6 +157,11 @@ class OutputConfig(Strict):
 class CountBody(Body):
     """The body of a request that asks for a number of tokens."""
 
+    IGNORED = Body.IGNORED | {
+        *("context_management", "compaction", "betas", "speed", "fallbacks", "diagnostics"),
+        *("mcp_servers", "billing_policy", "fallback_credit_token", "user_profile_id"),
+        "workspace_id",
+    }
     model: str
     messages: list[Message] = Field(min_length=1)
     system: str | list[dict[str, Any]] | None = None

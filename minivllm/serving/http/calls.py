@@ -30,6 +30,7 @@ logger = logging.getLogger("minivllm.serving")
 CLIENT_LEFT = 499  # nginx's status for a client that closed its connection
 QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds, and not logged
 MOST_LOGGED = 100_000  # characters of a body that `task.log_prompts` writes
+MOST_IGNORED, LONGEST_IGNORED = 64, 100  # parts of a body in a line, and characters of each
 REQUEST_ID = ("x-request-id", "request-id")  # headers, as OpenAI and as Anthropic name them
 _PLAIN = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -68,6 +69,7 @@ class Call:
     key: str | None = None
     on_end: list[Callable[[], None]] = field(default_factory=list)
     is_over: bool = False
+    ignored: list[str] = field(default_factory=list)  # parts of the body that changed no answer
 
     @property
     def account(self) -> str:
@@ -106,7 +108,7 @@ class Call:
             begun = [stream.begun_s for stream in streams if stream.begun_s is not None]
             found |= {"queue_ms": _ms(min(begun) - begin)} if begun else {}
             found |= {"ttft_ms": _ms(min(firsts) - begin)} if firsts else {}
-        return found
+        return found | ({"ignored": self.ignored} if self.ignored else {})
 
 
 def _ms(seconds: float) -> float:
@@ -115,6 +117,14 @@ def _ms(seconds: float) -> float:
 
 # The call that the running code serves; tasks that it starts inherit it.
 CALL: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+def ignore(what: str) -> None:
+    """Note in the call's line that a part of its body is ignored: it changes no answer here, or a
+    server may leave it out."""
+    call = CALL.get()
+    if call is not None and len(call.ignored) < MOST_IGNORED:
+        call.ignored.append(what[:LONGEST_IGNORED])
 
 
 def request_id_of(given: str | None) -> str:

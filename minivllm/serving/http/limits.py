@@ -276,4 +276,5 @@ def unauthorized() -> ApiError:
         401,
         "an API key is missing or wrong: Authorization: Bearer KEY",
         kind="authentication_error",
+        code="invalid_api_key",
     )

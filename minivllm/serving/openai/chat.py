@@ -17,7 +17,7 @@ from minivllm.serving.errors import ApiError
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event, event_stream
 from minivllm.serving.openai.chat_choice import ChatChoice
-from minivllm.serving.openai.fields import MOST_LOGPROBS, ReasoningFields, SamplingFields
+from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import error_event, usage
 from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.processes.messages import Piece
@@ -27,6 +27,7 @@ from minivllm.serving.service import Service, merged
 class ChatBody(SamplingFields):
     """The body of a request."""
 
+    IGNORED = Body.IGNORED | {"prediction", "verbosity", "web_search_options"}
     model: str
     messages: list[dict[str, Any]]
     max_tokens: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
@@ -11,38 +11,50 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, meant
 from minivllm.serving.answers.structured import structured_outputs
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.first_error import FirstErrorModel
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's
 MOST_LOGPROBS = 20  # alternatives of a token, as OpenAI's
 MOST_WORDS = 1024  # stop strings, or bad words: the engine reads them while others wait
 # Fields that say who asks or how a service bills and stores, which changes no answer here.
-_WITHOUT_MEANING = (
-    *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "request_id"),
+_WITHOUT_MEANING = frozenset(
+    {"user", "metadata", "service_tier", "safety_identifier", "request_id", "moderation"}
+    | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "client_metadata"}
 )
 
 
 class Body(FirstErrorModel):
-    """A body whose unknown fields are errors: one that is ignored would be a wrong answer."""
+    """A body whose unknown fields are errors: one that is ignored would be a wrong answer.
+
+    Attributes:
+        IGNORED: fields that change no answer here, or that a server may leave out: they are read by
+            nobody, and the call's line in the log names them.
+    """
 
     model_config = ConfigDict(extra="allow")
+    IGNORED: ClassVar[frozenset[str]] = _WITHOUT_MEANING
 
-    def require_known(self) -> None:
-        """Raise ApiError for a field that this server does not know."""
+    def require_known(self, where: str = "") -> None:
+        """Raise ApiError for a field that this server does not know. `where` the part stands in the
+        body ends with a dot."""
         for name, value in (self.model_extra or {}).items():
-            if name not in _WITHOUT_MEANING and value is not None:
+            if value is None:
+                continue
+            if name not in self.IGNORED:
                 question = meant(name[:100], type(self).model_fields, cutoff=0.75)
                 what = "; ".join(filter(None, (f"unknown field {name!r:.100}", question)))
-                raise ApiError(400, what, param=name[:100])
+                raise ApiError(400, what, param=name[:100], code="unknown_parameter")
+            ignore(f"{where}{name}")
         for name in type(self).model_fields:
             if isinstance(value := getattr(self, name), Body):
-                value.require_known()
+                value.require_known(f"{where}{name}.")
 
 
 class StreamOptions(Body):
     """`stream_options`."""
 
+    IGNORED = frozenset({"include_obfuscation"})
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -50,8 +62,9 @@ class StreamOptions(Body):
 class ReasoningFields(Body):
     """`reasoning`. Thoughts are shown as they are: there are no summaries of them."""
 
+    IGNORED = frozenset({"generate_summary", "context"})
     effort: str | None = None
-    summary: Literal["auto"] | None = None
+    summary: str | None = None
 
 
 class SamplingFields(Body):

@@ -62,7 +62,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
             "message": error.message,
             "type": error.kind,
             "param": error.param,
-            "code": None,
+            "code": error.code,
         }
     }
 

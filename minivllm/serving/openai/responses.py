@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -13,7 +13,8 @@ from pydantic import Field
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.answers.structured import naming, of_text_format
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, PromptTooLong
+from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event, event_stream
 from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
@@ -22,6 +23,7 @@ from minivllm.serving.openai.response_input import chat_choice, chat_tools, read
 from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
 from minivllm.serving.openai.tools import Tools, read_tools
 from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service, merged
 
 WITH_LOGPROBS = "message.output_text.logprobs"
@@ -30,19 +32,20 @@ WITH_LOGPROBS = "message.output_text.logprobs"
 class TextFields(Body):
     """`text`."""
 
+    IGNORED = frozenset({"verbosity"})
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
 
 
-class ObfuscationOptions(Body):
+class ResponseStreamOptions(Body):
     """`stream_options` of this API."""
 
-    include_obfuscation: Literal[False] | None = None
+    IGNORED = frozenset({"include_obfuscation"})
 
 
 class ResponseBody(SamplingFields):
     """The body of a request."""
 
+    IGNORED = Body.IGNORED | {"context_management", "access_programs"}
     model: str
     input: str | list[Any]
     instructions: str | None = None
@@ -56,7 +59,7 @@ class ResponseBody(SamplingFields):
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
-    stream_options: ObfuscationOptions | None = None  # type: ignore[assignment]
+    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
     truncation: str | None = None
     store: bool | None = None
     background: bool | None = None
@@ -83,15 +86,14 @@ class ResponseBody(SamplingFields):
             ),
             "n": (self.n not in (None, 1), "a response is one answer"),
             "return_token_ids": (self.return_token_ids, "a response has no place for them"),
-            "include": (
-                any(name != WITH_LOGPROBS for name in self.include or ()),
-                f"only {WITH_LOGPROBS} is known",
-            ),
             "response_format": (self.response_format is not None, "its place is text.format"),
         }
         for name, (is_asked, reason) in reasons.items():
             if is_asked:
-                raise ApiError(400, f"{name}: {reason}", param=name)
+                raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
+        for name in self.include or ():  # what else is listed, a response never has
+            if name != WITH_LOGPROBS:
+                ignore(f"include: {name}")
 
 
 class ResponseCall:
@@ -123,7 +125,11 @@ class ResponseCall:
         self._texts = service.token_texts() if body.with_logprobs else None
         self._num_reasoning_tokens = 0
         self._count = 0  # of events
-        self.streams = service.start([prompt.token_ids], params, prompt.inputs)
+        self.streams: list[TokenStream] = []
+
+    def start(self, service: Service, prompt: ChatPrompt) -> None:
+        """Send it to the engine."""
+        self.streams = service.start([prompt.token_ids], self.params, prompt.inputs)
 
     def take(self, pieces: list[Piece]) -> list[StreamEvent]:
         """Take pieces of the answer; the events that tell of them."""
@@ -153,7 +159,7 @@ class ResponseCall:
             "created_at": self.created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
-            "error": error and {"code": error.kind, "message": error.message},
+            "error": error and {"code": error.code or error.kind, "message": error.message},
             "incomplete_details": (
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
@@ -227,9 +233,14 @@ class ResponseCall:
         told = self.output.finish(status == "completed")
         yield self._written([*told, self._state(status, status)])
 
+    async def refused(self, error: ApiError) -> AsyncIterator[bytes]:
+        """A response that fails before its first token, as events."""
+        yield self._written([self._state("created"), self._state("in_progress")])
+        yield self.failed(error)
+
     def failed(self, error: ApiError) -> bytes:
         """An error after the first event, as an event."""
-        told = self.output.finish(False)
+        told = self.output.finish(False) if self.output.items else []
         last = {"type": "response.failed", "response": self.resource("failed", error)}
         return self._written([*told, last])
 
@@ -291,6 +302,14 @@ def router(service: Service) -> APIRouter:
         with naming(" and ".join(name for name, value in given.items() if value is not None)):
             params = await chat_model.constrained(params, prompt, tools, "text.format")
             call = ResponseCall(service, chat_model, body, prompt, tools, params)
+            try:
+                call.start(service, prompt)
+            except PromptTooLong as error:
+                error.param = "input"
+                if not body.stream:
+                    raise
+                # As OpenAI says it in a stream: Codex, which then compacts, reads it there alone.
+                return await event_stream(call.refused(error), call.failed)
             if body.stream:
                 return await event_stream(call.chunks(), call.failed)
             return JsonAnswer(await call.whole())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import ignore
 
 MOST_TOOLS = 128  # as OpenAI's
 _NAME = re.compile(r"[\w.-]{1,256}", re.ASCII)
@@ -45,6 +46,42 @@ class Tools:
         return {one["name"]: one.get("parameters") for one in functions}
 
 
+def supported(given: Any, types: Sequence[str | None], name: str = "") -> Any:
+    """The tools of a body without those that a client does not run itself, as a search of the web:
+    no answer calls them, and the call's line in the log names them.
+
+    Args:
+        given: `tools`.
+        types: of the tools that clients run.
+        name: of the tool that `tool_choice` asks for.
+
+    Raises:
+        ApiError: the one that is asked for is none of these.
+    """
+    kept = []
+    for number, tool in enumerate(given if isinstance(given, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str) or kind in types:
+            kept.append(tool)
+            continue
+        if name and name in (kind, tool.get("name")):
+            raise ApiError(
+                400,
+                f"tool_choice: this server has no tool of type {kind!r:.100}, only those that the "
+                "client runs",
+                param="tool_choice",
+                code="unsupported_value",
+            )
+        ignore(f"tools[{number}]: {kind} {tool.get('name') or ''}".rstrip())
+    return kept if isinstance(given, list) else given
+
+
+def _asked(choice: Any) -> str:
+    """The type of the tool that `tool_choice` asks for, where it is no function; else ""."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    return kind if isinstance(kind, str) and kind not in ("function", "allowed_tools") else ""
+
+
 def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
     """The tools of a body of chat completions; None where there are none, or none may be called.
 
@@ -56,6 +93,7 @@ def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
     Raises:
         ApiError: naming the field that is wrong.
     """
+    given = supported(given, ("function",), _asked(choice))
     if not given:
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice needs tools", param="tool_choice")

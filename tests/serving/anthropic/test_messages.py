@@ -12,7 +12,6 @@ import pytest
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.anthropic.messages import template_variables
 from minivllm.serving.anthropic.schemas import CountBody
-from minivllm.serving.errors import ApiError
 from tests.later import Later
 from tests.serving.chat_checkpoint import (
     CALL,
@@ -67,7 +66,7 @@ def content(message: Any) -> list[dict[str, Any]]:
 
 
 def text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text}
 
 
 def call_block(call: tuple[str, dict[str, str]]) -> dict[str, Any]:
@@ -248,7 +247,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name"),
     ({"tools": [{"name": "ab"}]}, "tools.0.input_schema"),
     ({"tools": [WEATHER, WEATHER]}, "each must have a name of its own"),
-    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
+    (
+        {
+            "tools": [{"type": "bash_20250124", "name": "bash"}],
+            "tool_choice": {"type": "tool", "name": "bash"},
+        },
+        "'bash_20250124'",
+    ),
     ({"tools": [{**WEATHER, "strict": "maybe"}]}, "tools.0.strict"),
     ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name"),
@@ -256,7 +261,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
         "schema",
     ),
-    ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ({"output_config": {"effort": "most"}}, "output_config.effort"),
     ({"chat_template_kwargs": {"nothing": 1}}, "'nothing'"),
     ({"system": [{"type": "image"}]}, "system.0"),
     ({"messages": [*USER, {"role": "assistant", "content": "The"}]}, "messages.1: the last turn"),
@@ -305,23 +310,77 @@ def test_a_block_that_is_not_supported_is_a_clear_400(
         ("thinking", {"thinking": {"type": "adaptive"}}, {"thinking": True}),
         ("<think>", {"thinking": THINKING}, {}),
         ("", {}, {}),
-        ("", {"thinking": THINKING}, "does not think"),
+        ("", {"thinking": THINKING}, {}),
         ("reasoning_effort", {"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
-        ("", {"output_config": {"effort": "low"}}, "output_config.effort"),
+        ("reasoning_effort", {"output_config": {"effort": "max"}}, {"reasoning_effort": "high"}),
+        ("reasoning_effort max", {"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
+        ("enable_thinking", {"output_config": {"effort": "low"}}, {"enable_thinking": False}),
+        ("", {"output_config": {"effort": "low"}}, {}),
     ],
 )
 def test_what_a_chat_template_is_told(
-    template: str, fields: dict[str, Any], variables: dict[str, Any] | str
+    template: str, fields: dict[str, Any], variables: dict[str, Any]
 ) -> None:
     service: Any = SimpleNamespace(tokenizer=None)
     model = ChatModel(service)
     model.template = template
     body = CountBody(model="m", messages=USER, **fields)
-    if isinstance(variables, dict):
-        assert template_variables(model, body) == variables
-    else:
-        with pytest.raises(ApiError, match=variables):
-            template_variables(model, body)
+    assert template_variables(model, body) == variables
+
+
+# What Claude Code 2.1 sends beside a conversation, and what others do.
+SENT_BY_AGENTS: list[dict[str, Any]] = [
+    {
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "xhigh", "task_budget": {"type": "tokens", "total": 20_000}},
+        "metadata": {"user_id": "x"},
+    },
+    {"tools": [{**TIME, "defer_loading": True, "input_examples": [{}]}], "speed": "fast"},
+    {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]},
+    {"mcp_servers": [{"type": "url", "url": "http://127.0.0.1:1", "name": "m"}], "betas": ["x"]},
+]
+
+
+@pytest.mark.parametrize("fields", SENT_BY_AGENTS)
+def test_fields_that_a_server_may_leave_out_are_ignored(
+    client: anthropic.Anthropic, fields: dict[str, Any]
+) -> None:
+    assert ask(client, extra_body=fields).content
+
+
+def test_an_unsupported_tool_is_left_out_beside_others(client: anthropic.Anthropic) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    answer = ask(client, tools=[search, WEATHER], tool_choice={"type": "any"})
+    assert content(answer) == [call_block(("get_weather", {}))]
+
+
+def nulls(value: Any) -> set[str]:
+    """The names whose value is null, anywhere in a value of JSON."""
+    if isinstance(value, list):
+        return set().union(*map(nulls, value))
+    if not isinstance(value, dict):
+        return set()
+    return {name for name in value if value[name] is None}.union(*map(nulls, value.values()))
+
+
+@pytest.mark.parametrize("fields", [{}, {"thinking": THINKING}, {"tools": [WEATHER]}])
+def test_no_field_is_null_that_the_real_api_leaves_out(
+    chat_server: RunningServer, fields: dict[str, Any]
+) -> None:
+    body = {"model": "talker", "max_tokens": 2048, "messages": USER, **fields}
+    whole = json.loads(call(f"{chat_server.url}/v1/messages", body)[1])
+    assert nulls(whole) <= {"stop_sequence"}
+    text = call(f"{chat_server.url}/v1/messages", {**body, "stream": True})[1]
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert len(events) > 5 and nulls(events) <= {"stop_sequence", "stop_reason"}
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_words_that_agents_know(
+    client: anthropic.Anthropic,
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 16383 "):
+        ask(client, [{"role": "user", "content": "x" * 17_000}])
 
 
 def test_another_model_is_not_found(client: anthropic.Anthropic) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.serving.http.calls import request_id_of
+from minivllm.serving.http.calls import (
+    CALL,
+    LONGEST_IGNORED,
+    MOST_IGNORED,
+    Call,
+    ignore,
+    request_id_of,
+)
 from tests.serving.raw import ask
 from tests.serving.running import KEY, RunningServer, line_of
 
@@ -33,6 +40,28 @@ def test_a_call_is_one_line_without_its_prompt_or_key(guarded: RunningServer) ->
     assert guarded.log is not None
     text = guarded.log.read_text()
     assert "confidential" not in text and KEY not in text
+
+
+def test_the_line_names_what_is_ignored(guarded: RunningServer) -> None:
+    headers = WITH_KEY | {"x-request-id": "call-3"}
+    fields = {"user": "me", "stream": True, "stream_options": {"include_obfuscation": False}}
+    fields["reasoning_effort"] = None
+    answer = ask(
+        guarded.url, "/v1/completions", {"prompt": "a", "max_tokens": 1, **fields}, headers
+    )
+    assert answer.status == 200
+    assert line_of(guarded, "call-3")["ignored"] == ["user", "stream_options.include_obfuscation"]
+
+
+def test_no_line_grows_with_what_is_ignored() -> None:
+    token = CALL.set(Call("r", "c"))
+    try:
+        for number in range(1000):
+            ignore(f"{number}" * 1000)
+        ignored = CALL.get().summary()["ignored"]  # type: ignore[union-attr]
+    finally:
+        CALL.reset(token)
+    assert len(ignored) == MOST_IGNORED and max(map(len, ignored)) == LONGEST_IGNORED
 
 
 def test_a_refused_call_has_its_line_and_id_too(guarded: RunningServer) -> None:

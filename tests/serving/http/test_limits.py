@@ -62,6 +62,7 @@ def test_a_wrong_key_is_a_401_before_the_body_counts(
 ) -> None:
     answer = ask(guarded.url, COMPLETIONS, {"prompt": "x", "nonsense": 1}, headers)
     assert answer.status == 401 and answer.error["type"] == "authentication_error"
+    assert answer.error["code"] == "invalid_api_key"
     assert answer.headers["www-authenticate"] == "Bearer"
     assert KEY not in answer.body.decode()
 

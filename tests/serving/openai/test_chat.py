@@ -351,7 +351,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
         ({"modalities": ["text", "audio"]}, "modalities", "the model writes text"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tools": [{"type": "code"}]}, "tools", 'tools[0].type must be "function"'),
+        ({"tools": [{"type": 3}]}, "tools", 'tools[0].type must be "function"'),
+        (
+            {"tools": [{"type": "code"}], "tool_choice": "required"},
+            "tool_choice",
+            "tool_choice needs tools",
+        ),
         ({"tools": [function("a b")]}, "tools", "tools[0]: the name must be"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "names of their own"),
         (
@@ -395,10 +400,41 @@ def test_a_wrong_field_is_a_clear_400(
 
 
 def test_a_body_without_a_model_or_of_another_one(talker: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="model"):
+    with pytest.raises(openai.BadRequestError, match="model") as error:
         talker.post("/chat/completions", body={"messages": USER}, cast_to=object)
+    assert error.value.code == "missing_required_parameter"
     with pytest.raises(openai.NotFoundError):
         talker.chat.completions.create(model="gpt-4", messages=USER)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 17_000}]}, "context_length_exceeded"),
+        ({"model": "gpt-4"}, "model_not_found"),
+        ({"temprature": 1}, "unknown_parameter"),
+        ({"messages": 3}, None),
+    ],
+)
+def test_errors_have_the_codes_that_clients_read(
+    talker: openai.OpenAI, fields: dict[str, Any], code: str | None
+) -> None:
+    body = {"model": "talker", "messages": USER, **fields}
+    with pytest.raises(openai.APIStatusError) as error:
+        talker.post("/chat/completions", body=body, cast_to=object)
+    assert error.value.code == code
+
+
+def test_fields_that_a_server_may_leave_out_are_ignored(talker: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "verbosity": "low",
+        "prediction": {"type": "content", "content": "Hello"},
+        "client_metadata": {"a": "b"},
+        "web_search_options": {},
+        "tools": [{"type": "custom", "custom": {"name": "patch"}}],
+        "reasoning_effort": "xhigh",
+    }
+    assert ask(talker, extra_body=fields).choices[0].message.content
 
 
 def test_the_embedded_model_continues_the_text(server: RunningServer) -> None:

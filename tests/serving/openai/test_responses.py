@@ -230,13 +230,15 @@ def test_many_at_once_and_some_left(chat_server: RunningServer) -> None:
         ({"store": True}, "store", "nothing is stored here"),
         ({"truncation": "auto"}, "truncation", "too long is an error"),
         ({"n": 2}, "n", "one answer"),
-        ({"include": ["reasoning.encrypted_content"]}, "include", "only message.output_text"),
         ({"conversation": "c"}, "conversation", "unknown field 'conversation'"),
         ({"text": {"style": "x"}}, "style", "unknown field 'style'"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "should be 'auto'"),
         ({"input": []}, "input", "input is empty"),
         ({"input": [{"type": "web_search_call"}]}, "input", "input[0].type must be message"),
-        ({"tools": [{"type": "web_search"}]}, "tools", 'tools[0].type must be "function"'),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice",
+            "no tool of type 'web_search'",
+        ),
         ({"top_logprobs": 2}, "top_logprobs", "needs include="),
         (
             {"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}, "stream": True},
@@ -255,6 +257,45 @@ def test_a_wrong_field_is_a_clear_400(
     with pytest.raises(openai.BadRequestError) as error:
         ask(talker, body.pop("input"), extra_body=body)
     assert words in error.value.message and error.value.param == param
+
+
+# What Codex 0.171 sends beside a conversation, and what others do.
+SENT_BY_AGENTS: list[dict[str, Any]] = [
+    {
+        "include": ["reasoning.encrypted_content"],
+        "client_metadata": {"session_id": "x"},
+        "prompt_cache_key": "x",
+        "reasoning": {"summary": "detailed", "context": "x"},
+        "text": {"verbosity": "low"},
+    },
+    {"tools": [{"type": "web_search", "external_web_access": False}], "tool_choice": "auto"},
+    {"tools": [{"type": "namespace", "name": "m", "tools": []}], "context_management": []},
+]
+
+
+@pytest.mark.parametrize("fields", SENT_BY_AGENTS)
+def test_fields_that_a_server_may_leave_out_are_ignored(
+    talker: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    assert ask(talker, extra_body={"store": False, **fields}).status == "completed"
+
+
+def test_an_unsupported_tool_is_left_out_beside_others(talker: openai.OpenAI) -> None:
+    answer = ask(talker, tools=[{"type": "web_search"}, *TOOLS[:1]], tool_choice="required")
+    assert [item.type for item in answer.output] == ["function_call"]
+
+
+def test_a_prompt_that_is_too_long_fails_within_a_stream(talker: openai.OpenAI) -> None:
+    long = "x" * 17_000
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(talker, long)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "input")
+    events = list(ask(talker, long, stream=True))
+    assert types(events) == ["created", "in_progress", "failed"]
+    failure = events[-1].response
+    assert (failure.status, failure.output) == ("failed", [])
+    assert failure.error.code == "context_length_exceeded"
+    assert "maximum context length is 16384 tokens" in failure.error.message
 
 
 def test_what_a_client_sent_is_repeated_whatever_it_is(talker: openai.OpenAI) -> None:
