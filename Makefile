@@ -1,5 +1,6 @@
 # make run     the main job on the embedded model (the environment is made on first use, of what running needs)
 # make test    every test (installs what tests, launchers and peers need first)
+# make clients the agents' clients, of npm, that tests of the server start (0.7 GB; they skip without)
 # make fuzz    thousands of damaged files and streams
 # make check   lint, format, types
 # make docs    the documentation as a site, in build/site
@@ -22,7 +23,11 @@ EXAMPLES := reports/examples/cpu
 PAGES := $(patsubst $(EXAMPLES)/runs/%.tar.xz,$(EXAMPLES)/%/index.html,$(wildcard $(EXAMPLES)/runs/*.tar.xz))
 GALLERY := $(filter $(shell grep -o '$(EXAMPLES)/[^/]*/index.html' docs/examples.md),$(PAGES))
 
-.PHONY: run test fuzz check docs examples report install clean
+# Where tests/serving/test_clients.py looks for them.
+CLIENTS := $(VENV)/clients
+PINNED := tests/serving/clients
+
+.PHONY: run test clients fuzz check docs examples report install clean
 .DEFAULT_GOAL := run
 
 run: $(RUNNING)
@@ -34,6 +39,8 @@ PROCESSES = $(shell $(BIN)/python -c "import psutil as p; print(max(1, min(4, 2 
 test: install
 	@echo "Looking for tests; a dot is a test that passes, and all of them take some minutes."
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --tb short --disable-warnings -r fEs
+
+clients: $(CLIENTS)/.installed
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz
@@ -73,6 +80,14 @@ $(TESTING): $(RUNNING)
 
 $(VENV)/.docs: $(RUNNING)
 	@$(PIP) --editable '.[docs]' --constraint constraints.txt
+	@touch $@
+
+# No script of a package runs, but the one that puts the binary of Claude Code in its place.
+$(CLIENTS)/.installed: $(PINNED)/package.json $(PINNED)/package-lock.json
+	@echo "Installing the agents' clients into $(CLIENTS)."
+	@mkdir -p $(CLIENTS) && cp $^ $(CLIENTS)/
+	@npm ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --silent
+	@cd $(CLIENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	@touch $@
 
 clean:

@@ -181,13 +181,16 @@ class ResponseCall:
     def _settings(self) -> dict[str, Any]:
         """What was asked, which a response repeats."""
         body, params, given = self.body, self.params, self.body.model_extra or {}
-        tool = {"description": None, "parameters": None, "strict": None}
+        function = {"description": None, "parameters": None, "strict": None}
         reasoning = body.reasoning or ReasoningFields()
         return {
             "model": self.model,
             "instructions": body.instructions,
             "previous_response_id": None,
-            "tools": [tool | one for one in body.tools or ()],
+            "tools": [
+                function | tool if tool.get("type") == "function" else tool
+                for tool in body.tools or ()
+            ],
             "tool_choice": body.tool_choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "max_tool_calls": body.max_tool_calls,
