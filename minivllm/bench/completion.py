@@ -78,29 +78,13 @@ def complete(
     Raises:
         OSError: it could not be written; no record.json is there then.
     """
-    from minivllm.bench.metrics.telemetry_validity import (
-        check_telemetry,  # late: it takes numpy along
-    )
-
     files.hide_in_log(measurement.path / storage.LOG)
     record = json.loads((measurement.path / storage.HANDOVER).read_text(encoding="utf-8"))
-    memory, validity = record["memory"], record["validity"]
+    validity = record["validity"]
     if window is None:
         rows = []
     else:
-        memory["host_rss_peak"] = (
-            memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
-        )
-        memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
-        for place, device in enumerate((record.get("devices") or {}).get("each", ())):
-            device["memory_used"] = peak(rows, f"gpu_memory_used_{place}")
-            device["memory_process"] = peak(rows, f"gpu_process_memory_{place}")
-        interval = measurement.settings.measure.telemetry_interval_s
-        start, end = window
-        seen = check_telemetry(rows, start, end, interval, facts.get("clocks"))
-        validity["ok"] = validity["ok"] and seen.ok
-        validity["reasons"] += seen.reasons
-        validity["notes"] += seen.notes
+        _add_telemetry(record, rows, window, measurement, facts)
     if no_trace is not None:
         validity["notes"].append(NO_TRACE.format(no_trace))
         storage.discard_trace(measurement.path)
@@ -115,6 +99,33 @@ def complete(
     files.write_parquet(measurement.path / storage.TELEMETRY, rows)
     storage.finish(measurement.path, record)
     return record["status"], message
+
+
+def _add_telemetry(
+    record: dict[str, Any],
+    rows: list[dict[str, Any]],
+    window: Sequence[float],
+    measurement: Measurement,
+    facts: dict[str, Any],
+) -> None:
+    """Complete the record's memory with peaks of telemetry, and its validity with what that says of
+    the window; see `complete`."""
+    # late: they take numpy along
+    from minivllm.bench.metrics.reconciliation import check_resident
+    from minivllm.bench.metrics.telemetry_validity import check_telemetry
+
+    memory, validity = record["memory"], record["validity"]
+    memory["host_rss_peak"] = memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
+    memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
+    for place, device in enumerate((record.get("devices") or {}).get("each", ())):
+        device["memory_used"] = peak(rows, f"gpu_memory_used_{place}")
+        device["memory_process"] = peak(rows, f"gpu_process_memory_{place}")
+    interval = measurement.settings.measure.telemetry_interval_s
+    seen = check_telemetry(rows, *window, interval, facts.get("clocks"))
+    validity["ok"] = validity["ok"] and seen.ok
+    validity["cpu_taken"] = seen.cpu_taken
+    validity["reasons"] += seen.reasons
+    validity["notes"] += [*seen.notes, *check_resident(record, facts.get("device") or {})]
 
 
 OOM_PHRASES = (

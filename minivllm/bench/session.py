@@ -20,7 +20,7 @@ from minivllm.bench.driver import (
     warm_up,
 )
 from minivllm.bench.engine_hardware import EngineHardware
-from minivllm.bench.hardware.clock import Clock, Reading
+from minivllm.bench.hardware.clock import Clock, Reading, tick_s
 from minivllm.bench.hardware.energy import per_token
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.making import WorkloadMaker
@@ -87,6 +87,8 @@ class Session:
         self._tell_s = 0.0  # when to speak of loading again
         self._cold = True
         self._jumped: str | None = None  # what is wrong with the clocks of the last window
+        self._tick_s: float | None = None  # of the machine's clock
+        self._has_steps = False  # whether the engine has reported a step
         self._quality = QualityEvaluator(emit)
         self._maker = WorkloadMaker()
 
@@ -211,6 +213,7 @@ class Session:
             load.seed,
             others,
         )
+        self._has_steps = self._has_steps or bool(self.engine.steps())
         self.engine.reset()
         gc.collect()
         return first_batch
@@ -236,11 +239,12 @@ class Session:
                 load.stopping,
             )
             self._emit("measuring", tokens=0, total_tokens=load.most_tokens, elapsed_s=0.0)
+            self._tick_s = tick_s() if clock is None else None
             self._hardware.begin_window()
             before = Reading.take()
             with observation.observed(self.engine, measure) as recorder:
                 traces = drive.run()
-            self._jumped = before.jumped(Reading.take())
+            self._jumped = before.jumped(Reading.take()) if clock is None else None
         finally:
             gc.enable()
         return traces, self._hardware.end_window(), recorder
@@ -289,11 +293,12 @@ class Session:
             cold=measure.prefix_cache != "warm",
             max_concurrency=load.arrival.max_concurrency,
             stopping=load.stopping,
+            steps=steps,
+            has_steps=self._has_steps,
+            tick_s=self._tick_s,
+            jumped=self._jumped,
+            computes=info.clock is None,
         )
-        if info.clock is None:
-            record.validity.ok &= self._jumped is None
-            record.validity.reasons += [self._jumped] if self._jumped else []
-            record.validity.notes += validity.one_token_answers(traces, served="stream" in liveness)
         record.validity.notes += [
             *info.warnings,
             *acceptance_notes(record.speculation, info.weights),

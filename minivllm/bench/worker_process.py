@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
-from minivllm.bench.hardware.telemetry import Telemetry
+from minivllm.bench.hardware.telemetry import Telemetry, UsedCores
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import engine_id
 from minivllm.bench.records.measurement import Measurement
 from minivllm.platform.processes.children import module_path
-from minivllm.platform.threads import THREAD_VARIABLES, thread_count
+from minivllm.platform.threads import (
+    THREAD_VARIABLES,
+    thread_count,
+    usable_cores,
+    wanted_cores,
+)
 
 POLL_S = 0.05  # how soon a timeout or a broken memory limit is noticed
 GRACE_S = 3.0  # between asking a worker to end and killing it
@@ -63,7 +68,9 @@ class WorkerProcess:
         gpu: NullGpu = open_gpu(device_of(first.config))
         limit = measure.memory_limit_gb
         interval = measure.telemetry_interval_s
-        self.telemetry = Telemetry(self._process.pid, gpu, interval, limit and limit * 1e9).start()
+        self.telemetry = Telemetry(
+            self._process.pid, gpu, interval, limit and limit * 1e9, _used_cores(first)
+        ).start()
 
     def _spawn(self, first: Measurement, progress: int) -> subprocess.Popen[bytes]:
         threads = str(thread_count(first.config["runtime"], first.settings.parallel.tensor))
@@ -136,6 +143,15 @@ class WorkerProcess:
                 self.end(GRACE_S)
             os.close(self._pipe)
             self.telemetry.stop()
+
+
+def _used_cores(measurement: Measurement) -> UsedCores:
+    """The cores that a measurement uses: the threads of all its processes, or those to which it is
+    pinned."""
+    runtime, parallel = measurement.config["runtime"], measurement.settings.parallel
+    pinned = wanted_cores(runtime) if runtime.get("cores") is not None else set()
+    threads = thread_count(runtime, parallel.tensor) * parallel.tensor * parallel.replicas
+    return UsedCores(min(threads, len(pinned) or usable_cores()), pinned)
 
 
 def _oom_kills() -> int:

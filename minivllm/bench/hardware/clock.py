@@ -10,6 +10,7 @@ APART_S = 0.05  # by which clocks of one machine may differ that are read one af
 # The same as a share of the time between two readings: a clock that is being set right runs 0.05 %
 # faster or slower.
 APART_SHARE = 1e-3
+TICKS_READ = 4
 
 
 class ClockProtocol(Protocol):
@@ -49,6 +50,21 @@ class Clock:
         """Sleep; returns at once if `seconds` is not positive."""
         if seconds > 0:
             time.sleep(seconds)
+
+
+def tick_s(patience_s: float = 0.5) -> float:
+    """Seconds between two values of the machine's clock: the least of some, read one after the
+    other; of a clock that stands still for `patience_s`, that much."""
+    ticks: list[float] = []
+    end, last = time.perf_counter() + patience_s, Clock.now()
+    while len(ticks) < TICKS_READ:
+        if (now := Clock.now()) != last:
+            ticks.append(now - last)
+            last = now
+        elif time.perf_counter() > end:
+            break
+    # the first began before it was looked at
+    return min(ticks[1:], default=patience_s)
 
 
 @dataclass(frozen=True)

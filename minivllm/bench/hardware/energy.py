@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minivllm.bench.hardware.gpu import NullGpu
-from minivllm.bench.hardware.readings import DeviceEnergy, Energy
+from minivllm.bench.hardware.readings import TICKS, DeviceEnergy, Energy
 
 POWERCAP = Path("/sys/class/powercap")
-SHORT_GPU_WINDOW_S = 5.0  # the counter is refreshed about every 0.1 s
+SHORT_GPU_WINDOW_S = 5.0
+# Seconds between two values of a counter: at least these, and more where more are seen.
+NVML_TICK_S, RAPL_TICK_S = 0.1, 0.001
+IDLE_S = 0.5  # over which idle power is measured at least
 REST_S = 1.0  # after which it tells no more of what was before
 # a counter of 262 kJ is through in 4 minutes at 1 kW, and a reading can unwrap one wrap
 RAPL_EVERY_S = 60.0
@@ -41,7 +44,7 @@ class NullMeter:
         window = None if began is None else time.monotonic() - began
         return Energy(window_s=window, method=self.method, reason=self.reason)
 
-    def idle_watts(self, seconds: float = 0.5) -> float | None:
+    def idle_watts(self, seconds: float = IDLE_S) -> float | None:
         """Power while nothing runs, watts; None here."""
         return None
 
@@ -56,6 +59,8 @@ class CounterMeter(NullMeter):
         short_s: windows shorter than this are flagged.
         every_s: within a window, read the counter as often as this; None where it never wraps
             around.
+        tick_s: seconds between two values of the counter. What it gains in fewer than TICKS of them
+            is not a reading.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class CounterMeter(NullMeter):
         synchronise: Callable[[], object] = lambda: None,
         short_s: float = 0.0,
         every_s: float | None = None,
+        tick_s: float = 0.0,
     ) -> None:
         super().__init__("")
         self.method = method
@@ -72,6 +78,7 @@ class CounterMeter(NullMeter):
         self._synchronise = synchronise
         self._short = short_s
         self._every = every_s
+        self._tick = tick_s
         self._ended = threading.Event()
         self._reader: threading.Thread | None = None
         self._began_joules: float | None = None
@@ -111,6 +118,12 @@ class CounterMeter(NullMeter):
         if joules < 0:
             energy.reason = f"the {self.method} energy counter ran backwards"
             return energy
+        if self._too_short(energy.window_s):
+            energy.reason = (
+                f"the {self.method} energy counter moves every {self._tick:.2g} s: a window of "
+                f"{energy.window_s:.2g} s is below {TICKS} of its ticks"
+            )
+            return energy
         energy.joules = joules
         energy.mean_watts = joules / energy.window_s
         energy.idle_watts = idle_watts
@@ -122,17 +135,31 @@ class CounterMeter(NullMeter):
             )
         return energy
 
-    def idle_watts(self, seconds: float = 0.5) -> float | None:
-        """Mean power over `seconds` in which the caller gives the device nothing to do, after some
-        rest, watts."""
+    def idle_watts(self, seconds: float = IDLE_S) -> float | None:
+        """Mean power over `seconds`, or over TICKS of the counter where that is more, in which the
+        caller gives the device nothing to do, after some rest, watts.
+
+        Meanwhile the counter is looked at as often as it should move: one that moves less often has
+        longer ticks, and one that hardly moves gives no reading.
+        """
         self._synchronise()
         time.sleep(REST_S)
-        began, joules = time.monotonic(), self._read()
-        time.sleep(seconds)
-        ended = self._read()
-        if joules is None or ended is None or ended < joules:
+        began, first = time.monotonic(), self._read()
+        looks, moves, last = 2 * TICKS, 0, first
+        for _ in range(looks):
+            time.sleep(max(seconds, TICKS * self._tick) / looks)
+            now = self._read()
+            moves, last = moves + (now != last), now
+        span = time.monotonic() - began
+        if first is None or last is None or last < first:
             return None
-        return (ended - joules) / (time.monotonic() - began)
+        if moves < looks / 2:
+            self._tick = max(self._tick, span / max(moves, 1))
+        return None if self._too_short(span) else (last - first) / span
+
+    def _too_short(self, seconds: float) -> bool:
+        """Whether the counter moves fewer than TICKS times within them, to the nearest move."""
+        return seconds < (TICKS - 0.5) * self._tick
 
 
 class GroupMeter(CounterMeter):
@@ -147,7 +174,7 @@ class GroupMeter(CounterMeter):
     def __init__(
         self, gpus: Sequence[NullGpu], synchronise: Callable[[], object] = lambda: None
     ) -> None:
-        super().__init__(self._sum, "nvml", synchronise, SHORT_GPU_WINDOW_S)
+        super().__init__(self._sum, "nvml", synchronise, SHORT_GPU_WINDOW_S, tick_s=NVML_TICK_S)
         self._gpus = gpus
         self._latest: list[float | None] = []
         self._first: list[float | None] = []
@@ -246,11 +273,13 @@ def open_meter(
             return NullMeter("this GPU has no energy counter (NVML)")
         if gpu.each:
             return GroupMeter(gpu.each, synchronise)
-        return CounterMeter(gpu.energy_joules, "nvml", synchronise, SHORT_GPU_WINDOW_S)
+        return CounterMeter(
+            gpu.energy_joules, "nvml", synchronise, SHORT_GPU_WINDOW_S, tick_s=NVML_TICK_S
+        )
     try:
         rapl = Rapl(root)
     except PermissionError as error:
         return NullMeter(f"RAPL counters are not readable by this user: {error.filename}")
     except (OSError, ValueError) as error:
         return NullMeter(f"no energy counter on this machine: {error}")
-    return CounterMeter(rapl.read, "rapl", synchronise, every_s=RAPL_EVERY_S)
+    return CounterMeter(rapl.read, "rapl", synchronise, every_s=RAPL_EVERY_S, tick_s=RAPL_TICK_S)

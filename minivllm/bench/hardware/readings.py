@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TICKS = 20  # of a clock or a counter: a difference of fewer is not a reading
+
 
 @dataclass
 class DeviceEnergy:

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from minivllm.bench.hardware.gpu import NullGpu
+from minivllm.bench.hardware.readings import TICKS
 
 Sample = dict[str, Any]
 FREQUENCY_EVERY_S = 1.0  # reading clocks walks over every core, so it is done less often
 FAMILY_EVERY_S = 1.0
 # The memory that the roofline probe, quality and the profiler take is not the run's.
 UNCOUNTED_PHASES = ("probing", "quality", "profiling")
+TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01  # of processor time
+
+
+@dataclass(frozen=True)
+class UsedCores:
+    """The cores that a run uses.
+
+    Args:
+        number: how many at a time; None: it computes elsewhere, or that is not known.
+        pinned: which, where it may run on no others; empty: on any.
+        of: the cores of the machine.
+    """
+
+    number: int | None = None
+    pinned: Collection[int] = ()
+    of: int = field(default_factory=lambda: psutil.cpu_count() or 1)
+
+    def share_taken(self, others: float) -> float | None:
+        """The share of their processor time that others take.
+
+        Args:
+            others: the cores that other processes keep busy: of the pinned ones, or of all, of
+                which they have those first that the run does not use.
+        """
+        if not self.number:
+            return None
+        spare = (len(self.pinned) or self.of) - self.number
+        return min(1.0, max(0.0, others - spare) / self.number)
 
 
 class Telemetry:
@@ -26,19 +56,27 @@ class Telemetry:
 
     Rows hold `t_s` (`time.monotonic()`, which processes on one machine share, so that a worker's
     own timestamps compare), `phase`, `rss` (bytes), `rss_peak` (bytes, the kernel's high-water
-    mark), `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_mhz`,
-    `cpu_fastest_mhz`, and `gpu_*` readings. Memory and CPU are the worker's and its descendants'
-    together: some engines compute in a process of their own.
+    mark), `cpu_worker_percent` and `cpu_other_percent` (100 is one core), `cpu_taken` (see
+    `UsedCores.share_taken`), `cpu_mhz`, `cpu_fastest_mhz`, and `gpu_*` readings. Memory and CPU are
+    the worker's and its descendants' together: some engines compute in a process of their own.
+    Processor time is counted in ticks: where the cores have had fewer than TICKS of them since the
+    last percentages, there are none, and the next row's are of that time, too.
 
     Args:
         pid: the worker.
         gpu: its GPU or a null object.
         interval_s: seconds between samples.
         memory_limit: bytes of resident memory past which `over_limit` is set; None is no limit.
+        cores: that the run uses.
     """
 
     def __init__(
-        self, pid: int, gpu: NullGpu, interval_s: float = 0.2, memory_limit: float | None = None
+        self,
+        pid: int,
+        gpu: NullGpu,
+        interval_s: float = 0.2,
+        memory_limit: float | None = None,
+        cores: UsedCores | None = None,
     ) -> None:
         self.over_limit = threading.Event()
         self.phase = "loading"
@@ -46,13 +84,14 @@ class Telemetry:
         self._pid = pid
         self._interval = interval_s
         self._limit = memory_limit
+        self._cores = cores or UsedCores()
         self._rows: list[Sample] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._tree = ProcessTree(pid)
-        # time, worker's CPU seconds, all processes'
-        self._last: tuple[float, float, float] | None = None
+        # time, worker's CPU seconds, all processes', and those on the cores that it is pinned to
+        self._last: tuple[float, float, float, float] | None = None
         self._clocks: dict[str, float | None] = {}
         self._clocks_s = float("-inf")
 
@@ -93,24 +132,35 @@ class Telemetry:
     def _row(self) -> Sample:
         now = time.monotonic()
         usage = self._tree.usage(now)
-        worker, total = usage.cpu_s, busy_seconds()
-        worker_percent = other_percent = None
-        if self._last is not None and now > self._last[0]:
-            span = now - self._last[0]
-            # a process may have ended
-            worker_percent = max(0.0, 100 * (worker - self._last[1]) / span)
-            other_percent = max(0.0, 100 * (total - self._last[2]) / span - worker_percent)
-        self._last = (now, worker, total)
         return {
             "t_s": now,
             "phase": self.phase,
             "rss": usage.rss,
             "rss_peak": usage.rss_peak,
-            "cpu_worker_percent": worker_percent,
-            "cpu_other_percent": other_percent,
+            **self._processor_use(now, usage.cpu_s),
             **self._cpu_clocks(now),
             **self._gpu.sample({self._pid, *usage.pids}),
         }
+
+    def _processor_use(self, now: float, worker: float) -> dict[str, float | None]:
+        """What of the processor's time since the last such reading the worker and others had."""
+        use: dict[str, float | None] = dict.fromkeys(
+            ("cpu_worker_percent", "cpu_other_percent", "cpu_taken")
+        )
+        cores = self._cores
+        read = now, worker, busy_seconds(), busy_seconds(cores.pinned)
+        if self._last is None:
+            self._last = read
+            return use
+        span, mine, total, near = (b - a for a, b in zip(self._last, read, strict=True))
+        if span * cores.of < TICKS * TICK_S:
+            return use
+        self._last = read
+        # a process may have ended
+        use["cpu_worker_percent"] = max(0.0, 100 * mine / span)
+        use["cpu_other_percent"] = max(0.0, 100 * (total - max(0.0, mine)) / span)
+        use["cpu_taken"] = cores.share_taken((near - max(0.0, mine)) / span)
+        return use
 
     def _cpu_clocks(self, now: float) -> dict[str, float | None]:
         if now - self._clocks_s >= FREQUENCY_EVERY_S:
@@ -214,11 +264,18 @@ class ProcessTree:
         return Usage(tuple(pids), rss, sum(peaks) or None, cpu_s)
 
 
-def busy_seconds() -> float:
-    """CPU seconds that all processes together have used since the machine started."""
-    times = psutil.cpu_times()
+def busy_seconds(cores: Collection[int] = ()) -> float:
+    """CPU seconds that all processes together have used since the machine started, and that its
+    hypervisor gave to others.
+
+    Args:
+        cores: only on these; empty: on all.
+    """
+    each = psutil.cpu_times(percpu=True) if cores else []
+    known = [each[core] for core in cores if core < len(each)] or [psutil.cpu_times()]
     # Linux counts a guest's time in user and nice already; waiting for a disk is idleness.
-    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    busy = ("user", "nice", "system", "irq", "softirq", "steal")
+    return sum(float(getattr(times, name, 0.0)) for times in known for name in busy)
 
 
 def _high_water_mark(pid: int | str) -> int | None:

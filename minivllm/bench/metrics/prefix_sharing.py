@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 
+from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, runs_of
 from minivllm.bench.workloads.workload import Workload
 
@@ -14,21 +15,36 @@ TOLERANCE = 0.01
 
 
 def check_cold(
-    workload: Workload, liveness: Mapping[str, Mapping[str, float | str]], prompt_tokens: int
+    workload: Workload,
+    liveness: Mapping[str, Mapping[str, float | str]],
+    traces: Sequence[RequestTrace],
 ) -> list[str]:
     """What to note of a measurement with `measure.prefix_cache=cold`.
 
     Args:
         workload: what was asked.
-        liveness: of the engine; `cached_prompt_tokens` are prompt tokens that a server says it did
-            not compute.
-        prompt_tokens: of all requests, with the turns before.
+        liveness: of the engine, whose group `cache` may count the prompt tokens that it did not
+            compute.
+        traces: of all requests, with what each found in the cache, where the engine says so.
     """
-    cached = float(liveness.get("cache", {}).get("cached_prompt_tokens", 0.0))
-    if cached <= TOLERANCE * prompt_tokens:
+    prompt_tokens = sum(trace.input_tokens for trace in traces)
+
+    def count(group: str, name: str) -> float:
+        return float(liveness.get(group, {}).get(name, 0.0))
+
+    cached = max(
+        float(sum(trace.cached_tokens or 0 for trace in traces)),
+        count("cache", "cached_prompt_tokens"),
+        count("cache", "prefix_tokens_reused"),
+    )
+    # What another replica computed for the request itself is no hit; nor is what a request that is
+    # run again after a preemption finds of its own.
+    longest = max((trace.input_tokens + len(trace.token_ids) for trace in traces), default=0)
+    own = count("parallel", "tokens_handed_over") + count("batching", "preemptions") * longest
+    if cached - own <= TOLERANCE * prompt_tokens:
         return []
     shared = shareable_tokens(workload)
-    if cached - shared <= TOLERANCE * prompt_tokens:
+    if cached - own - shared <= TOLERANCE * prompt_tokens:
         return []
     return [
         f"the prefix cache was not cold: {cached:,.0f} of {prompt_tokens:,} prompt tokens came "
@@ -40,17 +56,28 @@ def check_cold(
 def shareable_tokens(workload: Workload) -> int:
     """Most prompt tokens that a cache which was empty at first may save.
 
-    Of a prompt those are the tokens that it begins with as another one does, of a later turn all
-    turns before it. Prompts that are known by their positions alone are not looked through: of
-    those, what a cache without limit saves, which is the same in any order.
+    Of a prompt those are the tokens that it begins with as another one does, the workload's
+    priming included, of a later turn all turns before it. Prompts that are known by their positions
+    alone are not looked through: of those, what a cache without limit saves, which is the same in
+    any order.
     """
+    primed = [request.prompt_token_ids for request in workload.priming]
     known = [request.prompt_token_ids for request in workload.openings]
     tree = PrefixTree()
+    for prompt in primed:
+        if isinstance(prompt, LazyPrompt):
+            tree.insert(prompt)
     lazy = sum(tree.insert(prompt) for prompt in known if isinstance(prompt, LazyPrompt))
-    prompts = sorted(tuple(prompt) for prompt in known if not isinstance(prompt, LazyPrompt))
-    alike = [0, *(common(a, b) for a, b in pairwise(prompts)), 0]
+    prompts = sorted(
+        (tuple(prompt), asked)
+        for each, asked in ((primed, 0), (known, 1))
+        for prompt in each
+        if not isinstance(prompt, LazyPrompt)
+    )
+    alike = [0, *(common(a, b) for (a, _), (b, _) in pairwise(prompts)), 0]
+    saved = zip(prompts, map(max, pairwise(alike)), strict=False)
     later = sum(request.history_len for request in workload.requests)
-    return lazy + sum(map(max, pairwise(alike))) + later
+    return lazy + sum(asked * most for (_, asked), most in saved) + later
 
 
 class PrefixTree:

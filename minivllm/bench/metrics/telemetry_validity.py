@@ -13,6 +13,9 @@ from minivllm.bench.records.record import Validity
 MAX_GAP_S, MAX_GAP_INTERVALS = 2.0, 10
 SHORT_S = 1.0  # a window in which any moment's disturbance is a large part
 OTHERS_PERCENT = 20.0  # of one core, used by other processes
+# Of the processor time of the cores that the run uses, taken by other processes: what stands beside
+# every figure, and what makes them figures of something else.
+TAKEN, MOST_TAKEN = 0.1, 0.5
 CLOCK_RANGE = 0.1  # of the greatest clock within the window
 THROTTLED_SHARE = 0.05  # of the samples; a single one may be the end of something else
 # Bits of NVML's clocks event reasons. Those of the hardware protecting itself make a slower machine
@@ -38,7 +41,7 @@ def check_telemetry(
 
     Args:
         rows: with `t_s` in seconds of the clock of `start_s`, `cpu_other_percent` (100 is one
-            core), and what else of `Telemetry`'s columns the machine offers.
+            core), `cpu_taken` (a share), and what else of `Telemetry`'s columns the machine offers.
         start_s: the window's start.
         end_s: the window's end.
         interval_s: seconds between samples, as set.
@@ -66,12 +69,9 @@ def check_telemetry(
     # What others used is known of the time up to a sample, so that the next one after a short
     # window is of it, too.
     heard = inside or [row for row in rows if row["t_s"] > end_s][:1]
-    others = [row["cpu_other_percent"] for row in heard if row.get("cpu_other_percent") is not None]
-    if others and sum(others) / len(others) > OTHERS_PERCENT:
-        notes.append(
-            f"other processes used {sum(others) / len(others):.0f} % of a core on average during "
-            "the window"
-        )
+    taken = _mean(heard, "cpu_taken")
+    others = _others(_mean(heard, "cpu_other_percent"), taken)
+    (reasons if taken is not None and taken > MOST_TAKEN else notes).extend(others)
     reasons += _slowdowns(inside)
     notes += [
         *_power_cap(inside),
@@ -79,7 +79,27 @@ def check_telemetry(
         *_clocks(inside),
         *_slow_clocks(inside, clocks or {}),
     ]
-    return Validity(not reasons, reasons, notes)
+    return Validity(not reasons, reasons, notes, taken)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
+    values = _readings(rows, column)
+    return sum(values) / len(values) if values else None
+
+
+def _others(percent: float | None, taken: float | None) -> list[str]:
+    """A sentence on what other processes used of the processor, where that is worth one."""
+    if percent is None or (percent <= OTHERS_PERCENT and (taken or 0) < TAKEN):
+        return []
+    line = f"other processes used {percent:.0f} % of a core on average during the window"
+    if taken is None or taken < TAKEN:
+        return [line]
+    return [f"{line}, and {taken_words(taken)}"]
+
+
+def taken_words(taken: float) -> str:
+    """What other processes took of a run's processor time, in words."""
+    return f"{100 * taken:.0f} % of the processor time of the cores that the run uses"
 
 
 def shared(notes: Iterable[str]) -> bool:

@@ -4,10 +4,11 @@ numbers."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from minivllm.bench.hardware.readings import Energy, Roofline
 from minivllm.bench.metrics.prefix_sharing import check_cold
+from minivllm.bench.metrics.reconciliation import Steps, check_clock, reconcile
 from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN, RequestTrace
 from minivllm.bench.metrics.roofline import exceeds
 from minivllm.bench.metrics.stream_validity import check_stream
@@ -35,33 +36,41 @@ def check(
     cold: bool = False,
     max_concurrency: int | None = None,
     stopping: Stopping | None = None,
+    steps: Steps = (),
+    has_steps: bool = False,
+    tick_s: float | None = None,
+    jumped: str | None = None,
+    computes: bool = False,
 ) -> Validity:
     """Judge one measurement, but for what was seen from outside, see `telemetry_validity`.
 
     Args:
-        traces: as the driver returned them.
-        workload: what was asked.
+        traces, workload: as the driver returned them, and what was asked.
         metrics: what `metrics.compute` made of the traces.
-        energy: the window's energy.
-        roofline: with MBU and MFU.
-        liveness: what the engine counted within the window.
+        energy, roofline, liveness: of the window; the roofline with MBU and MFU.
         cold: whether the prefix cache should have been empty before.
         max_concurrency: of an open loop; None is no limit.
         stopping: when it was to stop, and whether too many requests had failed.
+        steps, has_steps: see `reconcile`.
+        tick_s, jumped: seconds between two values of the clock, and why its times cannot be
+            trusted, where known.
+        computes: the answers are a model's.
     """
     stopping = stopping or Stopping()
-    failures = _failures(traces)
-    failed = sum(trace.status not in ANSWERED for trace in traces)
-    tolerated = not stopping.failing and failed <= (stopping.max_error_rate or 0) * len(traces)
-    stream_reasons, stream_notes = check_stream(liveness or {}, metrics.e2e_ms.mean)
+    failures, tolerated = _failures(traces, stopping)
+    accounts = (
+        check_stream(liveness or {}, metrics.e2e_ms.mean),
+        reconcile(traces, steps, liveness or {}, has_steps),
+    )
     reasons = [
         *([stopped] if (stopped := stopping.reason()) else []),
         *([] if tolerated else failures),
         *_counts(traces, workload),
-        *stream_reasons,
         *_times(traces),
         *(_littles_law(traces, metrics) if all(trace.completed for trace in traces) else ()),
         *_above_limit(roofline or Roofline()),
+        *chain.from_iterable(reasons for reasons, _ in accounts),
+        *_clock(metrics, tick_s, jumped),
     ]
     notes = [
         *([f"{line}, which measure.max_error_rate allows" for line in failures if tolerated]),
@@ -71,26 +80,27 @@ def check(
         *_energy_notes(energy, metrics),
         *_recordings(liveness or {}),
         *_overlaps(liveness or {}),
-        *stream_notes,
-        *(
-            check_cold(workload, liveness or {}, sum(trace.input_tokens for trace in traces))
-            if cold
-            else ()
-        ),
+        *chain.from_iterable(notes for _, notes in accounts),
+        *(check_cold(workload, liveness or {}, traces) if cold else ()),
+        *(one_token_answers(traces, served="stream" in (liveness or {})) if computes else ()),
     ]
     return Validity(not reasons, reasons, notes)
 
 
-def _failures(traces: Sequence[RequestTrace]) -> list[str]:
-    """A sentence on the requests that did not complete, if there are any."""
+def _failures(traces: Sequence[RequestTrace], stopping: Stopping) -> tuple[list[str], bool]:
+    """A sentence on the requests that did not complete, if there are any, and whether so many
+    may."""
     failed = [
         f"{trace.request_id}: {trace.error or trace.status}"
         for trace in traces
         if trace.status not in ANSWERED
     ]
+    may = (stopping.max_error_rate or 0) * len(traces)
+    tolerated = not stopping.failing and len(failed) <= may
     if not failed:
-        return []
-    return [f"{len(failed)} of {len(traces)} requests did not complete ({_examples(failed)})"]
+        return [], tolerated
+    line = f"{len(failed)} of {len(traces)} requests did not complete ({_examples(failed)})"
+    return [line], tolerated
 
 
 def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]:
@@ -183,6 +193,13 @@ def one_token_answers(traces: Sequence[RequestTrace], served: bool) -> list[str]
         f"{len(alike)} of {len(answers)} answers of at least {LONG_ANSWER} tokens are one token "
         f"throughout ({_examples(alike)})"
     ]
+
+
+def _clock(metrics: Metrics, tick_s: float | None, jumped: str | None) -> list[str]:
+    """The clock ran on evenly, and resolves the latencies."""
+    names = ("TTFT", "ITL", "TPOT", "E2E")
+    medians = {name: getattr(metrics, f"{name.lower()}_ms").p50 for name in names}
+    return [*check_clock(tick_s, medians), *([jumped] if jumped else [])]
 
 
 def _littles_law(traces: Sequence[RequestTrace], metrics: Metrics) -> Iterator[str]:

@@ -254,6 +254,8 @@ class Validity:
     ok: bool = True
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # worth knowing, but not invalidating
+    # of the processor time of the cores that the run uses, what other processes took
+    cpu_taken: float | None = None
 
 
 @dataclass

@@ -65,14 +65,53 @@ def test_a_short_gpu_window_is_flagged(clock: Time) -> None:
 def test_idle_power(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNVML()
 
-    watts = iter([600, 80])  # what was done before it is told late
-
     def sleep(seconds: float) -> None:
+        watts = 600 if clock.now < 101 else 80  # what was done before it is told late
         clock.now += seconds
-        nvml.energy_mj += 1000 * next(watts) * seconds
+        nvml.energy_mj += 1000 * watts * seconds
 
     monkeypatch.setattr(clock, "sleep", sleep)
     assert open_meter("cuda", Gpu(nvml, None)).idle_watts() == pytest.approx(80)
+
+
+@pytest.mark.parametrize(("window_s", "known"), [(0.1, False), (1.9, False), (2.1, True)])
+def test_energy_of_fewer_than_twenty_ticks_is_no_reading(
+    clock: Time, window_s: float, known: bool
+) -> None:
+    """One tick more or less of a counter that moves every 0.1 s would be a large part of it."""
+    nvml = FakeNVML()
+    gpu = Gpu(nvml, None)
+    for meter in (open_meter("cuda", gpu), module.GroupMeter([gpu, gpu])):
+        meter.begin_window()
+        clock.now += window_s
+        nvml.energy_mj += 30_000
+        result = meter.end_window(idle_watts=100.0)
+        figures = (result.joules, result.mean_watts, result.joules_above_idle)
+        assert all((figure is not None) is known for figure in figures)
+        assert all((one.joules is not None) is known for one in meter.each)
+        assert known or result.reason == (
+            f"the nvml energy counter moves every 0.1 s: a window of {window_s:.2g} s is below 20 "
+            "of its ticks"
+        )
+
+
+def test_a_counter_that_moves_less_often_than_it_should_has_longer_ticks(
+    clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNVML()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        nvml.energy_mj = 80_000 * int(clock.now - 100)  # every second
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    meter = open_meter("cuda", Gpu(nvml, None))
+    assert meter.idle_watts() is None  # two ticks
+    meter.begin_window()
+    clock.now += 10
+    nvml.energy_mj += 800_000
+    energy = meter.end_window()
+    assert energy.joules is None and "counter moves every 2 s" in str(energy.reason)
 
 
 def test_no_counter_is_null_with_the_reason(tmp_path: Path) -> None:
@@ -154,6 +193,7 @@ def test_a_counter_that_wraps_twice_in_a_window(
 
     monkeypatch.setattr(module.Rapl, "read", watched)
     monkeypatch.setattr(module, "RAPL_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "RAPL_TICK_S", 0.0)
     meter = open_meter("cpu", NullGpu(), root=tmp_path)
     for _ in range(2):  # the thread that reads is begun anew in each window
         before = threading.active_count()

@@ -13,8 +13,10 @@ import pytest
 
 from minivllm.bench.hardware import telemetry as module
 from minivllm.bench.hardware.gpu import Gpu, NullGpu, open_gpu
-from minivllm.bench.hardware.telemetry import Telemetry, own_peak_rss, peak
+from minivllm.bench.hardware.telemetry import Telemetry, UsedCores, own_peak_rss, peak
 from tests.bench.fake_nvml import FakeNVML
+
+REAL_BUSY_SECONDS = module.busy_seconds  # before a fixture puts a quiet machine there
 
 
 def test_a_busy_child_is_told_from_the_rest() -> None:
@@ -36,6 +38,63 @@ def test_a_busy_child_is_told_from_the_rest() -> None:
     assert all(row["cpu_other_percent"] >= 0 for row in rows[1:])
     assert all(row["rss"] > 1e6 and row["rss_peak"] >= row["rss"] * 0.5 for row in rows)
     assert telemetry.rows(begin, begin) == []
+
+
+class Processor:
+    """Stands in for the readings of the processor's time and of the clock."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, cores: UsedCores) -> None:
+        self.now, self.worker, self.all, self.near = 100.0, 3.0, 50.0, 20.0
+        patch.setattr(module.time, "monotonic", lambda: self.now)
+        patch.setattr(module, "busy_seconds", lambda on=(): self.near if on else self.all)
+        patch.setattr(module.ProcessTree, "usage", lambda *_: module.Usage((1,), 1, 1, self.worker))
+        self.telemetry = Telemetry(os.getpid(), NullGpu(), cores=cores)
+        self.telemetry.sample()
+
+    def after(self, seconds: float, worker: float, others: float) -> tuple[float | None, ...]:
+        """What is read when so much time has passed: percent of the worker and of others, and the
+        share taken."""
+        self.now += seconds
+        self.worker += worker
+        self.all += worker + others
+        self.near += worker + others / 2
+        row = self.telemetry.sample()
+        assert row is not None
+        return row["cpu_worker_percent"], row["cpu_other_percent"], row["cpu_taken"]
+
+
+def test_what_others_take_of_the_cores_that_a_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Processor(monkeypatch, UsedCores(2, of=2))
+    assert both.after(10, worker=1, others=18) == pytest.approx((10, 180, 0.9))
+    one = Processor(monkeypatch, UsedCores(1, of=2))  # the other core is theirs
+    assert one.after(10, worker=9, others=9) == pytest.approx((90, 90, 0.0))
+    assert one.after(10, worker=4, others=16) == pytest.approx((40, 160, 0.6))
+    pinned = Processor(monkeypatch, UsedCores(1, pinned={1}, of=2))  # half of it is on this core
+    assert pinned.after(10, worker=5, others=9) == pytest.approx((50, 90, 0.45))
+    elsewhere = Processor(monkeypatch, UsedCores(of=2))
+    assert elsewhere.after(10, worker=1, others=18) == (10, 180, None)
+
+
+def test_processor_time_below_twenty_ticks_is_not_a_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processor = Processor(monkeypatch, UsedCores(2, of=2))
+    tick = module.TICK_S
+    assert processor.after(9 * tick, worker=0, others=9 * tick) == (None, None, None)
+    read = processor.after(91 * tick, worker=0, others=41 * tick)  # the ticks before are in it
+    assert read == pytest.approx((0, 50, 0.25))
+
+
+def test_time_that_a_hypervisor_gave_away_is_others_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Times:
+        user, nice, system, irq, softirq, steal, idle = 1.0, 0.5, 0.25, 0.0, 0.0, 8.0, 100.0
+
+    def cpu_times(percpu: bool = False) -> Any:
+        return [Times] * 2 if percpu else Times
+
+    monkeypatch.setattr(module.psutil, "cpu_times", cpu_times)
+    assert REAL_BUSY_SECONDS() == 9.75 == REAL_BUSY_SECONDS({1})
+    assert REAL_BUSY_SECONDS({0, 1}) == 19.5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -18,6 +18,7 @@ from minivllm.bench.metrics.prefix_sharing import (
     common,
     shareable_tokens,
 )
+from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.validity import check
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.lazy_prompt import JoinedPrompt, LazyPrompt
@@ -65,13 +66,36 @@ def test_turns_before_are_shared_by_right() -> None:
 @pytest.mark.parametrize(("cached", "warm"), [(0, False), (200, False), (201, False), (400, True)])
 def test_more_than_prompts_share_was_kept_from_before(cached: int, warm: bool) -> None:
     work = made((*range(100), 7), (*range(100), 8), tuple(range(500, 699)))
-    notes = check_cold(work, {"cache": {"cached_prompt_tokens": float(cached)}}, 401)
+    traces = [RequestTrace("r", 401, 0.0)]
+    notes = check_cold(work, {"cache": {"cached_prompt_tokens": float(cached)}}, traces)
     assert bool(notes) is warm
+    assert notes == check_cold(work, {"cache": {"prefix_tokens_reused": float(cached)}}, traces)
+    traces[0].cached_tokens = cached  # of an engine that keeps no counter of it
+    assert notes == check_cold(work, {}, traces)
     if warm:
         assert (
             "400 of 401 prompt tokens came from it, and prompts share at most 200 with each "
             "other" in notes[0]
         )
+
+
+@pytest.mark.parametrize(
+    ("group", "counter", "value"),
+    [("batching", "preemptions", 1.0), ("parallel", "tokens_handed_over", 400.0)],
+)
+def test_what_a_request_finds_of_its_own_is_no_warmth(
+    group: str, counter: str, value: float
+) -> None:
+    work = made(tuple(range(400)))
+    traces = [RequestTrace("r0", 400, 0.0, cached_tokens=400)]
+    assert check_cold(work, {}, traces)
+    assert not check_cold(work, {group: {counter: value}}, traces)
+
+
+def test_prompts_share_with_what_the_cache_was_primed_with() -> None:
+    prompts, primed = made((1, 2, 3, 4), (9, 8)), made((1, 2, 3), (1, 2, 3, 4, 5))
+    assert shareable_tokens(prompts) == 0
+    assert shareable_tokens(Workload(prompts.requests, priming=primed.requests)) == 4
 
 
 @pytest.mark.parametrize("cold", [True, False])

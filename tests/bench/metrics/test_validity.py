@@ -233,6 +233,27 @@ def test_busy_neighbours_are_noted_from_telemetry() -> None:
     assert len(brief) == 3 and shared(brief)  # from the sample that came next
 
 
+@pytest.mark.parametrize(
+    ("taken", "ok", "words"),
+    [
+        (0.05, True, None),
+        (0.18, True, "18 % of the processor time of the cores that the run uses"),
+        (0.5, True, "50 % of the processor time"),
+        (0.96, False, "96 % of the processor time of the cores that the run uses"),
+    ],
+)
+def test_a_machine_that_others_fill_gives_no_figures(
+    taken: float, ok: bool, words: str | None
+) -> None:
+    rows = [row | {"cpu_taken": taken} for row in samples(1, 2, 3, other=200 * taken)]
+    seen = check_telemetry(rows, 1, 3)
+    assert seen.ok is ok and seen.cpu_taken == pytest.approx(taken)
+    said = [*seen.reasons, *seen.notes]
+    assert bool(said) is (words is not None)
+    assert all(words is not None and words in line for line in said)
+    assert shared(said) is (words is not None)
+
+
 def seen_on_a_gpu(*changes: dict[str, Any]) -> Validity:
     """What the gate says of samples of a fake GPU, after `changes` of its readings, one a
     sample."""
