@@ -121,7 +121,8 @@ def _add_telemetry(
         device["memory_used"] = peak(rows, f"gpu_memory_used_{place}")
         device["memory_process"] = peak(rows, f"gpu_process_memory_{place}")
     interval = measurement.settings.measure.telemetry_interval_s
-    seen = check_telemetry(rows, *window, interval, facts.get("clocks"))
+    start, end = window
+    seen = check_telemetry(rows, start, end, interval, facts.get("clocks"))
     validity["ok"] = validity["ok"] and seen.ok
     validity["cpu_taken"] = seen.cpu_taken
     validity["reasons"] += seen.reasons

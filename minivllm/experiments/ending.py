@@ -107,7 +107,7 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
     from minivllm.report.percentiles import too_few
     from minivllm.report.studies.listed import leading, terminal_tables
     from minivllm.report.terminal import print_table
-    from minivllm.report.verdict import busy, incomplete
+    from minivllm.report.verdict import doubts
 
     lead = leading(known)
     for table in terminal_tables(inputs, known):
@@ -124,7 +124,7 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
         if not study.leads:
             for line in study.statements(result, inputs) or ():
                 print(line)
-    for line in [*incomplete(inputs.cells), *busy(inputs.cells)]:
+    for line in doubts(inputs.cells):
         print(line)
     if (notice := simulated(inputs.cells)) is not None:
         print(f"{notice.title} {notice.text}")

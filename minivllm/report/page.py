@@ -24,7 +24,7 @@ from minivllm.report.provenance import provenance, records_csv
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.listed import STUDIES, Finding, findings, leading
 from minivllm.report.tables import csv_text, markdown_text
-from minivllm.report.verdict import verdict
+from minivllm.report.verdict import verdict, with_others
 from minivllm.report.view.recording import recordings
 from minivllm.report.writing import make_folder, write_bytes, write_or_remove
 
@@ -112,7 +112,8 @@ def _front(inputs: ReportInputs, known: Sequence[Finding]) -> Front:
     conclusion = (
         lead.study.conclusion(lead.result, inputs) if lead else verdict(cells, inputs.knobs)
     )
-    return Front(title, names, conclusion, words.newest(inputs.rows), notices(cells))
+    headed = with_others(conclusion, cells)
+    return Front(title, names, headed, words.newest(inputs.rows), notices(cells))
 
 
 def sections(

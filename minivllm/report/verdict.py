@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from minivllm.analysis.ablation import factors
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.levels import apart
 from minivllm.analysis.liveness import Liveness, liveness, undistinguished
+from minivllm.analysis.moved import sentences
 from minivllm.analysis.ranking import rank
+from minivllm.analysis.rows import number
+from minivllm.bench.metrics.telemetry_validity import TAKEN, taken_words
 from minivllm.config.groups import OPTIONS
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.html import Conclusion
@@ -42,8 +47,7 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
             *_memory(done),
             *quality(cells),
             *_failures(cells),
-            *incomplete(cells),
-            *busy(cells),
+            *doubts(cells),
             *_trust(done),
         ]
         return Conclusion(headline + ".", lines)
@@ -51,8 +55,7 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
     lines += factors.sentences(cells) + _memory(done) + quality(cells)
     known = liveness(cells) if knobs is None else knobs
     lines += _dead(known) + _uncounted(cells[0], known) + one_configuration(cells)
-    lines += _failures(cells) + incomplete(cells)
-    lines += busy(cells) + _trust(done)
+    lines += _failures(cells) + doubts(cells) + _trust(done)
     return Conclusion(headline, lines)
 
 
@@ -61,7 +64,7 @@ def remarks(cells: list[Cell]) -> list[str]:
     machine."""
     weighed = _memory([cell for cell in cells if cell.stat(THROUGHPUT)])
     known = weighed + quality(cells) + one_configuration(cells)
-    return known + _failures(cells) + incomplete(cells) + busy(cells)
+    return known + _failures(cells) + doubts(cells)
 
 
 def one_configuration(cells: list[Cell]) -> list[str]:
@@ -71,6 +74,30 @@ def one_configuration(cells: list[Cell]) -> list[str]:
         "as one configuration."
         for group in undistinguished(cells)
     ]
+
+
+def doubts(cells: list[Cell]) -> list[str]:
+    """Why figures may not be what they seem: blocks that are missing or lie apart, counters that
+    moved though nobody set them, a busy machine."""
+    return incomplete(cells) + apart(cells) + sentences(cells) + busy(cells)
+
+
+def with_others(conclusion: Conclusion, cells: Sequence[Cell]) -> Conclusion:
+    """The conclusion with what other processes took of the processor time, where it was much, in
+    its headline."""
+    words = _taken(cells)
+    if words is None:
+        return conclusion
+    headline = f"{conclusion.headline} Meanwhile other processes took {words}."
+    return replace(conclusion, headline=headline)
+
+
+def _taken(cells: Sequence[Cell]) -> str | None:
+    """What other processes took of the processor time of the cores that the runs use, at most, in
+    words; None where it was little, or is not known."""
+    rows = [row for cell in cells for row in cell.ok]
+    taken = max((number(row.get("validity.cpu_taken")) or 0.0 for row in rows), default=0.0)
+    return None if taken < TAKEN else f"{'up to ' * (len(rows) > 1)}{taken_words(taken)}"
 
 
 def incomplete(cells: list[Cell]) -> list[str]:
@@ -109,9 +136,10 @@ def busy(cells: list[Cell]) -> list[str]:
         f", many times where its {most} threads wait for one that has no core: "
         f"runtime.threads={most - 1} leaves one"
     )
+    share = "" if (words := _taken(met)) is None else f" ({words})"
     return [
         f"Other processes used the machine while {every if len(met) == len(timed) else named} "
-        f"measured: figures may be worse for it{remedy * (most > 1)}."
+        f"measured{share}: figures may be worse for it{remedy * (most > 1)}."
     ]
 
 

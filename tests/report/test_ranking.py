@@ -14,7 +14,7 @@ from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.record import Metrics, Percentiles, Record
 from minivllm.experiments.ending import conclude
 from minivllm.report import results
-from minivllm.report.verdict import verdict
+from minivllm.report.verdict import busy, verdict, with_others
 from tests.report.synthetic import failed, make_record, write
 
 
@@ -206,3 +206,25 @@ def test_a_ratio_is_coloured_where_no_blocks_meet(tmp_path: Path) -> None:
     }
     alone = results.section(cells_of(tmp_path / "one", *records[::2]), tmp_path)["rows"]
     assert {row["tinge"] for row in alone} == {""}  # of single blocks nothing is known
+
+
+@pytest.mark.parametrize(("taken", "said"), [(None, False), (0.09, False), (0.18, True)])
+def test_what_others_took_stands_in_the_headline(taken: float | None, said: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "cell_id": "c",
+            "arm": "a",
+            "block": block,
+            "status": "ok",
+            "metrics.output_tokens_per_s": 10.0,
+            "validity.notes": ["other processes used 36 % of a core"],
+            "validity.cpu_taken": share,
+        }
+        for block, share in enumerate((0.01, taken))
+    ]
+    cells = gather(rows)
+    words = "up to 18 % of the processor time of the cores that the run uses"
+    headline = with_others(verdict(cells), cells).headline
+    assert headline.endswith(f"Meanwhile other processes took {words}.") is said
+    (line,) = busy(cells)
+    assert (f"measured ({words}): figures" in line) is said

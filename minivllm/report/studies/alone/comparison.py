@@ -112,7 +112,8 @@ class ComparisonStudy(Study[ComparedRuns]):
     def conclusion(self, result: ComparedRuns, inputs: ReportInputs) -> Conclusion:
         """That of the comparison, and how far to trust it."""
         lines = [*result.comparison.notes, *busy(result.names, result.sides)]
-        return Conclusion(result.comparison.conclusion, lines)
+        cells = [cell for rows in result.sides for cell in gather(rows)]
+        return verdict.with_others(Conclusion(result.comparison.conclusion, lines), cells)
 
     def tables(self, result: ComparedRuns, inputs: ReportInputs) -> list[Table]:
         return [comparison_table(result.comparison)]
