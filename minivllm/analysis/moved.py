@@ -69,6 +69,18 @@ def sentences(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
+def changed_weights(cells: Sequence[Cell]) -> list[str]:
+    """A sentence on cells whose blocks were measured with weights of different bytes; their
+    fingerprint looks at the beginning of each tensor alone."""
+    several = [c.mention for c in cells if len(distinct(c.timed, "provenance.weights_digest")) > 1]
+    if not several:
+        return []
+    return [
+        f"The weights changed between blocks of {listing(several, 4)}: their files have other "
+        "bytes (provenance.weights_digest), so these blocks are not of one model."
+    ]
+
+
 def _differs(counter: str, mine: list[Any], theirs: list[Any]) -> bool:
     """Whether no block of one cell has what a block of the other has."""
     if counter in SETTINGS:

@@ -95,7 +95,7 @@ def complete(
     if not validity["ok"]:
         record["status"] = "invalid"
         record["error"] = asdict(Failure("Invalid", message))
-    record["provenance"] = facts
+    record["provenance"] = facts | (record.get("provenance") or {})
     files.write_parquet(measurement.path / storage.TELEMETRY, rows)
     storage.finish(measurement.path, record)
     return record["status"], message

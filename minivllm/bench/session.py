@@ -50,6 +50,7 @@ from minivllm.config.compose import build
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.models.load.content import content_digest
 from minivllm.platform.threads import crowded, pin, thread_count
 
 TELL_S = 0.2  # between two words on how far the loading is
@@ -120,8 +121,8 @@ class Session:
             pin(runtime)
             self._notes += crowded(runtime, parallel.replicas * parallel.tensor)
         self._engine = build_target(self._config, self._tell_loading)
-        if processes := self._engine.info.processes:
-            self._emit("loading", processes=processes)
+        self._emit("loading", **self._engine.info.watched)
+        self._digest = content_digest(self._engine.info.weights_from)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
             sys.modules["torch"].set_num_threads(thread_count(runtime, parallel.tensor))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
@@ -204,14 +205,8 @@ class Session:
         info, arrival = self.engine.info, load.arrival
         others = (info.keeps_prefixes or info.warms_with_others) and not warm
         first_batch = warm_up(
-            self.engine,
-            load.workload,
-            arrival,
-            load.params,
-            clock or Clock(),
-            warmed,
-            load.seed,
-            others,
+            *(self.engine, load.workload, arrival, load.params, clock or Clock()),
+            *(warmed, load.seed, others),
         )
         self._has_steps = self._has_steps or bool(self.engine.steps())
         self.engine.reset()
@@ -330,7 +325,11 @@ class Session:
         """A record of an ok measurement, with what is known of every one."""
         info = self.engine.info
         return measurement.record(
-            "ok", weights=info.weights, attention_backend=info.attention_backend, **fields
+            "ok",
+            weights=info.weights,
+            attention_backend=info.attention_backend,
+            provenance={"weights_digest": self._digest},
+            **fields,
         )
 
     def _measure_quality(

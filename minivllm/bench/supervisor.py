@@ -195,7 +195,7 @@ class Supervisor:
         if event["event"] not in ("done", "failed"):
             self._worker.telemetry.phase = event["event"]
         if "processes" in event:
-            self._worker.telemetry.adopt(event["processes"])
+            self._worker.telemetry.adopt(event["processes"], event.get("servers"))
         if event["event"] == "done":
             return self._completed(event)
         if event["event"] == "failed":

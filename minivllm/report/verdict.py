@@ -10,7 +10,7 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.levels import apart
 from minivllm.analysis.liveness import Liveness, liveness, undistinguished
-from minivllm.analysis.moved import sentences
+from minivllm.analysis.moved import changed_weights, sentences
 from minivllm.analysis.ranking import rank
 from minivllm.analysis.rows import number
 from minivllm.bench.metrics.telemetry_validity import TAKEN, taken_words
@@ -77,9 +77,10 @@ def one_configuration(cells: list[Cell]) -> list[str]:
 
 
 def doubts(cells: list[Cell]) -> list[str]:
-    """Why figures may not be what they seem: blocks that are missing or lie apart, counters that
-    moved though nobody set them, a busy machine."""
-    return incomplete(cells) + apart(cells) + sentences(cells) + busy(cells)
+    """Why figures may not be what they seem: blocks that are missing or lie apart, weights and
+    counters that changed though nobody set them, a busy machine."""
+    moved = changed_weights(cells) + sentences(cells)
+    return incomplete(cells) + apart(cells) + moved + busy(cells)
 
 
 def with_others(conclusion: Conclusion, cells: Sequence[Cell]) -> Conclusion:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minivllm.analysis.cells import gather
-from minivllm.analysis.moved import moved, sentences
+from minivllm.analysis.moved import changed_weights, moved, sentences
 from minivllm.analysis.rows import Row
 
 
@@ -67,6 +67,16 @@ def test_what_counts_as_moved(
     config: dict[str, Any], base: dict[str, Any], other: dict[str, Any], expected: list[str]
 ) -> None:
     assert named(cell("base", {}, base), cell("other", config, other)) == expected
+
+
+def test_weights_that_changed_between_blocks_are_named() -> None:
+    rows = cell("base", {}, EIGHT, EIGHT, EIGHT)
+    for row, digest in zip(rows, ("a", "a", None), strict=True):  # an older record lacks it
+        row["provenance.weights_digest"] = digest
+    assert changed_weights(gather(rows)) == []
+    rows[1]["provenance.weights_digest"] = "b"
+    (line,) = changed_weights(gather(rows))
+    assert line.startswith("The weights changed between blocks of ")
 
 
 def test_every_block_must_say_so() -> None:

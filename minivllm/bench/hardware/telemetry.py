@@ -111,10 +111,19 @@ class Telemetry:
             self.sample()
             self._stop.wait(self._interval)
 
-    def adopt(self, pids: Sequence[int]) -> None:
-        """Count these processes and their descendants as the worker's, too."""
+    def adopt(self, pids: Sequence[int], servers: Sequence[int] | None = None) -> None:
+        """Count these processes and their descendants as the worker's, too.
+
+        Args:
+            pids: all of what they use.
+            servers: the processor time that they use, not their memory; empty: they are on this
+                machine and cannot be found, so that nobody knows what of its time is others'.
+        """
         with self._lock:
             self._tree.adopt(pids)
+            self._tree.adopt(servers or (), weighed=False)
+            if servers is not None and not servers:
+                self._cores = UsedCores()
             self._last = None
 
     def sample(self) -> Sample | None:
@@ -221,15 +230,16 @@ class ProcessTree:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._adopted: list[psutil.Process] = []
+        self._adopted: list[tuple[psutil.Process, bool]] = []
+        self._unweighed: set[int] = set()
         self._members: list[psutil.Process] = []
         self._looked_s = float("-inf")
 
-    def adopt(self, pids: Sequence[int]) -> None:
-        """Count these processes and their descendants, too."""
+    def adopt(self, pids: Sequence[int], weighed: bool = True) -> None:
+        """Count these processes and their descendants, too; `weighed` is with their memory."""
         for pid in pids:
             with suppress(psutil.Error):
-                self._adopted.append(psutil.Process(pid))
+                self._adopted.append((psutil.Process(pid), weighed))
         self._looked_s = float("-inf")
 
     def usage(self, now: float) -> Usage:
@@ -242,9 +252,11 @@ class ProcessTree:
         if not self._members or now - self._looked_s >= FAMILY_EVERY_S:
             head = self._members[0] if self._members else psutil.Process(self._pid)
             self._members = [head, *head.children(recursive=True)]
-            for other in self._adopted:
+            for other, weighed in self._adopted:
                 with suppress(psutil.Error):  # it may have ended
-                    self._members += [other, *other.children(recursive=True)]
+                    family = [other, *other.children(recursive=True)]
+                    self._members += family
+                    self._unweighed |= set() if weighed else {one.pid for one in family}
             self._members = list(dict.fromkeys(self._members))
             self._looked_s = now
         pids, rss, peaks, cpu_s = [], 0, [], 0.0
@@ -252,14 +264,15 @@ class ProcessTree:
             try:
                 with member.oneshot():
                     times = member.cpu_times()
-                    rss += member.memory_info().rss
+                    weighed = member.pid not in self._unweighed
+                    rss += member.memory_info().rss if weighed else 0
             except psutil.Error:
                 if index == 0:
                     raise
                 continue
             cpu_s += times.user + times.system
             pids.append(member.pid)
-            if (mark := _high_water_mark(member.pid)) is not None:
+            if weighed and (mark := _high_water_mark(member.pid)) is not None:
                 peaks.append(mark)
         return Usage(tuple(pids), rss, sum(peaks) or None, cpu_s)
 

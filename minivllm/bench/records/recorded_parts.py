@@ -55,5 +55,6 @@ class Provenance(TypedDict, total=False):
     clocks: dict[str, float | None]
     cpu: dict[str, Any]
     threads: int | None
+    weights_digest: str | None
     started_at: str | None
     host: str | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -68,6 +69,11 @@ class EngineInfo:
     takes_chat: bool = False  # see ChatEngine
     # ids of processes that it computes in, besides this process and those that it has started
     processes: tuple[int, ...] = ()
+    # ids of processes on this machine that somebody else has started and that answer: their
+    # processor time is the run's; empty: they cannot be found; None: there are none
+    servers: tuple[int, ...] | None = None
+    # the folder or file that weights were read from, where that is known
+    weights_from: Path | None = None
     unmetered: str | None = None  # why energy that it takes cannot be read on this machine
     # of an engine whose time is simulated; None is the machine's
     clock: ClockProtocol | None = None
@@ -78,6 +84,12 @@ class EngineInfo:
             return Cold()
         packed = self.packed_weights, self.packed_write_s
         return Cold(self.load_s, self.compile_s, first_batch_s, *packed)
+
+    @property
+    def watched(self) -> dict[str, tuple[int, ...]]:
+        """The processes that telemetry counts with the worker."""
+        servers = {} if self.servers is None else {"servers": self.servers}
+        return {"processes": self.processes, **servers}
 
 
 class BenchEngine(Protocol):

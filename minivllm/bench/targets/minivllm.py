@@ -103,6 +103,7 @@ class MinivllmEngine(Adapter):
             name="minivllm",
             weights=loaded.weights,
             fingerprint=loaded.fingerprint,
+            weights_from=loaded.folder,
             vocab_size=loaded.config.vocab_size,
             max_model_len=engine.max_model_len,
             eos_token_ids=config.eos_token_ids,

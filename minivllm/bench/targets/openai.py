@@ -28,7 +28,7 @@ from minivllm.bench.targets.http.stream_event import (
     server_words,
 )
 from minivllm.bench.targets.options import OpenAIOptions
-from minivllm.bench.targets.peer_process import Child, StartedProcess
+from minivllm.bench.targets.peer_process import Child, StartedProcess, listeners
 from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
@@ -128,6 +128,7 @@ class OpenAIEngine(Adapter):
                 warnings=[*source.warnings, *self.notes],
                 keeps_prefixes=self._reset_path is None,
                 takes_chat=self._api != "completions",
+                servers=listeners(options.url) if options.command is None else None,
             )
             if self._reset_path is None and not self._keep_prefixes:
                 self.info.warnings.append(KEEPS)

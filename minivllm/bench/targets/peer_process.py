@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -50,6 +52,29 @@ class StartedProcess(Protocol):
 
     def stop(self, grace_s: float) -> None:
         """Be done with it."""
+
+
+def listeners(url: str) -> tuple[int, ...] | None:
+    """Ids of the processes on this machine that listen at an address.
+
+    Returns:
+        None where the address is another machine's; empty where its processes cannot be found, as
+        those of a container or of another user.
+    """
+    parts = urlsplit(url)
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    own = {one.address for each in psutil.net_if_addrs().values() for one in each}
+    try:
+        infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    if not any(str(info[4][0]) in own for info in infos):
+        return None
+    with suppress(psutil.Error, OSError):
+        open_here = [one for one in psutil.net_connections("tcp") if one.laddr.port == port]
+        listening = [one.pid for one in open_here if one.status == psutil.CONN_LISTEN]
+        return tuple(sorted({pid for pid in listening if pid is not None}))
+    return ()
 
 
 class Child:

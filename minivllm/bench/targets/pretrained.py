@@ -67,6 +67,7 @@ class Pretrained:
             name=name,
             weights=self.source.weights,
             fingerprint=self.source.fingerprint,
+            weights_from=self.source.weights_from,
             vocab_size=config.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=config.eos_token_ids,

@@ -88,6 +88,7 @@ class VllmEngine(PipedEngine):
             name="vllm",
             weights=source.weights,
             fingerprint=source.fingerprint,
+            weights_from=source.weights_from,
             vocab_size=sizes.vocab_size,
             max_model_len=int(self._settled["max_model_len"]),
             eos_token_ids=sizes.eos_token_ids,

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class LoadedModel:
     stored_bytes: dict[str, int] = field(default_factory=dict)  # of a GGUF file, by its formats
     passes: list[PassReport] = field(default_factory=list)  # reports of passes, in order
     vision: LoadedVision | None = None  # of a model that takes images
+    folder: Path | None = None  # or the GGUF file, that weights were read from
     packed_cache: str = "off"  # see PackedCache.outcome
     packed_write_s: float | None = None
 
@@ -181,6 +183,7 @@ def _load(
         kernels=context.kernels,
         vision=vision,
         warnings=[*source.warnings, *filled.warnings, *cache.warnings],
+        folder=source.weights_from,
         packed_cache=cache.outcome,
         packed_write_s=cache.write_s,
         **filled.sizes,

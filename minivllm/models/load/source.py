@@ -43,6 +43,11 @@ class Source:
     warnings: list[str]
 
     @property
+    def weights_from(self) -> Path | None:
+        """The folder or file that weights are read from; None for random ones."""
+        return self.folder if self.weights == "checkpoint" else None
+
+    @property
     def is_gguf(self) -> bool:
         """Whether the weights are those of a GGUF file."""
         return self.folder is not None and self.folder.is_file()

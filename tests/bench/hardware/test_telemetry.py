@@ -75,6 +75,29 @@ def test_what_others_take_of_the_cores_that_a_run_uses(monkeypatch: pytest.Monke
     assert elsewhere.after(10, worker=1, others=18) == (10, 180, None)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_server_of_somebody_else_counts_with_its_time_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        telemetry = Telemetry(os.getpid(), NullGpu(), cores=UsedCores(1, of=2))
+        alone = telemetry._tree.usage(0.0)
+        apart = module.ProcessTree(child.pid)
+        others = module.ProcessTree(os.getppid())
+        others.adopt((child.pid,), weighed=False)
+        telemetry.adopt((), servers=())  # which cannot be found
+        assert telemetry._cores.number is None
+        assert alone.rss > 0 and apart.usage(0.0).rss > 0
+        weighed = others.usage(0.0)
+        assert child.pid in weighed.pids
+        light = module.ProcessTree(child.pid)
+        light.adopt((child.pid,), weighed=False)
+        assert light.usage(0.0).rss == 0 and light.usage(0.0).rss_peak is None
+    finally:
+        child.communicate()
+
+
 def test_processor_time_below_twenty_ticks_is_not_a_reading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from minivllm import BadInput
-from minivllm.bench.targets.peer_process import Child
+from minivllm.bench.targets.peer_process import Child, listeners
 
 SLEEPER = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = """
@@ -23,6 +24,17 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("started", child.pid, flush=True)
 time.sleep(600)
 """
+
+
+def test_the_processes_that_listen_at_an_address_are_found() -> None:
+    with socket.socket() as heard, socket.socket() as silent:
+        heard.bind(("127.0.0.1", 0))
+        heard.listen()
+        silent.bind(("127.0.0.1", 0))
+        assert listeners(f"http://127.0.0.1:{heard.getsockname()[1]}/v1") == (os.getpid(),)
+        assert listeners(f"http://localhost:{silent.getsockname()[1]}") == ()
+    assert listeners("http://192.0.2.1:8000/v1") is None  # an address of documentation
+    assert listeners("http://no.such.host.invalid") is None
 
 
 def gone(pid: int, within_s: float = 60.0) -> bool:

@@ -81,6 +81,7 @@ class OpenVINOEngine(PipedEngine):
             name="openvino",
             weights=source.weights,
             fingerprint=source.fingerprint,
+            weights_from=source.weights_from,
             vocab_size=sizes.vocab_size,
             max_model_len=sizes.context(self._view.model.max_model_len),
             eos_token_ids=sizes.eos_token_ids,

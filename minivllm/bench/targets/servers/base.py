@@ -112,6 +112,7 @@ class StartedServer(OpenAIEngine):
             self.info.processes = (self._kept.keeper,)
             self.info.warnings += [FOUND] * self._kept.found
         self.info.max_num_seqs = self.max_num_seqs
+        self.info.weights_from = self.weights_from(source)
         self.info.warms_with_others = True
 
     def _mark(self) -> None:
@@ -136,6 +137,10 @@ class StartedServer(OpenAIEngine):
     def command(self, source: Source, port: int) -> list[str]:
         """The words that start the server at HOST. Raises BadInput for a value of a knob that the
         engine has not."""
+
+    def weights_from(self, source: Source) -> Path | None:
+        """The folder or file that the server reads weights from."""
+        return source.weights_from
 
     @property
     def max_num_seqs(self) -> int:

@@ -97,6 +97,10 @@ class LlamaServer(StartedServer):
         given = words(merged(arguments, self.own.args), negated=True)
         return [os.path.expanduser(self.own.program), *given]
 
+    def weights_from(self, source: Source) -> Path | None:
+        """See StartedServer."""
+        return self._file()
+
     def _context(self, source: Source) -> int:
         sizes = ModelConfig.from_dict(source.config)
         return int(self.view.model.max_model_len or sizes.max_position_embeddings)

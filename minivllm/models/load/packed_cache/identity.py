@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from minivllm.models.load.content import weight_files
 from minivllm.models.load.source import Source
 
 _PACKAGE = Path(__file__).parents[3]
@@ -53,9 +54,7 @@ def _files(source: Source) -> list[list[Any]]:
     time."""
     if source.weights != "checkpoint" or source.folder is None:
         return []
-    is_file = source.folder.is_file()
-    files = [source.folder] if is_file else sorted(source.folder.glob("*.safetensors"))
-    states = [(file.name, os.stat(file)) for file in files]
+    states = [(file.name, os.stat(file)) for file in weight_files(source.folder)]
     return [[name, state.st_size, state.st_mtime_ns] for name, state in states]
 
 

@@ -21,6 +21,7 @@ from minivllm.analysis.format import (
     sig,
     spanned,
 )
+from minivllm.analysis.moved import changed_weights
 from minivllm.analysis.ranking import NAMES, THROUGHPUT
 from minivllm.analysis.rows import Row, distinct
 from minivllm.report import verdict
@@ -111,7 +112,9 @@ class ComparisonStudy(Study[ComparedRuns]):
 
     def conclusion(self, result: ComparedRuns, inputs: ReportInputs) -> Conclusion:
         """That of the comparison, and how far to trust it."""
-        lines = [*result.comparison.notes, *busy(result.names, result.sides)]
+        both = gather([row for rows in result.sides for row in rows])
+        lines = [*result.comparison.notes, *changed_weights(both)]
+        lines += busy(result.names, result.sides)
         cells = [cell for rows in result.sides for cell in gather(rows)]
         return verdict.with_others(Conclusion(result.comparison.conclusion, lines), cells)
 
