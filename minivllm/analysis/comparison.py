@@ -12,6 +12,7 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather, varying_columns
 from minivllm.analysis.compared import Compared, Draft, percent
 from minivllm.analysis.format import count, listing, show
+from minivllm.analysis.interleaving import apart
 from minivllm.analysis.metric import USUAL, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import LATENCIES, keeps_up, rank
 from minivllm.analysis.rows import Row
@@ -224,6 +225,11 @@ def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str
     fallen = [one.label for one, other in both if keeps_up(one) and keeps_up(other) is False]
     if fallen:
         notes.append(f"Kept up with in the first run and not in the second: {listing(fallen)}.")
+    if any(apart(one, other) for one, other in both):
+        notes.append(
+            "The runs did not take turns, so a change of the machine in between reads as one of "
+            "the program, and the intervals are of the blocks of each run alone."
+        )
     return notes
 
 

@@ -3,13 +3,17 @@ throughput."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from minivllm.analysis.cell import DEVICE, Cell, Summary, like_for_like, set_load
 from minivllm.analysis.format import ratio, show, sig
-from minivllm.analysis.interleaving import took_turns
+from minivllm.analysis.interleaving import caveat, took_turns
 from minivllm.analysis.ranking import LATENCIES, NAMES, rank
 from minivllm.analysis.rows import number
+from minivllm.analysis.separation import Separation, Separations
 from minivllm.report.figures.plots import THROUGHPUT, time_unit
 
+NO_ORDER = ("not separated", "apart")
 NO_INTERVAL = "these are least and greatest, not a confidence interval"
 
 
@@ -21,10 +25,11 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
     (best, most), (worst, least) = ranked[0], ranked[-1]
     headline = f"Fastest: {best.label} at {sig(most.mean)} output tokens/s"
     lines = _not_like_for_like(done)
-    if (second := _tied(ranked)) is not None:
-        headline += f", not separated from {second.label} at {sig(second.mean(THROUGHPUT))}"
+    tie = _tie(ranked, THROUGHPUT, "fastest")
+    if tie is not None and tie.how == "not separated":
+        headline += f", not separated from {tie.second.label} at {sig(tie.second.mean(THROUGHPUT))}"
     if not lines:
-        if not _overlap(most, least):
+        if _separation(ranked, THROUGHPUT, worst) != "not separated":
             headline += f", {_ratio(best, worst)} the slowest ({worst.label}, {sig(least.mean)})"
         if base not in done:
             lines.append(_no_baseline(base, "throughput"))
@@ -38,38 +43,61 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
                 "faster."
             )
         lines += _intervals(best, worst)
-    return headline + ".", lines + not_separated(done)
+    return headline + _caveat(tie, best, worst) + ".", lines + not_separated(done)
+
+
+@dataclass(frozen=True)
+class Tie:
+    """The first two of a ranking, of which no order is shown."""
+
+    first: Cell
+    second: Cell
+    called: str  # "fastest" or "lowest"
+    how: Separation
+
+    @property
+    def sentence(self) -> str:
+        """That it is so, and why."""
+        both = f"{self.first.mention} and {self.second.mention}, the {self.called} two"
+        if self.how == "apart":
+            return (
+                f"Measured apart: {both}, so that what changed on the machine in between is in "
+                "their difference; measure.isolation=run takes turns."
+            )
+        return f"Not separated: {both}, whose difference is within the scatter of their blocks."
 
 
 def not_separated(cells: list[Cell]) -> list[str]:
     """That the first two cells cannot be told apart by what ranks them, if so."""
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
     if (latency := _by_latency(done)) is not None:
-        return _tie(latency[1], "lowest")
-    if rank(done).paced:
+        tie = _tie(latency[1], f"metrics.{latency[0]}", "lowest")
+    elif rank(done).paced:
         return []
-    known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
-    return _tie(sorted(known, key=lambda item: -item[1].mean), "fastest")
+    else:
+        known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
+        tie = _tie(sorted(known, key=lambda item: -item[1].mean), THROUGHPUT, "fastest")
+    return [] if tie is None else [tie.sentence]
 
 
-def _tied(ranked: list[tuple[Cell, Summary]]) -> Cell | None:
-    """The second of a ranking, if it did the same work as the first and the two cannot be told
-    apart."""
-    if len(ranked) < 2:
+def _tie(ranked: list[tuple[Cell, Summary]], key: str, called: str) -> Tie | None:
+    """The first two of a ranking, where both did the same work and no order of them is shown."""
+    if len(ranked) < 2 or not like_for_like(ranked[0][0], ranked[1][0]):
         return None
-    (first, mine), (second, theirs) = ranked[:2]
-    return second if like_for_like(first, second) and _overlap(mine, theirs) else None
+    how = _separation(ranked, key, ranked[1][0])
+    return Tie(ranked[0][0], ranked[1][0], called, how) if how in NO_ORDER else None
 
 
-def _tie(ranked: list[tuple[Cell, Summary]], called: str) -> list[str]:
-    """That the first two of a ranking cannot be told apart, if so."""
-    second = _tied(ranked)
-    if second is None:
-        return []
-    return [
-        f"Not separated: {ranked[0][0].mention} and {second.mention}, the {called} two, whose "
-        "ranges over blocks overlap."
-    ]
+def _separation(ranked: list[tuple[Cell, Summary]], key: str, other: Cell) -> Separation:
+    """Of the first of a ranking and another, among those that did the same work."""
+    best = ranked[0][0]
+    alike = [cell for cell, _ in ranked if like_for_like(best, cell)]
+    return Separations(alike, key).between(best, other)
+
+
+def _caveat(tie: Tie | None, best: Cell, worst: Cell) -> str:
+    """What stands behind a headline, see `caveat`."""
+    return caveat(best, worst if tie is None or tie.how != "apart" else tie.second)
 
 
 def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
@@ -83,33 +111,34 @@ def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
 
 
 def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Summary]]] | None:
-    """The latency that ranks the cells, and the cells, the lowest first; None where throughput
-    does."""
+    """The name of the latency that ranks the cells, and the cells, the lowest first; None where
+    throughput does."""
     if rank(done).metrics != LATENCIES:
         return None
     for metric in LATENCIES:
         known = [(cell, stat) for cell in done if (stat := cell.stat(f"metrics.{metric}"))]
         if len(known) > 1:
-            return NAMES[metric], sorted(known, key=lambda item: item[1].mean)
+            return metric, sorted(known, key=lambda item: item[1].mean)
     return None
 
 
 def _lowest(
-    name: str, ranked: list[tuple[Cell, Summary]], base: Cell, apart: list[str]
+    metric: str, ranked: list[tuple[Cell, Summary]], base: Cell, unlike: list[str]
 ) -> tuple[str, list[str]]:
-    """Of a latency, the least first; `apart` is why the cells must not be held against each
+    """Of a latency, the least first; `unlike` is why the cells must not be held against each
     other."""
     (best, least), (worst, most) = ranked[0], ranked[-1]
-    headline, lines = f"Lowest {name}: {best.label}, {_time(least.mean)}", [*apart]
-    if _tied(ranked) is not None:
-        (second, next_least) = ranked[1]
-        headline += f", not separated from {second.label}, {_time(next_least.mean)}"
-    if not apart and not _overlap(least, most):
+    key = f"metrics.{metric}"
+    headline, lines = f"Lowest {NAMES[metric]}: {best.label}, {_time(least.mean)}", [*unlike]
+    tie = _tie(ranked, key, "lowest")
+    if tie is not None and tie.how == "not separated":
+        headline += f", not separated from {tie.second.label}, {_time(ranked[1][1].mean)}"
+    if not unlike and _separation(ranked, key, worst) != "not separated":
         headline += f", against {_time(most.mean)} of {worst.label}"
-    if not apart:
+    if not unlike:
         first = next((stat for cell, stat in ranked if cell is base), None)
         if first is None:
-            lines.append(_no_baseline(base, name))
+            lines.append(_no_baseline(base, NAMES[metric]))
         elif base is best:
             lines.append(
                 "The lowest is the first cell's, the baseline's: nothing that was varied made "
@@ -120,19 +149,13 @@ def _lowest(
     if least.spread:
         ends = dict.fromkeys((_time(least.low), _time(least.high)))
         lines.append(f"Over {least.n} blocks it was {' to '.join(ends)}; {NO_INTERVAL}.")
-    return headline + ".", lines + _tie(ranked, "lowest")
+    ties = [] if tie is None else [tie.sentence]
+    return headline + _caveat(tie, best, worst) + ".", lines + ties
 
 
 def _no_baseline(base: Cell, figure: str) -> str:
     what = f"has no {figure}" if base.ok else "failed"
     return f"The first cell ({base.label}) {what}, so there is no baseline to compare with."
-
-
-def _overlap(first: Summary, second: Summary) -> bool:
-    """Whether both have ranges, and those meet."""
-    return bool(
-        first.spread and second.spread and first.low <= second.high and second.low <= first.high
-    )
 
 
 def range_text(stat: Summary) -> str:

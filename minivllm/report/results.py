@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm.analysis.cell import Cell
+from minivllm.analysis.cell import Cell, like_for_like
 from minivllm.analysis.cells import name_columns, names_of
 from minivllm.analysis.format import MISSING, listing, show
 from minivllm.analysis.rows import distinct
+from minivllm.analysis.separation import Separations
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.percentiles import too_few, why_missing
 from minivllm.report.sections import MAX_LINKS, MAX_ROWS, constants, link, place_of, unshown
@@ -42,6 +43,8 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
     }
     names = name_columns(cells)
     ratios = speedups(cells)
+    alike = [cell for cell in cells if cell.stat(THROUGHPUT) and like_for_like(cells[0], cell)]
+    separations = Separations(alike, THROUGHPUT)
     rows = []
     for index, cell in enumerate(cells[:MAX_ROWS]):
         figures = []
@@ -65,7 +68,7 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
                 "status": cell.marked_status,
                 "tone": cell.tone,
                 "speedup": ratios[index] if ratios else None,
-                "tinge": _tinge(cell, cells[0]) if ratios and ratios[index] else "",
+                "tinge": _tinge(cell, cells[0], separations) if ratios and ratios[index] else "",
                 "href": place_of(cell, index, out_dir),
                 "figures": figures,
                 "links": [
@@ -87,13 +90,15 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
     }
 
 
-def _tinge(cell: Cell, base: Cell) -> str:
-    """Whether a cell is faster or slower than the first in every block; "" where ranges meet or
-    there is one block."""
-    mine, theirs = cell.stat(THROUGHPUT), base.stat(THROUGHPUT)
-    if mine is None or theirs is None or not (mine.spread and theirs.spread):
+def _tinge(cell: Cell, base: Cell, separations: Separations) -> str:
+    """Whether a cell is shown to be faster or slower than the first, see `Separations`; "" where it
+    is not."""
+    mine, theirs = cell.mean(THROUGHPUT), base.mean(THROUGHPUT)
+    if mine is None or theirs is None:
         return ""
-    return "better" if mine.low > theirs.high else "worse" if mine.high < theirs.low else ""
+    if cell is base or separations.between(cell, base) != "separated":
+        return ""
+    return "better" if mine > theirs else "worse"
 
 
 def _figure(cell: Cell, column: Column) -> float | None:

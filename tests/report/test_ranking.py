@@ -77,7 +77,8 @@ def test_blocks_that_overlap_separate_nothing(tmp_path: Path) -> None:
         "Over 2 blocks it was 30.0 ms to 34.0 ms; these are least and greatest" in message.lines[1]
     )
     assert message.lines[2] == (
-        "Not separated: knob=a and knob=b, the lowest two, whose ranges over blocks overlap."
+        "Not separated: knob=a and knob=b, the lowest two, whose "
+        "difference is within the scatter of their blocks."
     )
 
 
@@ -135,8 +136,8 @@ def test_a_tie_of_two_that_did_the_same_is_told_beside_cells_that_did_not(tmp_pa
     lines = said.lines
     assert any("different workloads" in line for line in lines)
     assert (
-        "Not separated: knob=c1 and knob=c0, the fastest two, whose ranges over blocks overlap."
-        in lines
+        "Not separated: knob=c1 and knob=c0, the fastest two, whose "
+        "difference is within the scatter of their blocks." in lines
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from minivllm.analysis.cell import Cell, Summary
 from minivllm.analysis.format import MISSING, listing, ratio, sig
+from minivllm.analysis.interleaving import caveat
 from minivllm.analysis.rows import number
 from minivllm.analysis.tables import frames
 from minivllm.bench.metrics import roofline
@@ -218,7 +219,9 @@ def statements(result: Sequence[Ladder]) -> list[str]:
             text += f", where the limits ask for {ratio(last.least_ms / first.least_ms)}"
         steep = [
             f"from {_size(ladder.size(before))} to {_size(ladder.size(after))} ({ratio(times)} "
-            "the time" + (f", limits {ratio(least)})" if least else ")")
+            "the time"
+            + (f", limits {ratio(least)})" if least else ")")
+            + caveat(before.cell, after.cell)
             for before, after, times, least in ladder.steep()
         ]
         where = (
