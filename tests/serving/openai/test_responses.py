@@ -280,6 +280,20 @@ def test_fields_that_a_server_may_leave_out_are_ignored(
     assert ask(talker, extra_body={"store": False, **fields}).status == "completed"
 
 
+def test_no_field_is_null_that_the_real_api_leaves_out(talker: openai.OpenAI) -> None:
+    """Of a response some are; no item, part or event has one, nor a tool that is no function."""
+    search = {"type": "web_search", "external_web_access": False}
+    nullable = {"completed_at", "error", "incomplete_details", "usage", "instructions", "user"}
+    nullable |= {"previous_response_id", "max_tool_calls", "max_output_tokens"}
+    nullable |= {"safety_identifier", "prompt_cache_key"}
+    for event in ask(talker, tools=[search, *TOOLS], stream=True, **THINK):
+        data = event.to_dict()
+        response = data.pop("response", {})
+        assert {name for name, value in response.items() if value is None} <= nullable
+        assert "null" not in json.dumps([data, response.get("output", [])])
+        assert response.get("tools", [search])[0] == search
+
+
 def test_an_unsupported_tool_is_left_out_beside_others(talker: openai.OpenAI) -> None:
     answer = ask(talker, tools=[{"type": "web_search"}, *TOOLS[:1]], tool_choice="required")
     assert [item.type for item in answer.output] == ["function_call"]
