@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from minivllm.config.groups import OPTIONS, TARGETLESS
+from minivllm.config.support import is_told
 from minivllm.platform.options import default_of
 
 OFF = ("none", "off")
@@ -30,7 +31,8 @@ def fill(rows: Sequence[dict[str, Any]]) -> None:
         for group in _groups(names):
             target = row.get(f"config.{group}._target_")
             for name, default in _defaults(group, target if isinstance(target, str) else ""):
-                if name in known and name not in row and not _nested(names, name):
+                missing = name in known and name not in row and not _nested(names, name)
+                if missing and is_told(row.get("supported"), group, name.rpartition(".")[2]):
                     row[name] = default
 
 

@@ -17,6 +17,7 @@ from minivllm.analysis.rows import (
     fields,
     number,
     started,
+    tells,
 )
 from minivllm.bench.records.identity import NEUTRAL_MEASURE, NEUTRAL_RUNTIME
 from minivllm.platform.times import UNKNOWN_S
@@ -267,6 +268,7 @@ def varying_columns(cells: list[Cell]) -> dict[str, str]:
 
 
 def _differs(cells: list[Cell], key: str) -> bool:
-    shown = (show(cell.first(key)) for cell in cells if cell.configured)
+    known = (cell for cell in cells if cell.configured and tells(cell.rows[0], key))
+    shown = (show(cell.first(key)) for cell in known)
     one = next(shown, None)
     return any(other != one for other in shown)

@@ -8,7 +8,7 @@ from typing import Any
 from minivllm.analysis.ablation.design import AGAIN
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import show, sig
-from minivllm.analysis.rows import below, differing
+from minivllm.analysis.rows import below, differing, tells
 from minivllm.bench.targets.servers.options import ServerOptions
 from minivllm.config.groups import OPTIONS
 
@@ -118,10 +118,10 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
     server = _server(base)
     if base.simulated or "choices.engine" in moving:
         del settings["engine"]  # what a simulation goes by, or all that two engines differ in
-    baseline_knobs = {group: _knobs(base, names) for group, names in settings.items() if names}
     for cell in cells[1:]:
-        for group, at_first in baseline_knobs.items() if cell.ok else ():
-            knobs = _knobs(cell, settings[group])
+        for group, fields in settings.items() if cell.ok else ():
+            told = _told_of_both(fields, base, cell)
+            knobs, at_first = _knobs(cell, told), _knobs(base, told)
             if knobs == at_first:
                 continue
             changed = _changed(group, knobs, at_first)
@@ -201,6 +201,12 @@ def _settings(moving: set[str], group: str) -> dict[str, str]:
     return knobs | {"": option} if knobs or option in moving else {}
 
 
+def _told_of_both(settings: dict[str, str], base: Cell, cell: Cell) -> dict[str, str]:
+    """Those of the settings that say something of both cells: two engines may support others."""
+    rows = base.timed[0], cell.timed[0]
+    return {name: key for name, key in settings.items() if all(tells(row, key) for row in rows)}
+
+
 def _knobs(cell: Cell, settings: dict[str, str]) -> dict[str, str]:
     """What a cell has for each of the settings, as one writes it; under "" the option."""
     row = cell.timed[0]
@@ -209,7 +215,7 @@ def _knobs(cell: Cell, settings: dict[str, str]) -> dict[str, str]:
         for name, field in settings.items()
         if (value := row.get(field)) is not None
     }
-    return knobs | {"": show(cell.first(settings[""]))}
+    return knobs | {"": show(cell.first(settings[""]) if "" in settings else None)}
 
 
 def _changed(group: str, mine: dict[str, str], theirs: dict[str, str]) -> list[str]:

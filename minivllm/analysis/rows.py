@@ -13,6 +13,7 @@ from minivllm.bench.metrics.telemetry_validity import shared
 from minivllm.bench.records.chunks import flat_rows
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.schema import Damaged
+from minivllm.config.support import is_told
 from minivllm.errors import BadInput
 from minivllm.platform.processes.process_pool import ProcessPool
 from minivllm.platform.times import moment_of
@@ -146,6 +147,16 @@ def differing(rows: Sequence[Row], prefixes: tuple[str, ...] = ("",)) -> set[str
         varied |= other.keys() ^ one.keys()
         varied.update(name for name in other.keys() & one.keys() if other[name] != one[name])
     return {name for name in varied if name.startswith(prefixes)}
+
+
+def tells(row: Row, field: str) -> bool:
+    """Whether a field of the configuration says something of what was measured: it is no setting
+    that the row's engine does not support."""
+    kind, _, path = field.partition(".")
+    group, _, name = path.partition(".")
+    if kind == "choices":
+        return field in row
+    return kind != "config" or is_told(row.get("supported"), group, name.partition(".")[0])
 
 
 def record_folder(row: Row) -> Path | None:

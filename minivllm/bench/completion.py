@@ -12,8 +12,9 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.identity import code_hash
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.provenance import provenance
-from minivllm.bench.records.record import Failure, Validity
+from minivllm.bench.records.record import SERVERS_MEMORY, Failure, Validity
 from minivllm.bench.records.schema import impossible
+from minivllm.config.support import is_elsewhere
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform import files
 
@@ -48,7 +49,9 @@ def write_failure(
         provenance=facts or provenance(measurement.config, code_hash()),
         validity=Validity(False, [f"{status}: {message}"]),
     )
-    if rows:
+    if is_elsewhere(measurement.config):
+        record.memory.reason = SERVERS_MEMORY
+    elif rows:
         record.memory.host_rss_peak = peak(rows, "rss_peak") or peak(rows, "rss")
         record.memory.device_process = peak(rows, "gpu_process_memory")
     config = None if (measurement.path / storage.CONFIG).exists() else measurement.config
@@ -115,8 +118,7 @@ def _add_telemetry(
     from minivllm.bench.metrics.telemetry_validity import check_telemetry
 
     memory, validity = record["memory"], record["validity"]
-    memory["host_rss_peak"] = memory["host_rss_peak"] or peak(rows, "rss_peak") or peak(rows, "rss")
-    memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
+    _add_seen(memory, rows)
     for place, device in enumerate((record.get("devices") or {}).get("each", ())):
         device["memory_used"] = peak(rows, f"gpu_memory_used_{place}")
         device["memory_process"] = peak(rows, f"gpu_process_memory_{place}")
@@ -127,6 +129,14 @@ def _add_telemetry(
     validity["cpu_taken"] = seen.cpu_taken
     validity["reasons"] += seen.reasons
     validity["notes"] += [*seen.notes, *check_resident(record, facts.get("device") or {})]
+
+
+def _add_seen(memory: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Add to a memory what telemetry has of the worker, unless that is not the engine's."""
+    if memory.get("reason") is None:
+        seen = peak(rows, "rss_peak") or peak(rows, "rss")
+        memory["host_rss_peak"] = memory["host_rss_peak"] or seen
+        memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
 
 
 OOM_PHRASES = (

@@ -15,8 +15,9 @@ from minivllm.bench.hardware.readings import DeviceEnergy, Energy, Roofline
 from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.metrics.roofline import exceeds, raised, usage
 from minivllm.bench.metrics.rows import Rows, kv_waste
-from minivllm.bench.records.record import Memory
+from minivllm.bench.records.record import SERVERS_MEMORY, Memory
 from minivllm.bench.targets.base import BenchEngine
+from minivllm.config.support import is_elsewhere
 from minivllm.config.typed import Config
 from minivllm.platform.devices import device_indices
 
@@ -40,7 +41,7 @@ class EngineHardware:
     ) -> None:
         self.notes: list[str] = []
         self._engine, self._config, self._emit = engine, config, emit
-        self._load_peak = own_peak_rss(engine.info.processes)
+        self._load_peak = self._peak_rss()
         self._meter: NullMeter = NullMeter(NOT_COMPUTED)
         self._idle_watts: float | None = None
         self._limits = Roofline()
@@ -127,17 +128,22 @@ class EngineHardware:
         energies = self._meter.each or [DeviceEnergy() for _ in self._names]
         return list(zip(self._names, energies, strict=True))
 
+    def _peak_rss(self) -> int | None:
+        info = self._engine.info
+        return own_peak_rss(info.processes, info.computes_here)
+
     def memory(self, steps: Rows) -> Memory:
         """Bytes that the engine took, of which a simulated one has only the waste of its blocks."""
         if self._engine.info.clock is not None:
             return Memory(kv_waste=kv_waste(steps))
+        if is_elsewhere(self._config):
+            return Memory(reason=SERVERS_MEMORY)
         memory = self._engine.info.memory
-        known = {
+        known: dict[str, Any] = {
             name: memory.get(name)
             for name in ("weights", "weights_16bit", "linear", "linear_16bit", "kv_pool")
         }
-        now = own_peak_rss(self._engine.info.processes)
-        peaks = [peak for peak in (self._load_peak, now) if peak is not None]
+        peaks = [peak for peak in (self._load_peak, self._peak_rss()) if peak is not None]
         result = Memory(**known, kv_waste=kv_waste(steps), host_rss_peak=max(peaks, default=None))
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():

@@ -292,7 +292,7 @@ def _write_log_probs(
     return nll, top1
 
 
-def require_trained_weights(weights: str) -> None:
+def require_trained_weights(weights: str | None) -> None:
     """Raise BadInput for random weights, whose text is noise in any precision."""
     if weights == "random":
         raise BadInput(

@@ -328,6 +328,7 @@ class Session:
             "ok",
             weights=info.weights,
             attention_backend=info.attention_backend,
+            served_model=info.served_model,
             provenance={"weights_digest": self._digest},
             **fields,
         )

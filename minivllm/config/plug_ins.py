@@ -71,6 +71,12 @@ def declared(target: str) -> Support | str | None:
     return _declared.get(place)
 
 
+def is_known(target: str) -> bool:
+    """Whether `declared` starts no process for a class."""
+    place = target, module_path()
+    return target.rpartition(".")[0] in sys.modules or place in _declared
+
+
 def declaration(factory: Any) -> Support | str | None:
     """What a class declares as its `support`, or inherits: that of the nearest of its bases that
     has one. Where that is one of the project's engines, whose options declare it, its `_target_`.

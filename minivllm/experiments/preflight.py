@@ -13,7 +13,7 @@ from minivllm.bench.records import identity
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.supervisor import EventListener
 from minivllm.bench.targets.support import installed
-from minivllm.bench.targets.support.supported_knobs import require_supported, support_of
+from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.cache.options import PagedOptions
@@ -21,6 +21,7 @@ from minivllm.cluster.handover import require_splittable
 from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
+from minivllm.config.support import support_of
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import require_folder

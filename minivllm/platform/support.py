@@ -60,6 +60,8 @@ class Support:
         peer_packages: of which that interpreter must have one.
         program: the knob of the engine that names a program which must be there.
         install: the command that installs what is missing.
+        remote: whether it is a server of which only its answers are known: its model has the
+            server's name for it, and its weights and memory are not known.
         own_torch: whether it computes with the torch of this interpreter.
         several_devices: whether `runtime.device` may name several.
         replicas: whether `parallel.replicas` may be more than 1.
@@ -76,6 +78,7 @@ class Support:
     peer_packages: tuple[str, ...] = ()
     program: str | None = None
     install: str = INSTALL
+    remote: bool = False
     own_torch: bool = False
     several_devices: bool = False
     replicas: bool = False

@@ -66,7 +66,8 @@ def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     kinds = {"random": "random (real architecture)", "checkpoint": "checkpoint"}
     measured = [row for row in rows if not is_simulated(row)]
     weights = [kinds.get(str(v), str(v)) for v in distinct(measured, "weights")]
-    facts.append(("Weights", listing(weights) or "not loaded"))
+    unknown = "a server's own, not known" if measured else "not loaded"
+    facts.append(("Weights", listing(weights) or unknown))
     facts.append(("Device", listing(devices(rows)) or "not recorded"))
     load = [
         f"{group} {listing([show(v) for v in values])}"
@@ -233,11 +234,14 @@ def heading(rows: list[Row], cells: list[Cell], study: str = "") -> tuple[str, s
         cells: of these.
         study: the question of a study, with {model} and {knobs} where these are to be named.
     """
-    models = listing([show(v) for v in distinct(rows, "choices.model")], 3) or "minivllm"
+    models = listing([show(v) for v in distinct(rows, "choices.model")], 3)
+    models = models or listing([show(v) for v in distinct(rows, "choices.engine")], 3) or "minivllm"
     studied = cells[0].first("ablation.optimisations")
     varied = [_short(title, _titles(cells)) for title in _titles(cells) if title != "model"]
     constant = dict(constants(cells))
     options = [constant[group] for group in ("quant", "batching") if group in constant]
+    if not options and "engine" in constant and models != constant["engine"]:
+        options = [constant["engine"]]  # of which no more is known
     if study:
         title = study.format(model=models, knobs=listing(varied))
     elif studied:

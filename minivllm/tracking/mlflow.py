@@ -12,6 +12,7 @@ from typing import Any
 
 from minivllm.bench.records import storage
 from minivllm.bench.records.reading import read_record
+from minivllm.bench.records.told import told_config
 from minivllm.errors import BadInput, install
 from minivllm.tracking.base import Tracker
 from minivllm.tracking.options import MLflowOptions
@@ -53,7 +54,8 @@ class MLflowTracker(MLflowOptions, Tracker):
             for name, value in _flat(record.get(part), part)
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        settings = [Param(name, str(value)[:LONGEST]) for name, value in _flat(record["config"])]
+        told = _flat(told_config(record))
+        settings = [Param(name, str(value)[:LONGEST]) for name, value in told]
         with self._run(directory.name, {name: str(record[name]) for name in TAGS}) as (client, run):
             for first in range(0, len(settings), BATCH):
                 client.log_batch(run, params=settings[first : first + BATCH])

@@ -300,10 +300,16 @@ def _high_water_mark(pid: int | str) -> int | None:
     return None
 
 
-def own_peak_rss(others: Sequence[int] = ()) -> int | None:
+def own_peak_rss(others: Sequence[int] = (), with_self: bool = True) -> int | None:
     """Peak resident bytes of this process, of those that it has started, and of others and those
-    that they have started, each one's own."""
-    marks = [_high_water_mark("self"), *map(_high_water_mark, _descendants(others))]
+    that they have started, each one's own.
+
+    Args:
+        others: ids of processes.
+        with_self: whether this process counts, not only those that it has started.
+    """
+    marks = [_high_water_mark("self")] if with_self else []
+    marks += map(_high_water_mark, _descendants(others))
     return sum(mark for mark in marks if mark is not None) or None
 
 

@@ -63,7 +63,7 @@ FIGURES = (
         "bytes",
         "lower",
         "Greatest resident memory of the worker and what it started (the sum of their own peaks), "
-        "without the probe.",
+        "without the probe; of an engine in processes of its own, without the worker.",
         "the kernel's high-water mark (VmHWM), of loading and of the window, the greater; reset "
         "before the window where that is allowed.",
         "Python and torch with 0.4 GB and weights of 1.2 GB: 1.6 GB.",

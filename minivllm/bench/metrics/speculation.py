@@ -111,7 +111,7 @@ def speculation(report: SpeculationReport, steps: Rows) -> SpeculationFigures:
     return result
 
 
-def require_trained(section: SpeculationFigures | None, weights: str) -> None:
+def require_trained(section: SpeculationFigures | None, weights: str | None) -> None:
     """Drop rates of acceptance that random weights decided: they say nothing of any model."""
     if section is None or section.given_acceptance is not None or weights != "random":
         return
@@ -120,7 +120,7 @@ def require_trained(section: SpeculationFigures | None, weights: str) -> None:
     section.acceptance_by_position, section.acceptance_by_length = [], {}
 
 
-def acceptance_notes(section: SpeculationFigures | None, weights: str) -> list[str]:
+def acceptance_notes(section: SpeculationFigures | None, weights: str | None) -> list[str]:
     """A note on drafts that were accepted without a look at them, or by random weights."""
     if section is None:
         return []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.record import Ablation, Record
+from minivllm.config.support import supported_settings
 from minivllm.config.typed import Config
 
 SIMULATED = (
@@ -71,6 +72,7 @@ class Measurement:
             config=self.config,
             position=self.position,
             ablation=Ablation(**self.ablation) if self.ablation else None,
+            supported=supported_settings(self.config),
             **fields,
         )
 

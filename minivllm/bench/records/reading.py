@@ -21,6 +21,7 @@ from minivllm.bench.records import archive
 from minivllm.bench.records.archive import read_json
 from minivllm.bench.records.schema import Damaged, PathLike, checked, migrated
 from minivllm.bench.records.storage import RECORD
+from minivllm.bench.records.told import told_columns
 from minivllm.errors import BadInput
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _part(whole: str, name: str, content: bytes) -> _Part:
             redaction.learn(given)
     else:
         shown = redaction.clean(given)
-    return _Part(marshal.dumps(shown[name], 0), flatten({whole: shown}))
+    return _Part(marshal.dumps(shown[name], 0), _flat({whole: shown}))
 
 
 def _row(path: Path) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def _row(path: Path) -> dict[str, Any]:
         for part in parts.get(whole, {}).values():
             columns.update(part.columns)
     columns["directory"] = str(path.parent)
-    return columns
+    return told_columns(columns)
 
 
 def record_in(directory: Path) -> dict[str, Any] | None:
@@ -288,7 +289,12 @@ _TOP, _CHOICES, _CONFIG = _Column(""), _Column("choices"), _Column("config")
 
 def flatten(record: dict[str, Any]) -> dict[str, Any]:
     """One level of columns: "metrics.ttft_ms.p50", "config.batching.max_num_seqs",
-    "choices.quant"."""
+    "choices.quant"; of the configuration those of `told_config`."""
+    return told_columns(_flat(record))
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """See `flatten`; with the whole configuration."""
     columns: dict[str, Any] = {}
     config = record.get("config") or {}
     _TOP.put({key: value for key, value in record.items() if key != "config"}, columns)

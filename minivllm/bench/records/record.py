@@ -14,6 +14,8 @@ from minivllm.redaction import shown
 SCHEMA_VERSION = 2
 KERNELS_VERSION = 1  # of kernels.json, which is no Record
 STATUSES = ("ok", "oom", "error", "timeout", "crashed", "invalid")
+# Why a record of a server that runs already has no memory.
+SERVERS_MEMORY = "the server's memory is not known; that of the process that asks it is not its"
 DESIGNS = ("leave_one_out", "add_one_in", "pairs", "factorial")
 # Annotations say more of a type than Python's own can: texts to choose from, or the fields of an
 # object; schema.py reads them.
@@ -104,6 +106,7 @@ class Memory:
     device_peak_reserved: int | None = None
     device_process: int | None = None  # the driver's figure for the worker (NVML)
     host_rss_peak: int | None = None
+    reason: str | None = None  # why none of them is known
 
 
 @dataclass
@@ -300,6 +303,10 @@ class Record:
     workload_hash: str | None = None
     weights: str | None = None  # "checkpoint" | "random"
     attention_backend: str | None = None
+    served_model: str | None = None  # a server's name of what it serves
+    # settings of the configuration that the engine supports; the others of its groups say nothing
+    # of it. None: all
+    supported: list[str] | None = None
     schema_version: int = SCHEMA_VERSION
     error: Failure | None = None
     provenance: Annotated[dict[str, Any], Provenance] = field(default_factory=dict)

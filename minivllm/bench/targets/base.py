@@ -48,7 +48,7 @@ class EngineInfo:
     """What a loaded engine says of itself; goes into the record."""
 
     name: str
-    weights: str  # "checkpoint" | "random"
+    weights: str | None  # "checkpoint" | "random"; None: a server's, of which nothing is known
     fingerprint: str  # of the checkpoint, or of architecture and seed
     vocab_size: int
     max_model_len: int
@@ -63,6 +63,7 @@ class EngineInfo:
     )  # bytes: weights, weights_16bit, linear, linear_16bit, kv_pool
     model: dict[str, Any] = field(default_factory=dict)  # what the roofline needs, see roofline.py
     attention_backend: str | None = None
+    served_model: str | None = None  # a server's name of what it serves, where only it knows
     warnings: list[str] = field(default_factory=list)
     keeps_prefixes: bool = False  # reset() cannot empty its prefix cache
     warms_with_others: bool = False  # the warm-up shows it other prompts than those measured
@@ -74,6 +75,7 @@ class EngineInfo:
     servers: tuple[int, ...] | None = None
     # the folder or file that weights were read from, where that is known
     weights_from: Path | None = None
+    computes_here: bool = True  # whether this process's memory is the engine's, too
     unmetered: str | None = None  # why energy that it takes cannot be read on this machine
     # of an engine whose time is simulated; None is the machine's
     clock: ClockProtocol | None = None

@@ -30,6 +30,7 @@ from minivllm.bench.targets.http.stream_event import (
 from minivllm.bench.targets.options import OpenAIOptions
 from minivllm.bench.targets.peer_process import Child, StartedProcess, listeners
 from minivllm.bench.targets.support.supported_knobs import require_supported
+from minivllm.config.support import is_remote
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
@@ -91,7 +92,7 @@ class OpenAIEngine(Adapter):
             from minivllm.bench.targets.http.client import Client
         except ImportError as error:
             raise BadInput(f"engine={self.name} needs aiohttp ({error}): {INSTALL}") from error
-        source = resolve(config["model"], allow_random=False)[1]
+        source, remote = resolve(config["model"], allow_random=False)[1], is_remote(config)
         sizes = ModelConfig.from_dict(source.config)
         self.tokenizer = Tokenizer.load(source.folder)
         pictures = SentPictures.of_source(source, self.tokenizer, view.vision)
@@ -118,14 +119,16 @@ class OpenAIEngine(Adapter):
             limit = view.model.max_model_len or sizes.max_position_embeddings
             self.info = EngineInfo(
                 name=self.name,
-                weights=source.weights,
+                weights=None if remote else source.weights,
                 fingerprint=source.fingerprint,
                 vocab_size=sizes.vocab_size,
                 max_model_len=min(limit, served[self._model] or limit),
                 eos_token_ids=sizes.eos_token_ids,
                 max_num_seqs=options.max_connections,
                 load_s=time.monotonic() - begin,
+                served_model=self._model if remote else None,
                 warnings=[*source.warnings, *self.notes],
+                computes_here=False,
                 keeps_prefixes=self._reset_path is None,
                 takes_chat=self._api != "completions",
                 servers=listeners(options.url) if options.command is None else None,

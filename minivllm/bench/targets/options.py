@@ -244,6 +244,7 @@ class OpenAIOptions(EngineOptions):
             "vision": Knobs(("processor",), says="vision.processor (what the server is set to)"),
         },
         package="aiohttp",
+        remote=True,
         several_devices=True,
     )
     url: str = "http://127.0.0.1:8000/v1"

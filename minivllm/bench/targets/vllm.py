@@ -86,6 +86,7 @@ class VllmEngine(PipedEngine):
             )
         return EngineInfo(
             name="vllm",
+            computes_here=False,
             weights=source.weights,
             fingerprint=source.fingerprint,
             weights_from=source.weights_from,

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 BITS = {"fp32": "fp32", "fp8": "8 bits", "int8": "8 bits", "int8_mixed": "8 bits"}
 BITS |= {"nf4": "4 bits", "int4": "4 bits"}
 FLOATS = "16 bits"
+UNKNOWN = "not known"  # a server's own
 FEWEST = 4  # blocks that an interval takes
 OURS, PACKED = "minivllm", ("int8",)  # values of quant.activations with a column of their own
-ORDER = ("fp32", FLOATS, "8 bits", "4 bits")
+ORDER = ("fp32", FLOATS, "8 bits", "4 bits", UNKNOWN)
 TO_BEST = "to the best"
 ENGINE, QUANT, CONCURRENT = "choices.engine", "choices.quant", "config.arrival.concurrency"
 PROMPT = "config.workload.input_len"
@@ -181,7 +182,8 @@ def engine_of(cell: Cell) -> str:
 
 def bits_of(cell: Cell) -> str:
     """The width of the weights."""
-    return BITS.get(str(cell.first(QUANT)), FLOATS)
+    quant = cell.first(QUANT)
+    return UNKNOWN if quant is None else BITS.get(str(quant), FLOATS)
 
 
 def compare(cells: Sequence[Cell]) -> PeersTable | None:
@@ -291,9 +293,9 @@ def _settings(cells: Sequence[Cell]) -> tuple[tuple[str, ...], ...]:
         version = cell.first("liveness.engine.version")
         rows[
             engine,
-            str(cell.first(QUANT)),
+            cell.named(QUANT),
             show(activations or "none"),
-            show(cell.first("liveness.cache.kv_dtype") or cell.first("config.cache.kv_dtype")),
+            show(cell.first("liveness.cache.kv_dtype") or cell.named("config.cache.kv_dtype")),
             show(version) if version is not None else MISSING,
             show(cell.first("provenance.threads")),
         ] = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import CHOICE_ORDER
 from minivllm.analysis.format import MISSING, count, listing, show, sig
+from minivllm.analysis.rows import tells
 from minivllm.bench.records.identity import NEUTRAL_RUNTIME
 from minivllm.report.figures.render import Plot
 from minivllm.report.inputs import ReportInputs
@@ -71,22 +72,37 @@ def simulation_check(cells: list[Cell]) -> SimulationCheck | None:
     """Pair measured with simulated cells; None where no cell is both."""
     if not any(cell.simulated for cell in cells):
         return None
-    measured = {identity(cell, "engine"): cell for cell in cells if cell.ok and not cell.simulated}
+    simulated = [cell for cell in cells if cell.ok and cell.simulated]
+    measured = [cell for cell in cells if cell.ok and not cell.simulated]
     pairs = [
         ComparedCells(_label(real), [_compare(real, cell, key) for key, _, _ in FIGURES])
-        for cell in cells
-        if cell.ok and cell.simulated and (real := measured.get(identity(cell, "engine")))
+        for cell, real in twins(simulated, measured, "engine")
     ]
     return SimulationCheck(pairs, _summary(pairs)) if pairs else None
 
 
-def identity(cell: Cell, apart: str) -> tuple[tuple[str, str], ...]:
-    """All knobs but those of the group `apart`."""
+def twins(cells: list[Cell], others: list[Cell], apart: str) -> list[tuple[Cell, Cell]]:
+    """Each of the cells with the last of the others that has the same knobs, but for those of the
+    group `apart` and those that one of the two engines does not support."""
+    known = [(other, other.ok[0], _knobs(other, apart)) for other in reversed(others)]
+    found = []
+    for cell in cells:
+        row, mine = cell.ok[0], _knobs(cell, apart)
+        for other, its_row, theirs in known:
+            differing = mine.items() ^ theirs.items()
+            if not any(tells(row, name) and tells(its_row, name) for name, _ in differing):
+                found.append((cell, other))
+                break
+    return found
+
+
+def _knobs(cell: Cell, apart: str) -> dict[str, str]:
+    """All knobs that are set but those of the group `apart`."""
     row = cell.ok[0]
     prefixes = tuple(f"config.{group}." for group in GROUPS if group != apart)
     names = [name for name in row if name.startswith(prefixes) and name not in BESIDES]
     names.append("config.measure.seed")
-    return tuple(sorted((name, show(row.get(name))) for name in names if row.get(name) is not None))
+    return {name: show(row.get(name)) for name in names if row.get(name) is not None}
 
 
 def _label(cell: Cell) -> str:

@@ -21,7 +21,7 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.spreadsheet import markdown_text as escaped
 from minivllm.report.studies.base import Study
-from minivllm.report.studies.simulation import identity
+from minivllm.report.studies.simulation import twins
 from minivllm.report.verdict import remarks
 
 THROUGHPUT = "metrics.output_tokens_per_s"
@@ -131,14 +131,9 @@ def worths(cells: list[Cell]) -> list[Worth]:
     speculating = [cell for cell in cells if cell.ok and _speculates(cell)]
     if not speculating:
         return []
-    plain = {
-        identity(cell, "speculative"): cell for cell in cells if cell.ok and not _speculates(cell)
-    }
+    plain = [cell for cell in cells if cell.ok and not _speculates(cell)]
     found = []
-    for cell in speculating:
-        base = plain.get(identity(cell, "speculative"))
-        if base is None:
-            continue
+    for cell, base in twins(speculating, plain, "speculative"):
         speedup = relative(cell, base, lambda row: number(row.get(THROUGHPUT)))
         if speedup is not None:
             found.append(Worth(cell, base, speedup))

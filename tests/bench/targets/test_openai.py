@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from minivllm import BadInput, SamplingParams
+from minivllm.analysis.rows import read_rows
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.validity import check
 from minivllm.bench.targets.http import client
@@ -416,3 +417,29 @@ def test_a_probe_that_gets_no_answer_has_an_end(
     monkeypatch.setattr("minivllm.bench.targets.openai.PATIENCE_S", 0.5)
     with pytest.raises(BadInput, match=r"no whole answer to a request for 1 token within 0\.5 s"):
         make(step_s=5.0)
+
+
+def test_a_record_and_its_page_say_only_what_is_known_of_the_server(cli: Any) -> None:
+    """No precision, batching, cache, memory or threads of this side, and the server's own name of
+    the model."""
+    server, url = fake_server.in_thread()
+    load = ("workload.num_requests=2", "workload.input_len=4", "workload.output_len=4")
+    done = cli("engine=openai", f"engine.url={url}", *load, "name=served")
+    server.shutdown()
+    assert done.code == 0, done.err
+    (folder,) = (path.parent for path in Path("runs/served").glob("*/record.json"))
+    record = json.loads((folder / "record.json").read_text())
+    assert folder.name == f"openai-{record['run_id']}" and record["arm"] == "openai"
+    assert record["served_model"] == "small" and record["weights"] is None
+    memory = record["memory"]
+    assert "server's memory is not known" in memory.pop("reason") and set(memory.values()) == {None}
+    assert record["config"]["quant"]["dtype"] == "bfloat16", "the configuration is whole"
+    (row,) = read_rows(folder)[0]
+    assert row["choices.model"] == "small" and row["provenance.threads"] is None
+    unsaid = ("quant", "pruning", "attention", "batching", "cache", "speculative", "parallel")
+    assert not [key for key in row if key.startswith(tuple(f"config.{name}." for name in unsaid))]
+    assert not [name for name in unsaid if f"choices.{name}" in row]
+    page = Path("reports/served/index.html").read_text()
+    assert "<title>How fast is small · openai?" in page
+    for word in ("bf16", "continuous", "tiny", "Host peak", "bfloat16", "PagedCache"):
+        assert word not in page + done.out, word

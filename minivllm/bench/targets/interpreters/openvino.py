@@ -79,6 +79,7 @@ class OpenVINOEngine(PipedEngine):
         caches = self._view["cache"]["prefix_caching"]
         self.info = EngineInfo(
             name="openvino",
+            computes_here=False,
             weights=source.weights,
             fingerprint=source.fingerprint,
             weights_from=source.weights_from,

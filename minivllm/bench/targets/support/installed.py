@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from minivllm.bench.records.provenance import peer_packages
-from minivllm.bench.targets.support.supported_knobs import support_of
+from minivllm.config.support import support_of
 from minivllm.errors import NotInstalled
 from minivllm.platform.support import INSTALL
 

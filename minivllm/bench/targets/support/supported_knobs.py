@@ -9,46 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
 from minivllm.bench.workloads.workload import Workload
-from minivllm.config import plug_ins
 from minivllm.config.compose import compose
 from minivllm.config.groups import GROUPS, OPTIONS
+from minivllm.config.support import support_of
 from minivllm.errors import BadInput
 from minivllm.platform.options import default_of, written
-from minivllm.platform.support import ALL, EngineOptions, Knobs, Support
+from minivllm.platform.support import ALL, Knobs, Support
 
 # These say what is asked of the engine and how it is measured; every engine is given them.
 HARNESS = ("task", "workload", "arrival", "engine", "measure", "tracker")
-
-
-def support_of(config: Mapping[str, Any]) -> Support:
-    """What the engine of a resolved configuration declares, built in or a class of the user's own.
-
-    Raises:
-        BadInput: the user's class cannot be imported, or declares something else.
-    """
-    target = str(config["engine"].get("_target_"))
-    if (options := _options(target)) is not None:
-        return options.supported(config)
-    name = f"engine={(config.get('choices') or {}).get('engine') or target}"
-    found = plug_ins.declared(target)
-    if isinstance(found, str):
-        inherited = _options(found)
-        assert inherited is not None  # `declaration` says so
-        # Replicas are of the project's own class.
-        alone: dict[str, Any] = {"replicas": False, "actors": False, "disaggregated": False}
-        found = replace(inherited.supported(config), **alone, handover_files=False, engine="")
-    found = found or Support()
-    return found if found.engine else replace(found, engine=name)
-
-
-def _options(target: str) -> type[EngineOptions] | None:
-    options = OPTIONS.get(target, object)
-    return options if issubclass(options, EngineOptions) else None
 
 
 def require_supported(config: Mapping[str, Any], support: Support | None = None) -> None:

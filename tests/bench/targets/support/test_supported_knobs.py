@@ -17,10 +17,10 @@ from minivllm.bench.targets.support.supported_knobs import (
     HARNESS,
     defaults,
     require_supported,
-    support_of,
 )
 from minivllm.config.compose import OPTIONS, compose
 from minivllm.config.groups import GROUPS
+from minivllm.config.support import support_of
 from minivllm.errors import BadInput
 from minivllm.platform.options import default_of, type_hints
 from minivllm.platform.support import ALL, ENGINE_GROUPS, EngineOptions, Knobs, Support
