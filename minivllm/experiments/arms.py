@@ -15,6 +15,7 @@ from minivllm.config.compose import finish
 from minivllm.config.explain import explain, is_config_error
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
+from minivllm.experiments.options import AblationOptions
 from minivllm.experiments.plan import Arm, Blocks, Sweep, part, require_own
 
 Load = Callable[[Sequence[str]], DictConfig]
@@ -73,9 +74,7 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
             f"measure.isolation={measure.isolation}: the blocks of an ablation are shuffled, "
             "which needs run"
         )
-    require_own(options.baseline, "ablation.baseline")
-    for name, entry in options.optimisations.items():
-        require_own(entry["overrides"], f"ablation.optimisations.{name}.overrides")
+    _require_own(options)
     names = options.only or list(options.optimisations)
     entries = {name: entry for name, entry in options.optimisations.items() if name in names}
     design = Design(
@@ -101,6 +100,13 @@ def ablation(overrides: Sequence[Override], load: Load) -> Sweep | None:
     return Sweep(
         tuple(arms), tuple(settings), Blocks(design, options.metric, measure.seed, lossless)
     )
+
+
+def _require_own(options: AblationOptions) -> None:
+    """Raise BadInput for an override in the list that is a setting of the sweep."""
+    require_own(options.baseline, "ablation.baseline")
+    for name, entry in options.optimisations.items():
+        require_own(entry["overrides"], f"ablation.optimisations.{name}.overrides")
 
 
 def _last_of_each_key(measured: Iterable[tuple[Override, str, str]]) -> dict[str, str]:
