@@ -35,6 +35,8 @@ INTERRUPTED = 130
 FREE_TEXT = ("task.prompt=", "task.system=", "runtime.cores=")
 OUR_SWEEPERS = "hydra_plugins.minivllm_sweeper."
 SWEEPER = f"{OUR_SWEEPERS}plan_sweeper.PlanSweeper"
+# Mappings that Hydra's own override refuses a new key of.
+OPEN = re.compile(r"hydra\.launcher\.additional_parameters(\.[\w-]+)?=")
 SHOWING = r"-c(?![ndp])|--cf|-i|--in"  # Hydra's flags that print a configuration
 _exit_code = 0
 _withheld: list[str] = []
@@ -246,8 +248,10 @@ def _ours_to_sweep(overrides: Sequence[str], multirun: bool, config_dir: str | N
 
 
 def _verbatim(argument: str) -> str:
-    """Quote an argument of free text for Hydra's grammar, so that commas, colons and brackets are
-    text."""
+    """An argument as Hydra's grammar takes it: free text is quoted, so that commas, colons and
+    brackets are text, and a setting of an open mapping is added to it."""
+    if OPEN.match(argument):
+        return f"++{argument}"
     key, equals, text = argument.partition("=")
     quoted = len(text) > 1 and text[0] in "\"'" and text[0] == text[-1]
     if key + equals not in FREE_TEXT or text in ("", "null") or quoted:

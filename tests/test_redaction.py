@@ -248,15 +248,11 @@ def test_two_keys_are_one_cell_and_one_sweep(override: str) -> None:
     assert ids != {cell_id(compose(["engine=openai"]), "f")}
 
 
-def test_a_private_file_is_the_owners_alone_and_goes(tmp_path: Path) -> None:
-    path = tmp_path / ".plan"
-    path.write_text("left by a process that was killed")
-    with files.private_json(path, ["secret"]):
-        assert json.loads(path.read_text()) == ["secret"]
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert not path.exists()
-    with files.private_json(path, None):
-        assert not path.exists()
+def test_a_private_file_is_the_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    files.write_private_json(path, ["secret"])
+    assert json.loads(path.read_text()) == ["secret"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_the_console_hides(capsys: pytest.CaptureFixture[str]) -> None:

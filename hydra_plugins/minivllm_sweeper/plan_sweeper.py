@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -13,6 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from hydra_plugins.minivllm_sweeper.launching import launch
 from minivllm.config.loader import remembering
 from minivllm.config.overrides import without_secrets
 from minivllm.errors import BadInput, install
@@ -87,9 +89,6 @@ class PlanSweeper(Sweeper):
         def load(overrides: Sequence[str]) -> DictConfig:
             return loader.load_sweep_config(master, list(overrides))
 
-        def launch(jobs: Sequence[Sequence[str]]) -> Sequence[Any]:
-            return launcher.launch(jobs, initial_job_idx=0)
-
         overrides = parse([*arguments, *sweep_overrides()])
         sweep = ablation(overrides, load) or expand(product(overrides), load, parse)
-        note_exit_code(run_sweep(sweep, load, launch))
+        note_exit_code(run_sweep(sweep, load, partial(launch, launcher)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
+from hydra_plugins.minivllm_sweeper.launching import launch
 from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
 from minivllm.config.loader import remembering
 from minivllm.platform.folders import TemporaryFolder
@@ -79,7 +81,7 @@ class TuneSweeper(Sweeper):
             goal,
             self.settings,
             load=lambda overrides: loader.load_sweep_config(config, list(overrides)),
-            launch=lambda jobs: launcher.launch(jobs, initial_job_idx=0),
+            launch=partial(launch, launcher),
         )
         sweeper = OptunaSweeper(
             sampler=_sampler(self.sampler),

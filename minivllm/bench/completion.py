@@ -28,6 +28,7 @@ def write_failure(
     message: str,
     facts: dict[str, Any] | None = None,
     rows: list[dict[str, Any]] | None = None,
+    tail: str = "",
 ) -> None:
     """Write the record of a measurement that gave no result.
 
@@ -38,6 +39,7 @@ def write_failure(
         message: one line for the report.
         facts: provenance; made here where not given.
         rows: telemetry.
+        tail: the end of another log, for a measurement that has none of its own.
 
     Raises:
         OSError: it could not be written.
@@ -45,7 +47,7 @@ def write_failure(
     files.hide_in_log(measurement.path / storage.LOG)
     record = measurement.record(
         status,
-        error=Failure(kind, message, files.log_tail(measurement.path / storage.LOG)),
+        error=Failure(kind, message, files.log_tail(measurement.path / storage.LOG) or tail),
         provenance=facts or provenance(measurement.config, code_hash()),
         validity=Validity(False, [f"{status}: {message}"]),
     )

@@ -24,7 +24,6 @@ class SweepOptions(Options):
     limits: dict[str, float] = field(default_factory=dict)
     params: list[dict[str, Any]] = field(default_factory=list)
     plan: str | None = None
-    job: int | None = knob(None, at_least=0)
     cwd: str | None = None
 
     def __post_init__(self) -> None:

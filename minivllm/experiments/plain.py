@@ -4,35 +4,32 @@ privately."""
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from minivllm.bench.records import identity
 from minivllm.config.compose import quoted
 from minivllm.config.overrides import hidden
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
+from minivllm.experiments.jobs import go_to, job_files, read_job
 from minivllm.experiments.plan import Sweep
 from minivllm.experiments.schedule import PlannedArm
-from minivllm.platform import files
-from minivllm.platform.untrusted import MAX_TEXT, read_json
 from minivllm.redaction import learn
 
 Launch = Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 
 RECORDING = ("minivllm.tasks.bench.run", identity.QUALITY_TASK)  # tasks that write records
-LIST = ".jobs-"  # prefix of the file of configurations with secrets
 
 
 def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int:
     """Run every valid arm, and print the failures.
 
-    A launcher may store its overrides, so secrets are masked in them; while the jobs run, a private
-    file holds the configurations with secrets.
+    A launcher may store its overrides, so secrets are masked in them; while the jobs run, private
+    files hold the configurations with secrets.
 
     Args:
         cells: the arms.
@@ -43,7 +40,7 @@ def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int
         The exit code: 0 if all succeeded, 2 if all failures were bad input, else 1.
 
     Raises:
-        BadInput: there are secrets and the private file cannot be written.
+        BadInput: there are secrets and the private files cannot be written.
     """
     for cell in cells:
         if cell.problem is not None:
@@ -65,31 +62,28 @@ def launch_all(cells: Sequence[PlannedArm], sweep: Sweep, launch: Launch) -> int
 
 @contextmanager
 def _overrides(cells: Sequence[PlannedArm], sweep: Sweep) -> Iterator[list[list[str]]]:
-    """The overrides of each arm's job, without secrets; the private file exists while the context
+    """The overrides of each arm's job, without secrets; the private files exist while the context
     is open."""
     whole = [[*cell.arm.overrides, *sweep.settings] for cell in cells]
     public = [[hidden(text) for text in job] for job in whole]
     if public == whole:
         yield whole
         return
-    configs = [cell.config for cell in cells]
-    assert configs[0] is not None
-    folder = Path(configs[0]["runs_dir"]).absolute()
-    path = folder / f"{LIST}{secrets.token_hex(8)}.json"
+    configs = [{"config": cell.config} for cell in cells]
+    folder = Path(cells[0].config["runs_dir"] if cells[0].config else ".").absolute()
     new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
     with ExitStack() as kept:
         kept.callback(_remove_empty, new_folders)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            kept.enter_context(files.private_json(path, configs))
+            paths = kept.enter_context(job_files(folder, configs))
         except OSError as error:
             raise BadInput(
-                f"runs_dir={folder}: the file of the jobs' secrets cannot be written "
+                f"runs_dir={folder}: the files of the jobs' secrets cannot be written "
                 f"({error.strerror or error})"
             ) from None
         yield [
-            [*job, f"sweep.plan={quoted(str(path))}", f"sweep.job={i}"]
-            for i, job in enumerate(public)
+            [*job, f"sweep.plan={quoted(str(path))}"]
+            for job, path in zip(public, paths, strict=True)
         ]
 
 
@@ -100,21 +94,20 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 
 def settings_of_job(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a job with its secrets, from the private file if `sweep.plan` names one.
+    """The configuration of a job with its secrets, which the file `sweep.plan` has, if it names
+    one; this process goes to the folder of the sweep's command.
 
     Raises:
-        BadInput: the private file cannot be read.
+        BadInput: the file cannot be read, or this host does not have the folder.
     """
     sweep = Config.of(config).sweep
-    path = Path(sweep.plan or "")
-    if not path.name.startswith(LIST):
+    if sweep.plan is None:
         return config
-    whole: dict[str, Any]
-    try:
-        whole = read_json(path, f"sweep.plan={path}", limit=MAX_TEXT)[sweep.job or 0]
-    except (LookupError, TypeError) as error:
-        raise BadInput(
-            f"sweep.plan={path}, sweep.job={sweep.job}: there is no such job ({error})"
-        ) from None
+    if sweep.cwd:
+        go_to(sweep.cwd)
+    content = read_job(Path(sweep.plan))
+    whole = content.get("config")
+    if whole is None:  # a job that measures
+        return config
     learn(whole)
-    return whole
+    return cast(dict[str, Any], whole)

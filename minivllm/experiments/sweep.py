@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.cell import ABSENT
 from minivllm.analysis.format import count
+from minivllm.bench.completion import write_failure
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.folder_lock import folder_lock
 from minivllm.bench.records.reading import record_in
@@ -20,6 +22,7 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments import plain
 from minivllm.experiments.arms import Load
+from minivllm.experiments.jobs import FailedJob, JobsContinue, LostJob, has_begun, job_files, reason
 from minivllm.experiments.plain import Launch
 from minivllm.experiments.plan import Sweep
 from minivllm.experiments.repeats import more_blocks, too_few
@@ -79,7 +82,9 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         before = {_stamp(path) for path in plan.folder.glob(f"*/{storage.RECORD}")}
         try:
             measure(plan, launch)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, JobsContinue):
+                print(interrupt, file=sys.stderr)
             print(_interrupted(plan, before), file=sys.stderr)
             raise
         finally:
@@ -174,7 +179,8 @@ def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
 
 
 def _launch(plan: Plan, launch: Launch) -> None:
-    """Write the plan and run the jobs that are pending."""
+    """Write the plan, run the jobs that are pending, and record what they left without a
+    record."""
     path, sweep = plan.folder / PLAN, plan.sweep
     definition = {
         "arms": [[arm.name, *_hidden(arm.overrides)] for arm in sweep.arms],
@@ -182,27 +188,96 @@ def _launch(plan: Plan, launch: Launch) -> None:
     }
     jobs = [[measurement.to_dict() for measurement in job] for job in plan.jobs]
     public = [[{**entry, "config": shown(entry["config"])} for entry in job] for job in jobs]
+    before = [0, *itertools.accumulate(map(len, jobs))]
+    contents = [
+        {"before": begin, "total": before[-1], "measurements": job}
+        for begin, job in zip(before, jobs, strict=False)
+    ]
+    plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
+    stamps = {m.run_id: _stamp(m.path / storage.RECORD) for job in plan.jobs for m in job}
     try:
         files.write_json(path, {"name": plan.name, "definition": definition, "jobs": public})
+        with job_files(plan.folder, contents) as paths:
+            ended = _run_jobs(launch, _job_overrides(plan, paths), paths) if paths else []
     except OSError as error:
         raise BadInput(
             f"runs_dir={plan.folder.parent}: the plan {path} cannot be written "
             f"({error.strerror or error})"
         ) from None
-    plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
-    if not jobs:
-        return
+    codes = [_exit_code(job) for job in ended]
+    plan.rejected = bool(codes) and all(code == 2 for code in codes)
+    if not plan.rejected:  # else what is wrong is the command, and was printed
+        _record_lost(plan, codes, stamps)
+
+
+def _run_jobs(
+    launch: Launch, overrides: Sequence[Sequence[str]], paths: Sequence[Path]
+) -> list[Any]:
+    """What each job returned: a JobReturn, or a FailedJob.
+
+    Some launchers raise one job's error for all of them. The jobs that had begun failed then; the
+    others are launched again.
+
+    Raises:
+        BadInput: no job could be started.
+    """
+    returns: dict[int, Any] = {}
+    pending, begun = list(range(len(paths))), False
+    while pending:
+        try:
+            returned = launch([overrides[i] for i in pending])
+        except Exception as error:
+            failed = [i for i in pending if has_begun(paths[i])]
+            begun |= bool(failed)
+            if not begun:  # Slurm is missing, for example, or no Ray cluster has the address
+                raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
+            returns |= dict.fromkeys(failed or pending, FailedJob(error))
+            pending = [i for i in pending if i not in returns]
+        else:
+            returns |= zip(pending, returned, strict=True)
+            pending = []
+    return [returns[i] for i in range(len(paths))]
+
+
+def _exit_code(job: Any) -> int | Exception:
+    """The exit code of a job, or the error that it ended with."""
     try:
-        with files.private_json(files.private(path), jobs if jobs != public else None):
-            returns = launch(_job_overrides(plan, path))
+        return int(job.return_value or 0)  # raises the job's exception
     except Exception as error:
-        if any(
-            recorded_status(measurement) is not None for job in plan.jobs for measurement in job
-        ):
-            raise
-        # Slurm is missing, for example, or no Ray cluster has the given address.
-        raise BadInput(f"hydra/launcher: no job could be started: {error}") from error
-    plan.rejected = _report_crashes(returns)
+        return error
+
+
+def _record_lost(
+    plan: Plan,
+    codes: Sequence[int | Exception],
+    stamps: Mapping[str, tuple[int, int] | None],
+) -> None:
+    """Write a record for each measurement that its job has left without one, with the reason.
+
+    Args:
+        plan: its jobs are those that have ended.
+        codes: how each ended.
+        stamps: of the records that were there before.
+    """
+    tracker = SafeTracker(plan.config)
+    for number, (job, code) in enumerate(zip(plan.jobs, codes, strict=True)):
+        lost = [m for m in job if _stamp(m.path / storage.RECORD) in (None, stamps[m.run_id])]
+        if not lost or code == 0:
+            continue
+        if isinstance(code, int):
+            code = LostJob("JobExit", f"it ended with exit code {code}; its output says why")
+        status, kind, line = reason(code)
+        print(f"error: job {number} was lost ({kind}): {line}", file=sys.stderr)
+        for measurement in lost:
+            try:
+                write_failure(
+                    *(measurement, status, kind, f"the job was lost: {line}"),
+                    tail=getattr(code, "tail", ""),
+                )
+            except OSError as error:
+                print(f"error: {measurement.path}: no record: {error}", file=sys.stderr)
+                continue
+            tracker.record(measurement.path)
 
 
 def _hidden(overrides: Sequence[str]) -> list[str]:
@@ -226,12 +301,11 @@ def _warn_of_old_terms(plan: Plan) -> None:
             )
 
 
-def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
-    """The overrides of each job: those of one of its arms (all share an engine), and its plan's
-    path.
+def _job_overrides(plan: Plan, paths: Sequence[Path]) -> list[list[str]]:
+    """The overrides of each job: those of one of its arms (all share an engine), and its file.
 
     A job may run on another machine, in any folder. A launcher may store overrides, so secrets are
-    masked in them; the private copy of the plan has the secrets.
+    masked in them; the job's file has the secrets.
     """
     arms = {cell.arm.name: cell.arm for cell in plan.cells}
     return [
@@ -239,26 +313,10 @@ def _job_overrides(plan: Plan, path: Path) -> list[list[str]]:
             *_hidden(arms[job[0].arm].overrides),
             f"sweep.name={quoted(plan.name)}",
             f"sweep.plan={quoted(str(path))}",
-            f"sweep.job={i}",
             f"sweep.cwd={quoted(os.getcwd())}",
         ]
-        for i, job in enumerate(plan.jobs)
+        for job, path in zip(plan.jobs, paths, strict=True)
     ]
-
-
-def _report_crashes(returns: Sequence[Any]) -> bool:
-    """Print the errors of jobs that raised; a failed cell has a record instead.
-
-    Returns:
-        Whether every job ended with bad input, such as an unusable lock file or a full disk.
-    """
-    rejected = 0
-    for index, job in enumerate(returns):
-        try:
-            rejected += job.return_value == 2  # raises the job's exception
-        except Exception as error:
-            print(f"error: job {index} raised {type(error).__name__}: {error}", file=sys.stderr)
-    return bool(returns) and rejected == len(returns)
 
 
 def _record_invalid(plan: Plan, cell: PlannedArm, tracker: Tracker) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from minivllm.platform.untrusted import printable
 from minivllm.redaction import blank, clean, hide
 
 
-def atomically(path: Path, write: Callable[[Path], None], durable: bool = True) -> None:
+def atomically(
+    path: Path, write: Callable[[Path], None], durable: bool = True, mode: int = 0o644
+) -> None:
     """Let `write` fill a temporary file beside `path`, sync it, and rename it over `path`.
 
     Args:
@@ -22,13 +24,14 @@ def atomically(path: Path, write: Callable[[Path], None], durable: bool = True) 
         write: fills the temporary file.
         durable: whether the file must survive a power cut. Syncing waits for the disk; without it,
             a reader has to check the content.
+        mode: permissions; records may be shared.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     temporary = Path(name)
     try:
         write(temporary)
-        os.fchmod(descriptor, 0o644)  # mkstemp makes private files; records may be shared
+        os.fchmod(descriptor, mode)  # mkstemp makes private files
         if durable:
             os.fsync(descriptor)
         os.replace(temporary, path)
@@ -68,28 +71,10 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(clean(_finite(value)), indent=1, default=str) + "\n")
 
 
-def private(path: Path) -> Path:
-    """The path of the private copy of a file."""
-    return path.with_name(f".{path.name}.private")
-
-
-@contextmanager
-def private_json(path: Path, value: Any) -> Iterator[None]:
-    """A JSON file with its secrets, which only this user may read, while the context is open.
-
-    Args:
-        path: of the file.
-        value: its content; None makes no file.
-    """
-    path.unlink(missing_ok=True)  # a killed process may have left one
-    try:
-        if value is not None:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(value, file, default=str)
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+def write_private_json(path: Path, value: Any) -> None:
+    """Write JSON atomically with its secrets; only this user may read the file."""
+    text = json.dumps(value, default=str)
+    atomically(path, lambda temporary: _write(temporary, text), mode=0o600)
 
 
 def _finite(value: Any) -> Any:

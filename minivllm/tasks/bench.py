@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,19 @@ from minivllm.bench.display import Display
 from minivllm.bench.records import identity
 from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.measurement import Measurement
+from minivllm.bench.records.storage import RECORD
 from minivllm.bench.supervisor import Outcome
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
+from minivllm.experiments.jobs import discard, read_measurements
 from minivllm.experiments.preflight import (
     check,
     require_hardware,
     tracked,
     validate_single_run,
 )
-from minivllm.platform import files
-from minivllm.platform.untrusted import MAX_TEXT, read_json
 from minivllm.redaction import learn
 
 
@@ -44,9 +43,7 @@ def run(config: dict[str, Any]) -> int:
     """
     sweep = Config.of(config).sweep
     if sweep.plan:
-        if sweep.cwd:
-            _go_to(sweep.cwd)
-        return _exit_code(_run_job(Path(sweep.plan), sweep.job or 0))
+        return _exit_code(_run_job(Path(sweep.plan)))
     return _run_lone(config)
 
 
@@ -54,37 +51,31 @@ def _exit_code(outcomes: Sequence[Outcome]) -> int:
     return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
 
 
-def _go_to(folder: str) -> None:
-    """Change to the folder of the sweep's command, which relative paths refer to; a launcher may
-    start its jobs in another one."""
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise BadInput(
-            f"{socket.gethostname()} has no folder {folder} ({error.strerror}): jobs need the "
-            "folder that the sweep was started in, and its runs_dir, under the same path"
-        ) from None
+def _run_job(path: Path) -> list[Outcome]:
+    """Measure one job of a plan; the sweeper builds the report.
 
-
-def _run_job(path: Path, job: int) -> list[Outcome]:
-    """Measure one job of a plan; the sweeper builds the report."""
-    try:
-        whole = files.private(path)  # exists where configurations have secrets
-        there = whole if whole.exists() else path
-        plan = read_json(there, str(there), limit=MAX_TEXT)
-        entries = plan if isinstance(plan, list) else plan["jobs"]
-        jobs = [[Measurement.from_dict(item) for item in items] for items in entries]
-        measurements = jobs[job]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadInput(
-            f"sweep.plan={path}, sweep.job={job}: no such job can be read ({error})"
-        ) from error
-    before, total = sum(map(len, jobs[:job])), sum(map(len, jobs))
-    for measurement in measurements:
+    What has been recorded since the job was made is left out: a job may have waited in a queue
+    while another command measured the same.
+    """
+    measurements, before, total = read_measurements(path)
+    made_ns = path.stat().st_mtime_ns
+    todo = [measurement for measurement in measurements if not _recorded(measurement, made_ns)]
+    if len(todo) < len(measurements):
+        print(f"{len(measurements) - len(todo)} of {len(measurements)} recorded since, skipped")
+    for measurement in todo:
         learn(measurement.config)
     with Display(before, total) as display:
-        config = measurements[0].config if measurements else {}
-        return supervise(measurements, tracked(display, config))
+        config = todo[0].config if todo else {}
+        outcomes = supervise(todo, tracked(display, config))
+    discard(path)
+    return outcomes
+
+
+def _recorded(measurement: Measurement, since_ns: int) -> bool:
+    """Whether another process has recorded a measurement since then."""
+    with suppress(OSError):
+        return (measurement.path / RECORD).stat().st_mtime_ns > since_ns
+    return False
 
 
 def _run_lone(config: dict[str, Any]) -> int:

@@ -3,7 +3,6 @@ blocks."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import flatten, read_records
 from minivllm.config.compose import compose
+from minivllm.experiments.jobs import read_measurements
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.page import write_report
 from minivllm.report.studies.ablation import AblationStudy
@@ -44,9 +44,7 @@ class Bench:
         self.fault_after: int | None = None  # measurements, then Ctrl-C
 
     def run(self, config: dict[str, Any]) -> int:
-        plan = json.loads(Path(config["sweep"]["plan"]).read_text())
-        for item in plan["jobs"][config["sweep"]["job"]]:
-            m = Measurement.from_dict(item)
+        for m in read_measurements(Path(config["sweep"]["plan"]))[0]:
             if self.fault_after is not None and len(self.measured) >= self.fault_after:
                 raise KeyboardInterrupt
             self.measured.append(m)
@@ -354,9 +352,7 @@ def test_a_plain_sweep_repeats_until_its_own_intervals_are_narrow(
     blocks: list[int] = []
 
     def run(config: dict[str, Any]) -> int:
-        plan = json.loads(Path(config["sweep"]["plan"]).read_text())
-        for item in plan["jobs"][config["sweep"]["job"]]:
-            m = Measurement.from_dict(item)
+        for m in read_measurements(Path(config["sweep"]["plan"]))[0]:
             blocks.append(m.block)
             record = m.record("ok")
             noise = np.random.default_rng([m.block, *m.arm.encode()]).normal(0, 0.02)

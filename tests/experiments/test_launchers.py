@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from minivllm.errors import BadInput
-from minivllm.tasks import bench
 from tests.experiments import cluster
 
 SWEEP = ("engine.delay_s=0.001,0.002", "workload.num_requests=2,3", "measure.repeats=2")
@@ -74,19 +71,6 @@ def test_every_launcher_leaves_the_same_records(
     assert len(engines) == 4
     for build, close in zip(engines[::2], engines[1::2], strict=True):  # one after the other
         assert build.split()[0] == "build" and close == build.replace("build", "close")
-
-
-def test_a_job_goes_to_the_folder_of_its_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = tmp_path / "sweep"
-    sweep.mkdir()
-    (sweep / "plan.json").write_text(json.dumps({"jobs": [[]]}))
-    monkeypatch.chdir(tmp_path)
-    assert bench.run({"sweep": {"plan": "plan.json", "job": 0, "cwd": str(sweep)}}) == 0
-    assert Path.cwd() == sweep
-    with pytest.raises(BadInput, match=r"has no folder /nowhere .* under the same path"):
-        bench.run({"sweep": {"plan": "plan.json", "job": 0, "cwd": "/nowhere"}})
 
 
 @pytest.mark.parametrize(

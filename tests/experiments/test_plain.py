@@ -35,13 +35,13 @@ def test_jobs_have_the_secrets_that_their_overrides_have_not() -> None:
 
     def launch(jobs: Sequence[Sequence[str]]) -> list[Any]:
         assert "marker" not in str(jobs)
-        (path,) = Path("there").iterdir()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        paths = list(Path("there").glob(".jobs/*.json"))
+        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600, 0o600]
         for job in jobs:
             settings = plain.settings_of_job(compose(job))
             seen.append((settings["engine"]["url"], settings["decoding"]["max_tokens"]))
-        with pytest.raises(BadInput, match=r"sweep\.job=7: there is no such job"):
-            plain.settings_of_job(compose([*jobs[0], "sweep.job=7"]))
+        with pytest.raises(BadInput, match=r"sweep\.plan=nowhere.*: there is no such file"):
+            plain.settings_of_job(compose([*jobs[0], "sweep.plan=nowhere.json"]))
         return [SimpleNamespace(return_value=code) for code in (0, 1)]
 
     assert launch_all(sweep_of(*GIVEN, SECRET), launch) == 1
@@ -67,6 +67,6 @@ def test_a_folder_that_cannot_hold_the_secrets_is_bad_input() -> None:
     cells = compose_arms(sweep, load)
     Path("there").write_text("in the way")
     with pytest.raises(
-        BadInput, match=r"runs_dir=.*there: the file of the jobs' secrets cannot be written"
+        BadInput, match=r"runs_dir=.*there: the files of the jobs' secrets cannot be written"
     ):
         plain.launch_all(cells, sweep, lambda jobs: [])

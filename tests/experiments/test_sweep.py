@@ -14,6 +14,8 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.record import Failure, Record
+from minivllm.experiments import sweep as sweeping
+from minivllm.experiments.jobs import read_job, read_measurements
 from minivllm.experiments.preview import estimate
 from minivllm.report.inputs import ReportInputs
 
@@ -36,8 +38,7 @@ class Bench:
         return sorted(m.arm for job in self.jobs for m in job)
 
     def run(self, config: dict[str, Any]) -> int:
-        plan = json.loads(Path(config["sweep"]["plan"]).read_text())
-        job = [Measurement.from_dict(item) for item in plan["jobs"][config["sweep"]["job"]]]
+        job, _, _ = read_measurements(Path(config["sweep"]["plan"]))
         self.jobs.append(job)
         if self.fault is not None and len(self.jobs) == 2:
             raise self.fault
@@ -307,7 +308,10 @@ def test_a_job_that_raises_does_not_end_the_sweep(sweep: Cli, bench: Bench) -> N
     bench.fault = RuntimeError("a bug in the bench")
     done = sweep(*SWEEP)
     assert done.code == 1 and "a bug in the bench" in done.err
-    assert len(bench.jobs) == 4 and len(records()) == 3
+    assert len(bench.jobs) == 4 and len(records()) == 4
+    (lost,) = (record for record in records().values() if record["status"] != "ok")
+    assert (lost["status"], lost["error"]["type"]) == ("crashed", "JobExit")
+    assert lost["validity"]["reasons"][0].startswith("crashed: the job was lost: it ended with")
     assert Path("reports/mine/index.html").exists()
 
 
@@ -365,6 +369,31 @@ def test_two_processes_do_not_measure_one_sweep(sweep: Cli, bench: Bench) -> Non
     with filelock.FileLock("runs/mine/.lock"):
         done = sweep(*SWEEP)
     assert done.code == 2 and "running in another process" in done.err and bench.jobs == []
+
+
+def test_jobs_that_had_not_begun_are_launched_again(
+    sweep: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that raises one job's error for all of them has lost those that had begun."""
+    run_jobs = sweeping._run_jobs
+    launches: list[int] = []
+
+    def breaking(launch: Any, overrides: Any, paths: Any) -> list[Any]:
+        def once(jobs: Any) -> Any:
+            launches.append(len(jobs))
+            if len(launches) == 1:
+                launch(jobs[:1])
+                read_job(paths[1])  # it has begun
+                raise RuntimeError("a worker was killed")
+            return launch(jobs)
+
+        return run_jobs(once, overrides, paths)
+
+    monkeypatch.setattr(sweeping, "_run_jobs", breaking)
+    done = sweep("-m", "cache.block_size=8,16,32", "sweep.name=mine")
+    assert done.code == 1 and launches == [3, 1]
+    statuses = sorted(record["status"] for record in records().values())
+    assert statuses == ["crashed", "ok", "ok"]
 
 
 def test_the_plan_is_on_disk(sweep: Cli, bench: Bench) -> None:

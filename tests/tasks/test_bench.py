@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from minivllm.bench import supervisor
-from minivllm.bench.records import identity
+from minivllm.bench.records import identity, storage
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.experiments import preflight
+from minivllm.experiments.jobs import job_files
 from minivllm.tasks import bench
 from tests.bench.test_supervisor import ROOT, make_config
 from tests.forked import fork_known
@@ -37,7 +39,7 @@ def lone(tmp_path: Path, fault: str | None = None, **parts: Any) -> dict[str, An
         "reports_dir": str(tmp_path / "reports"),
         "name": None,
     }
-    return {**make_config(fault, **parts), **folders, "sweep": {"plan": None, "job": None}}
+    return {**make_config(fault, **parts), **folders, "sweep": {"plan": None}}
 
 
 def test_a_lone_run_ends_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,15 +272,34 @@ def test_a_job_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         identity.expand(make_config(fault), "swept", f"arm{i}", tmp_path / "runs", "f")
         for i, fault in enumerate((None, "raise"))
     ]
-    plan = tmp_path / "plan.json"
-    plan.write_text(
-        json.dumps({"name": "swept", "jobs": [[m.to_dict() for m in job] for job in jobs]})
-    )
-    assert bench.run(config | {"sweep": {"plan": str(plan), "job": 0}}) == 0
-    assert bench.run(config | {"sweep": {"plan": str(plan), "job": 1}}) == 1
+    contents = [
+        {"before": i, "total": 2, "measurements": [m.to_dict() for m in job]}
+        for i, job in enumerate(jobs)
+    ]
+    with job_files(tmp_path / "runs" / "swept", contents) as paths:
+        assert bench.run(config | {"sweep": {"plan": str(paths[0])}}) == 0
+        assert bench.run(config | {"sweep": {"plan": str(paths[1])}}) == 1
+        assert not any(path.exists() for path in paths)  # each job has removed its own
     printed = capsys.readouterr().out
     assert "[1/2]" in printed and "[2/2]" in printed
     assert len(list((tmp_path / "runs" / "swept").glob("*/record.json"))) == 2
     assert not (tmp_path / "reports").exists()  # the sweeper reports
-    with pytest.raises(BadInput, match="no such job"):
-        bench.run(config | {"sweep": {"plan": str(plan), "job": 2}})
+    (tmp_path / "other.json").write_text('{"config": {}}')
+    with pytest.raises(BadInput, match="is not a job that measures"):
+        bench.run(config | {"sweep": {"plan": str(tmp_path / "other.json")}})
+
+
+def test_what_another_command_has_measured_meanwhile_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that has waited in a queue finds its measurement recorded."""
+    (measurement,) = identity.expand(make_config(), "swept", "arm", tmp_path / "runs", "f")
+    content = {"before": 0, "total": 1, "measurements": [measurement.to_dict()]}
+    record = measurement.path / "record.json"
+    with job_files(tmp_path / "runs" / "swept", [content]) as (path,):
+        storage.write_record(measurement.path, measurement.record("ok"), config=measurement.config)
+        made = path.stat().st_mtime_ns
+        os.utime(record, ns=(made + 1, made + 1))
+        assert bench.run(lone(tmp_path) | {"sweep": {"plan": str(path)}}) == 0
+    assert record.stat().st_mtime_ns == made + 1
+    assert "1 of 1 recorded since, skipped" in capsys.readouterr().out
