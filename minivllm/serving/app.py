@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 # Types of pydantic's errors of a body that is empty, or JSON of another kind.
 _NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
+_IS_NAME = re.compile(r"\w+")
+_KINDS = ("str", "int", "float", "bool", "none")  # by which pydantic names a union's parts
 
 
 def build_app(service: Service, gpu: NullGpu) -> FastAPI:
@@ -41,7 +45,7 @@ def build_app(service: Service, gpu: NullGpu) -> FastAPI:
         service: answers.
         gpu: of the engine, or a null object.
     """
-    app = FastAPI(title="minivllm", version=__version__)
+    app = FastAPI(title="minivllm", version=__version__, redirect_slashes=False)
     served = set()
     modules = (models, completions, chat, responses, messages, tokens, control, metrics, websocket)
     routers = [module.router(service) for module in modules]
@@ -118,12 +122,23 @@ def _validation(errors: Any) -> ApiError:
         return ApiError(400, f"the body is not valid JSON: at character {at}: {why}"[:500])
     if first["loc"] == ("body",) and first["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object")
-    where = ".".join(str(part) for part in first["loc"] if part != "body")[:200]
+    where = _path(first["loc"])[:200]
     message = str(first["msg"])[:500]
     code = "missing_required_parameter" if first["type"] == "missing" else None
     return ApiError(
         400, f"{where}: {message}" if where else message, param=where or None, code=code
     )
+
+
+def _path(places: Sequence[str | int]) -> str:
+    """The path of a field, as messages[0].role; kinds of a union are no parts of it."""
+    path = ""
+    for place in places[1:]:
+        if isinstance(place, int):
+            path += f"[{place}]"
+        elif _IS_NAME.fullmatch(place) and place not in _KINDS:
+            path += f".{place}" if path else place
+    return path
 
 
 def error_response(request: Request, error: ApiError) -> JSONResponse:

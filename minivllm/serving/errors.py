@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from minivllm.errors import BadInput
+
+# Of an object in memory, as Python writes it: it would help to break into this process.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ApiError(Exception):
@@ -27,6 +32,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
+        message = _ADDRESS.sub("", message)
         super().__init__(message)
         self.status, self.message, self.kind = status, message, kind
         self.param, self.code, self.retry_after_s = param, code, retry_after_s

@@ -21,6 +21,8 @@ class ServeOptions(Options):
         served_model_name: the name that clients ask for; null: that of the model.
         api_keys: keys that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`;
             none: every client is served.
+        allowed_hosts: names by which clients may call a server without keys, beside those of this
+            machine and the address that it listens on; "*" any.
         cors_origins: web pages of these origins may call the server, "*" all.
         max_num_queued_reqs: most completions that wait for their first token, of which a request
             with n=4 has four; more are refused (429).
@@ -50,6 +52,7 @@ class ServeOptions(Options):
     port: int = knob(8000, at_least=0, at_most=65535)
     served_model_name: str | None = None
     api_keys: list[str] = field(default_factory=list)
+    allowed_hosts: list[str] = knob(factory=list, unasked=True)
     cors_origins: list[str] = field(default_factory=list)
     max_num_queued_reqs: int = knob(256, at_least=1)
     max_num_queued_tokens: int = knob(262144, at_least=1)

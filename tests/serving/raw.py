@@ -27,7 +27,11 @@ def request(
 ) -> bytes:
     """A request; a body that is no bytes is sent as JSON."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    lines = {"host": "test", "content-type": "application/json", "content-length": str(len(data))}
+    lines = {
+        "host": "localhost",
+        "content-type": "application/json",
+        "content-length": str(len(data)),
+    }
     lines |= headers or {}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value)
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data

@@ -53,8 +53,22 @@ def render(template: str, messages: list[dict[str, Any]], variables: dict[str, A
         question = json.dumps([template, known])
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"a conversation must be made of JSON's values ({error})") from None
+    return str(_ask(question, "rejects this conversation")["text"])
+
+
+@cache
+def variables_of(template: str) -> frozenset[str]:
+    """The variables that a template reads and does not set; functions are none of them.
+
+    Raises:
+        BadInput: the template is wrong.
+    """
+    return frozenset(_ask(json.dumps([template, None]), "is wrong")["variables"])
+
+
+def _ask(question: str, what: str) -> dict[str, Any]:
     try:
-        answer = json.loads(_renderer(os.getpid()).ask(question.encode(), SECONDS))
+        answer: dict[str, Any] = json.loads(_renderer(os.getpid()).ask(question.encode(), SECONDS))
     except TookTooLong:
         raise BadInput(
             f"the chat template did not end within {SECONDS:g} s; use another checkpoint or "
@@ -66,8 +80,8 @@ def render(template: str, messages: list[dict[str, Any]], variables: dict[str, A
             f"{size(LONGEST)} of text; use another checkpoint or template"
         ) from None
     if "error" in answer:
-        raise BadInput(f"the chat template rejects this conversation: {answer['error']}")
-    return answer["text"]
+        raise BadInput(f"the chat template {what}: {answer['error']}")
+    return answer
 
 
 def _environment() -> Any:
@@ -109,16 +123,22 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
 
 def _serve() -> None:
     """The child: a line of JSON in, [template, variables]; a line out, {"text": ...} or {"error":
-    ...}."""
+    ...}. Without variables the answer is {"variables": [those that the template reads]}."""
+    from jinja2.meta import find_undeclared_variables
+
     limit_memory(MEMORY)
     environment = _environment()
     compiled = cache(environment.from_string)
     for line in sys.stdin.buffer:
-        answer: dict[str, str]
+        answer: dict[str, Any]
         try:
             template, variables = json.loads(line)
             signal.alarm(math.ceil(SECONDS) + 5)  # if the parent is gone
-            answer = {"text": compiled(template).render(**variables)}
+            if variables is None:
+                read = find_undeclared_variables(environment.parse(template))
+                answer = {"variables": sorted(read - environment.globals.keys())}
+            else:
+                answer = {"text": compiled(template).render(**variables)}
         except MemoryError:
             answer = {"error": f"it needs more than {size(MEMORY)} of memory"}
         except Exception as error:  # a template may raise any exception

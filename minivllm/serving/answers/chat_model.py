@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.models.load.chat_template import variables_of
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
@@ -119,12 +120,13 @@ class ChatModel:
                 a variable is none of the template's.
         """
         tokenizer = self.require()
+        known_names = await self._variables() if variables else ()
         for name in variables or {}:
-            if name in _SETTLED or not self.names(name):
+            if name in _SETTLED or name not in known_names:
                 raise ApiError(
                     400,
                     f"the chat template of this model has no variable {name!r:.100}",
-                    param="chat_template_kwargs",
+                    param=f"chat_template_kwargs.{name:.100}",
                 )
         pictures = self.service.pictures
         parts = None if pictures is None else pictures.parts()
@@ -151,6 +153,13 @@ class ChatModel:
             except BadInput as error:
                 raise ApiError.of(error, "messages") from None
         return ChatPrompt(ids, begins_thinking(tokenizer, ids), inputs)
+
+    async def _variables(self) -> Collection[str]:
+        """The variables of the chat template. Raises ApiError where the template is wrong."""
+        try:
+            return await asyncio.to_thread(variables_of, self.template or "")
+        except BadInput as error:
+            raise ApiError.of(error, "messages") from None
 
     async def constrained(
         self,

@@ -142,9 +142,14 @@ class HttpConnection(_Watched, HttpToolsProtocol):
             self.count("slow_senders")
             self._refuse(408, "the request did not arrive in time")
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(400, msg)
+
     def _refuse(self, status: int, message: str) -> None:
         """Answer without a request, and close."""
-        body = json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = json.dumps({"error": error}).encode()
         head = (
             f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -1,9 +1,10 @@
-"""What is checked before an API sees a request: its key, its size, its form and its origin."""
+"""What is checked before an API sees a request: its site, its key, its size and its form."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import hashlib
 import hmac
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ COMMANDS = ("/view/load", "/reset_prefix_cache")
 FOR_THE_ENGINE = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 MOST_HEADERS_BYTES = 65_536
 MOST_BODIES = 16  # bodies of the largest size that may be on their way at a time
+LARGE_BODY = 1 << 20  # bytes, of which Python's values take many times as many
 LINGER_S = 2.0  # for a client to read an answer that came before its body had been sent
 BYTES_PER_MB = 1e6
 # Of the bytes of JSON outside of strings, those that open and close a level.
@@ -100,6 +102,37 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
+class OwnNames:
+    """The names that a server without keys goes by: those of the machine itself, the address that
+    it listens on, and `task.allowed_hosts`.
+
+    Args:
+        options: of the server.
+        address: of this machine, to which a client has connected.
+    """
+
+    def __init__(self, options: ServeOptions, address: str) -> None:
+        self._known = {options.host, address, *map(str.lower, options.allowed_hosts)}
+
+    def has(self, name: str) -> bool:
+        """Whether this is one of them."""
+        return name in self._known or "*" in self._known or is_loopback(name)
+
+
+def _site(origin: str) -> str:
+    """The name and the port of an origin; empty where it is no URL."""
+    with contextlib.suppress(ValueError):
+        return urlsplit(origin).netloc
+    return ""
+
+
+def _name(url: str) -> str:
+    """The name of a URL's host; empty where it has none."""
+    with contextlib.suppress(ValueError):
+        return urlsplit(url).hostname or ""
+    return ""
+
+
 class Limits:
     """Middleware: refuses a request before an API sees it, and hands over its whole body.
 
@@ -143,14 +176,22 @@ class Limits:
         except ApiError as error:
             await self._respond(scope, error)(scope, receive, send)
             return
+        if is_http and scope["method"] == "HEAD" and scope["path"] in OPEN:
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
         left: list[Message] = []
+        is_large = len(body) >= LARGE_BODY
         if is_http:
             left.append({"type": "http.request", "body": body, "more_body": False})
+        del body
 
         async def given() -> Message:
             return left.pop() if left else await receive()
 
-        await self.app(scope, given, send)
+        try:
+            await self.app(scope, given, send)
+        finally:
+            if is_large:
+                await asyncio.to_thread(return_memory)
 
     def _check_head(self, scope: Scope) -> None:
         """Raise ApiError for a head that is too large, or whose sender may not call."""
@@ -163,35 +204,36 @@ class Limits:
         fits = bool(fitting)
         if fits and (call := CALL.get()) is not None:
             call.key = _digest(fitting[0]).hex()
+        self._check_site(scope, headers)
         if scope["type"] == "websocket":
-            self._check_origin(headers)
             # A browser cannot send headers with a WebSocket: its first message may have the key.
             scope["state"]["has_key"] = fits or not self._keys
             needs_key = bool(given)
         else:
             needs_key = scope["path"] not in OPEN
-            if scope["path"] in COMMANDS:
-                self._check_origin(headers)
         if self._keys and needs_key and not fits:
             self._count("unauthorized")
             raise unauthorized()
 
-    def _check_origin(self, headers: Headers) -> None:
-        """Raise ApiError for a page of another site, which a browser lets open any WebSocket and
-        post what has no body.
+    def _check_site(self, scope: Scope, headers: Headers) -> None:
+        """Raise ApiError for a page of another site.
 
-        A name of another site may lead to this machine (DNS rebinding): without keys, a server for
-        this machine alone goes by its names only.
+        A name of another site may lead to this machine (DNS rebinding), which makes all that a
+        server answers a part of that site: without keys it goes by its own names only. A browser
+        lets a page of any site open WebSockets, and post what has no body.
         """
-        origin, allowed = headers.get("origin"), self._options.cors_origins
+        own = OwnNames(self._options, (scope.get("server") or ("",))[0])
+        hosts, origin = headers.getlist("host"), headers.get("origin")
+        if not self._keys and not all(own.has(_name(f"//{host}")) for host in hosts):
+            raise ApiError(
+                403, "this name of the server is not one of its own: see task.allowed_hosts"
+            )
+        allowed = self._options.cors_origins
         if origin is None or "*" in allowed or origin in allowed:
             return
-        site, name = "", ""
-        with contextlib.suppress(ValueError):  # it is no URL
-            parts = urlsplit(origin)
-            site, name = parts.netloc, parts.hostname or ""
-        is_for_this_machine = not self._keys and is_loopback(self._options.host)
-        if site != headers.get("host") or (is_for_this_machine and not is_loopback(name)):
+        is_command = scope["type"] == "websocket" or scope["path"] in COMMANDS
+        is_other = is_command and _site(origin) != headers.get("host")
+        if is_other or (not self._keys and not own.has(_name(origin))):
             raise ApiError(403, "this origin may not call: see task.cors_origins")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
@@ -268,6 +310,22 @@ class Limits:
                 while (await receive()).get("more_body", False):
                     pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _without_body(send: Send) -> Send:
+    """Send an answer's head and nothing behind it."""
+
+    async def head(message: Message) -> None:
+        is_body = message["type"] == "http.response.body"
+        await send({**message, "body": b""} if is_body else message)
+
+    return head
+
+
+def return_memory() -> None:
+    """Return to the system what the values of a large body took, which malloc would keep."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def unauthorized() -> ApiError:

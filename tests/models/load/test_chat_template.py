@@ -7,7 +7,7 @@ import pytest
 
 from minivllm.errors import BadInput
 from minivllm.models.load import chat_template
-from minivllm.models.load.chat_template import render
+from minivllm.models.load.chat_template import render, variables_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -42,3 +42,13 @@ def test_a_template_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_json_cannot_say_is_refused() -> None:
     with pytest.raises(BadInput, match="must be made of JSON's values"):
         render("", [{"role": "user", "content": {1, 2}}], {})
+
+
+def test_variables_are_what_a_template_reads_and_does_not_set() -> None:
+    template = (
+        "{% set own = 1 %}{% macro say(x) %}{{ x ~ own }}{% endmacro %}{{ say(date) | tojson }}"
+        "{% for m in messages %}{{ strftime_now('%Y') }}{{ raise_exception('no') }}{% endfor %}"
+    )
+    assert variables_of(template) == {"date", "messages"}
+    with pytest.raises(BadInput, match="the chat template is wrong: Expected an expression"):
+        variables_of("{% if %}")

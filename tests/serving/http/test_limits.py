@@ -6,11 +6,13 @@ import json
 import socket
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.serving.http.limits import ApiKeys, depth, outline
+from minivllm.serving.http.limits import ApiKeys, OwnNames, depth, outline
+from minivllm.serving.options import ServeOptions
 from tests.serving.raw import ask, connect, parsed, read_all, request
 from tests.serving.running import KEY, RunningServer
 
@@ -181,3 +183,52 @@ def test_many_slow_bodies_hold_no_more_than_the_limit(guarded: RunningServer) ->
         for one in sockets:
             one.close()
     assert statuses.count(429) >= 1 and set(statuses) <= {408, 429}
+
+
+FOREIGN = ({"host": "evil.example:80"}, {"origin": "http://evil.example"}, {"origin": "null"})
+PATHS = ("/", "/health", "/metrics", "/v1/models", "/openapi.json", "/nowhere", COMPLETIONS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_foreign_name_is_refused_everywhere(server: RunningServer, path: str) -> None:
+    """A page whose name was made to lead here (DNS rebinding) reads nothing."""
+    body = {"prompt": "x", "max_tokens": 1} if path == COMPLETIONS else None
+    for headers in (*FOREIGN, {"host": "192.0.2.1"}, {"host": "x@["}):
+        answer = ask(server.url, path, body, headers, method="POST" if body else "GET")
+        assert answer.status == 403 and "see task." in answer.error["message"]
+
+
+def test_own_names_are_served(server: RunningServer, guarded: RunningServer) -> None:
+    port = server.url.rpartition(":")[2]
+    for name in ("localhost", "LOCALHOST", "127.0.0.1", "a.localhost", "[::1]"):
+        headers = {"host": f"{name}:{port}", "origin": "http://localhost:3000"}
+        assert ask(server.url, "/v1/models", None, headers, method="GET").status == 200
+    # With keys a page needs more than a name.
+    assert ask(guarded.url, "/v1/models", None, WITH_KEY | FOREIGN[0], method="GET").status == 200
+
+
+@given(st.sampled_from(["gpu.example", "127.0.0.1", "10.0.0.3"]), st.booleans())
+def test_names_that_the_owner_lists(name: str, is_any: bool) -> None:
+    listed = ["*"] if is_any else ["GPU.example"]
+    names = OwnNames(ServeOptions(host="10.0.0.3", allowed_hosts=listed), "")
+    assert names.has(name) and names.has("other.example") == is_any
+
+
+def test_a_head_is_answered_without_a_body(server: RunningServer) -> None:
+    for path in ("/", "/health", "/ready"):
+        with connect(server.url) as one:
+            one.sendall(f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            one.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            head, _, rest = read_all(one).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and rest.startswith(b"HTTP/1.1 200")
+
+
+def test_memory_of_large_bodies_is_returned(server: RunningServer) -> None:
+    """The values of such a body take ten times its size."""
+    process = psutil.Process(server.process.pid)
+    body = {"prompt": [[1] * 1000] * 800}
+    assert ask(server.url, COMPLETIONS, body).status == 400
+    before = process.memory_info().rss
+    for _ in range(3):
+        assert ask(server.url, COMPLETIONS, body).status == 400
+    assert process.memory_info().rss - before < 30e6
