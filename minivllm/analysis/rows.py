@@ -154,9 +154,9 @@ def tells(row: Row, field: str) -> bool:
     that the row's engine does not support."""
     kind, _, path = field.partition(".")
     group, _, name = path.partition(".")
-    if kind == "choices":
-        return field in row
-    return kind != "config" or is_told(row.get("supported"), group, name.partition(".")[0])
+    if kind not in ("config", "choices") or (kind == "choices" and field in row):
+        return True
+    return is_told(row.get("supported"), group, name.partition(".")[0])
 
 
 def record_folder(row: Row) -> Path | None:

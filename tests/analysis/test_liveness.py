@@ -171,6 +171,7 @@ def test_arms_with_one_effective_configuration_are_named(tmp_path: Path) -> None
         {"attention.name": "auto", "attention__kernel": "triton"},  # its counters say so
         {"attention.name": "auto", "workload.input_len": 9},  # other work
         {"attention.name": "auto", "runtime.threads": 9},  # which no counter shows
+        {"attention.name": "auto", "quant.group_size": 9},  # whose counters are sizes
     ],
 )
 def test_arms_that_ran_otherwise_are_not(tmp_path: Path, other: dict[str, Any]) -> None:
