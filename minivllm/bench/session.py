@@ -43,7 +43,7 @@ from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Record
-from minivllm.bench.targets.base import BenchEngine, SpeculatingEngine
+from minivllm.bench.targets.base import BenchEngine, CheckingEngine, SpeculatingEngine
 from minivllm.bench.targets.building import build_target
 from minivllm.bench.targets.support.supported_knobs import require_line_sampling
 from minivllm.config.compose import build
@@ -365,6 +365,9 @@ class Session:
 
     def _check_submit(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         """Raise BadInput if the engine can never serve the request."""
+        if isinstance(self.engine, CheckingEngine):
+            self.engine.require_servable(request_id, prompt, params)
+            return
         self.usable = False
         try:
             self.engine.submit(request_id, prompt, params)

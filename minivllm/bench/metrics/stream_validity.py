@@ -65,6 +65,13 @@ def check_stream(
             notes.append(f"{line}: it cuts their text into other tokens")
         else:
             reasons.append(f"{line}: it did other work than was asked")
+    if queued := _number(stream, "requests_queued_in_client"):
+        notes.append(
+            f"{queued:.0f} of {requests:.0f} requests waited "
+            f"{_number(stream, 'client_queue_ms'):.1f} ms on average in the client for one of "
+            f"engine.max_connections={_number(stream, 'client_connections'):.0f} connections, "
+            "which their latency includes: raise it, or offer fewer at once"
+        )
     lag = _number(stream, "end_lag_ms")
     if e2e_ms is not None and lag > LATE_END * e2e_ms:
         notes.append(

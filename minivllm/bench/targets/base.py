@@ -176,6 +176,17 @@ class LogitsEngine(BenchEngine, Protocol):
 
 
 @runtime_checkable
+class CheckingEngine(BenchEngine, Protocol):
+    """An engine that judges a request without taking it, since what it takes is computed at once:
+    a server would have the prompt in its cache before the measurement."""
+
+    def require_servable(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
+    ) -> object:
+        """Raise BadInput for a request that can never be served."""
+
+
+@runtime_checkable
 class PrimedEngine(BenchEngine, Protocol):
     """An engine that can be measured with what it has cached: what a workload's `priming` needs."""
 

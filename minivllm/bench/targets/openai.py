@@ -17,7 +17,7 @@ from minivllm.bench.hardware.gpu import visible_devices
 from minivllm.bench.targets.adapter import Adapter
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.targets.engine_pictures import SentPictures, require_pictures
-from minivllm.bench.targets.http.bodies import PATHS, SENT, Bodies
+from minivllm.bench.targets.http.bodies import COUNTING, PATHS, SENT, Bodies
 from minivllm.bench.targets.http.counters import stream_counters
 from minivllm.bench.targets.http.response_event import read_response_event
 from minivllm.bench.targets.http.stream import Tokens, read_stream
@@ -43,12 +43,6 @@ PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is
 LOOK_S = 0.5  # between two looks at whether a server has started
 GRACE_S = 15.0
 TOKEN_IDS = {"return_token_ids": True}  # a server that knows it tells the ids of each chunk
-# Tried on a server that tells no ids: with these it may tell on each chunk how many tokens there
-# are so far.
-COUNTING: tuple[dict[str, Any], ...] = (
-    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM, SGLang
-    {"timings_per_token": True},  # llama.cpp
-)
 PROBE = (1, 2, 3, 4)
 STRICT = (400, 422)  # statuses by which a server rejects a field
 NOTES = (
@@ -108,10 +102,10 @@ class OpenAIEngine(Adapter):
         self._heard_s = 0.0  # when a token or an end last came, or the first request was sent
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._child: StartedProcess | None = None
-        self._clear()
         self._client = Client(
             options.url, os.environ.get(options.api_key_env), options.max_connections
         )
+        self._clear()
         try:
             begin = time.monotonic()
             served = self._reach(options.command, options.start_timeout_s)
@@ -273,6 +267,18 @@ class OpenAIEngine(Adapter):
 
     # ---- requests
 
+    def require_servable(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
+    ) -> int:
+        """See CheckingEngine. Returns how many tokens it may have."""
+        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
+        if params.ignore_eos and not self._bodies.past_end:
+            raise BadInput(
+                f"request {request_id}: workload.ignore_eos=true, and the server rejects "
+                "ignore_eos: set workload.ignore_eos=false"
+            )
+        return max_tokens
+
     def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
         self.submit_chat(request_id, None, prompt_token_ids, params)
 
@@ -283,12 +289,7 @@ class OpenAIEngine(Adapter):
         prompt_token_ids: list[int],
         params: SamplingParams,
     ) -> None:
-        max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
-        if params.ignore_eos and not self._bodies.past_end:
-            raise BadInput(
-                f"request {request_id}: workload.ignore_eos=true, and the server rejects "
-                "ignore_eos: set workload.ignore_eos=false"
-            )
+        max_tokens = self.require_servable(request_id, prompt_token_ids, params)
         pictures = self.pictures
         content = None if pictures is None else pictures.content(request_id, prompt_token_ids)
         body = self._asked(self._bodies.body(prompt_token_ids, max_tokens, params, chat, content))
@@ -377,6 +378,7 @@ class OpenAIEngine(Adapter):
 
     def _clear(self) -> None:
         self._seen: list[tuple[int, Tokens]] = []
+        self._client.queued_s.clear()
 
     def steps(self) -> list[dict[str, Any]]:
         """None: a server's steps cannot be seen."""
@@ -385,7 +387,8 @@ class OpenAIEngine(Adapter):
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """What the server said of the requests, and how well tokens could be told apart; see
         BenchEngine."""
-        return stream_counters(self._seen, self._prompts_as)
+        client = self._client
+        return stream_counters(self._seen, self._prompts_as, client.queued_s, client.connections)
 
     @property
     def _prompts_as(self) -> str:

@@ -4,6 +4,7 @@ goes wrong."""
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -155,6 +156,31 @@ def test_reset_drops_what_is_under_way(make: Make, tmp_path: Path) -> None:
     assert engine.poll(0.1) == []
     assert (tmp_path / "asked").read_text().count('"at": "/flush"') == 2
     assert [trace.token_ids for trace in run(engine, workload(2))] == [[5, 6]]
+
+
+def test_a_request_is_checked_without_being_sent(make: Make, tmp_path: Path) -> None:
+    """What a server has seen is in its prefix cache."""
+    engine = make(path=str(tmp_path / "asked"))
+    before = (tmp_path / "asked").read_text()
+    engine.require_servable("r0", [70, 71, 72], SamplingParams(max_tokens=3, ignore_eos=True))
+    with pytest.raises(BadInput, match="leaves no room for output"):
+        engine.require_servable("r0", [70] * 600, SamplingParams(max_tokens=3))
+    engine.reset()
+    assert (tmp_path / "asked").read_text() == before
+
+
+@pytest.mark.parametrize(("connections", "waiting"), [(2, 6), (8, 0)])
+def test_what_waits_in_the_client_is_said(make: Make, connections: int, waiting: int) -> None:
+    engine = make({"max_connections": connections}, step_s=0.01)
+    work = workload(*[3] * 8)
+    traces = run(engine, work)
+    stream = engine.liveness()["stream"]
+    assert stream["requests_queued_in_client"] == waiting
+    notes = check(traces, work, compute(traces, {}, 8), liveness=engine.liveness()).notes
+    words = f"of 8 requests waited .* in the client for one of engine.max_connections={connections}"
+    assert any(re.search(words, note) for note in notes) == bool(waiting)
+    engine.reset()
+    assert engine.liveness()["stream"]["requests_queued_in_client"] == 0
 
 
 def test_a_cache_that_cannot_be_emptied_is_noted(make: Make) -> None:

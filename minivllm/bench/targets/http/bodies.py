@@ -21,6 +21,12 @@ SENT = {
     "chat": _MESSAGES,
     "responses": _MESSAGES,
 }
+# Tried on a server that tells no ids: with these it may tell on each chunk how many tokens there
+# are so far.
+COUNTING: tuple[dict[str, Any], ...] = (
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # vLLM, SGLang
+    {"timings_per_token": True},  # llama.cpp
+)
 
 
 class Bodies:

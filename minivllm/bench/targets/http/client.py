@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -40,6 +41,10 @@ class Client:
         connections: most requests under way at once.
         knob: the knob that the URL is of, for messages.
 
+    Attributes:
+        connections: see above.
+        queued_s: how long each request that found no free connection waited for one.
+
     Raises:
         BadInput: the URL is none.
     """
@@ -47,7 +52,8 @@ class Client:
     def __init__(
         self, url: str, key: str | None, connections: int, knob: str = "engine.url"
     ) -> None:
-        self._knob = knob
+        self._knob, self.connections = knob, connections
+        self.queued_s: list[float] = []
         try:
             parts = urlsplit(url)
             _ = parts.port  # checks it
@@ -68,13 +74,23 @@ class Client:
         self._session = self.wait(self._open(headers, connections))
 
     async def _open(self, headers: dict[str, str], connections: int) -> aiohttp.ClientSession:
+        queue = aiohttp.TraceConfig()
+        queue.on_connection_queued_start.append(self._note_queued)
+        queue.on_connection_queued_end.append(self._note_connected)
         return aiohttp.ClientSession(
+            trace_configs=[queue],
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=ASK_S),
             connector=aiohttp.TCPConnector(limit=connections),
             read_bufsize=MOST_EVENT // 2,  # a line may have twice as much
             auto_decompress=False,  # a small answer could become a huge one
         )
+
+    async def _note_queued(self, session: object, request: SimpleNamespace, _: object) -> None:
+        request.queued_at = time.monotonic()
+
+    async def _note_connected(self, session: object, request: SimpleNamespace, _: object) -> None:
+        self.queued_s.append(time.monotonic() - request.queued_at)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop's thread and wait for what it returns or raises."""

@@ -8,13 +8,18 @@ from minivllm.bench.targets.http.stream import Tokens
 
 
 def stream_counters(
-    seen: Sequence[tuple[int, Tokens]], prompts_as: str
+    seen: Sequence[tuple[int, Tokens]],
+    prompts_as: str,
+    queued_s: Sequence[float] = (),
+    connections: int = 0,
 ) -> dict[str, dict[str, float | str]]:
     """Counters of liveness by group: of the requests, and of how well tokens could be told apart.
 
     Args:
         seen: of each request the length of its prompt, and its stream.
         prompts_as: how prompts were sent.
+        queued_s: how long each request waited that found none of the client's connections free.
+        connections: of the client, at most.
     """
     tokens = [tokens for _, tokens in seen]
     counts = [(sent, t.prompt_tokens) for sent, t in seen if t.prompt_tokens is not None]
@@ -34,6 +39,9 @@ def stream_counters(
             "prompt_tokens_sent": float(sum(sent for sent, _ in counts)),
             "prompt_tokens_counted": float(sum(counted for _, counted in counts)),
             "end_lag_ms": 1e3 * sum(lags) / len(lags) if lags else 0.0,
+            "requests_queued_in_client": float(len(queued_s)),
+            "client_queue_ms": 1e3 * sum(queued_s) / len(queued_s) if queued_s else 0.0,
+            "client_connections": float(connections),
         },
         "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens or 0 for t in tokens))},
     }
