@@ -14,6 +14,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
+from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.models.load.tokenizer import Tokenizer, chat_renderer
 from minivllm.passes.determinism import close_engine
@@ -68,7 +69,9 @@ def pruning_plan(
         held_out = held_out_text(config["quality"].get("text"))
         ids = calibration_ids(
             *(options, tokenizer, whole.vocab_size, longest),
-            lambda: workload_prompts(config, tokenizer, whole.vocab_size, longest),
+            lambda: workload_prompts(
+                config, tokenizer, whole.vocab_size, longest, whole.eos_token_ids
+            ),
             held_out,
         )
         engine = build_engine(_whole_model(config, model))
@@ -123,7 +126,11 @@ class _NoPictures:
 
 
 def workload_prompts(
-    config: Config, tokenizer: Tokenizer | None, vocab_size: int, longest: int
+    config: Config,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    longest: int,
+    eos_token_ids: Sequence[int] = (),
 ) -> list[Sequence[int]]:
     """The prompts of the configured workload, as the measurement makes them; of later turns of a
     conversation what its user adds.
@@ -133,6 +140,7 @@ def workload_prompts(
         tokenizer: of the whole model; None: prompts are token ids.
         vocab_size: of the model.
         longest: its context, in tokens.
+        eos_token_ids: its end tokens.
 
     Raises:
         BadInput: the workload cannot be made.
@@ -141,7 +149,9 @@ def workload_prompts(
     # A generator of the user's own may not take it.
     further: dict[str, Any] = {}
     if config.target("workload") in OPTIONS:
+        reserved = reserved_ids(tokenizer, eos_token_ids, vocab_size)
         further = {"render_chat": chat_renderer(tokenizer), "pictures": _NoPictures()}
+        further["reserved"] = reserved
     generator, seed = build(config["workload"]), config.measure.seed
     made = generator.generate(encode, vocab_size, longest, seed, decode, **further)
     return [request.prompt_token_ids for request in made.requests]

@@ -11,6 +11,7 @@ from minivllm.bench.workloads.generator import Generator
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
 from minivllm.errors import BadInput
+from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.tokenizer import chat_renderer
 
 
@@ -42,6 +43,9 @@ class WorkloadMaker:
                 "render_chat": chat_renderer(getattr(engine, "tokenizer", None)),
                 "takes_chat": info.takes_chat,
                 "pictures": engine.pictures if isinstance(engine, SeeingEngine) else None,
+                "reserved": reserved_ids(
+                    getattr(engine, "tokenizer", None), info.eos_token_ids, info.vocab_size
+                ),
             }
             if isinstance(generator, Generator)
             else {}

@@ -35,7 +35,9 @@ def test_a_template_is_used_for_a_file_of_messages(tmp_path: Path, tokenizer: To
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}))
     engine: Any = SimpleNamespace(
         tokenizer=tokenizer,
-        info=SimpleNamespace(vocab_size=5000, max_model_len=2048, takes_chat=False),
+        info=SimpleNamespace(
+            vocab_size=5000, max_model_len=2048, takes_chat=False, eos_token_ids=(7,)
+        ),
         encode=tokenizer.encode,
         text=lambda ids: tokenizer.decode(ids),
     )

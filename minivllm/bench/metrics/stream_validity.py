@@ -65,21 +65,32 @@ def check_stream(
             notes.append(f"{line}: it cuts their text into other tokens")
         else:
             reasons.append(f"{line}: it did other work than was asked")
-    if queued := _number(stream, "requests_queued_in_client"):
-        notes.append(
-            f"{queued:.0f} of {requests:.0f} requests waited "
-            f"{_number(stream, 'client_queue_ms'):.1f} ms on average in the client for one of "
-            f"engine.max_connections={_number(stream, 'client_connections'):.0f} connections, "
-            "which their latency includes: raise it, or offer fewer at once"
-        )
-    lag = _number(stream, "end_lag_ms")
-    if e2e_ms is not None and lag > LATE_END * e2e_ms:
-        notes.append(
-            f"streams ended {lag:.1f} ms after their last token on average, "
-            f"{100 * lag / e2e_ms:.0f} % of the latency, which does not include it; the next "
-            "request of a closed loop waited for that"
-        )
+    notes += [*_client_queue(stream, requests), *_late_ends(stream, e2e_ms)]
     return reasons, notes
+
+
+def _late_ends(stream: GroupCounters, e2e_ms: float | None) -> list[str]:
+    """A note on streams that ended long after their last token."""
+    lag = _number(stream, "end_lag_ms")
+    if e2e_ms is None or lag <= LATE_END * e2e_ms:
+        return []
+    return [
+        f"streams ended {lag:.1f} ms after their last token on average, "
+        f"{100 * lag / e2e_ms:.0f} % of the latency, which does not include it; the next "
+        "request of a closed loop waited for that"
+    ]
+
+
+def _client_queue(stream: GroupCounters, requests: float) -> list[str]:
+    """A note on requests that waited for one of the client's own connections."""
+    if not (queued := _number(stream, "requests_queued_in_client")):
+        return []
+    return [
+        f"{queued:.0f} of {requests:.0f} requests waited "
+        f"{_number(stream, 'client_queue_ms'):.1f} ms on average in the client for one of "
+        f"engine.max_connections={_number(stream, 'client_connections'):.0f} connections, which "
+        "their latency includes: raise it, or offer fewer at once"
+    ]
 
 
 def _number(counters: GroupCounters, name: str) -> float:

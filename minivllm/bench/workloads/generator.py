@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from minivllm.bench.workloads.from_file.tables import saved_files
 from minivllm.bench.workloads.lengths import Lengths
 from minivllm.bench.workloads.options import FromFileOptions
 from minivllm.bench.workloads.pictures import PictureReader
-from minivllm.bench.workloads.prompts import Encode
+from minivllm.bench.workloads.prompts import Encode, draw_prompts
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
+from minivllm.models.load.reserved_ids import UNNAMED, Reserved
 from minivllm.platform.options import Options
 from minivllm.platform.untrusted import place
 
@@ -38,6 +41,7 @@ class Reader:
             without a template.
         takes_chat: whether the engine is sent messages as they are, with images and tools.
         pictures: of a model that takes images, where its engine does.
+        reserved: ids that no random prompt may hold, see `reserved_ids`.
     """
 
     encode: Encode | None
@@ -47,6 +51,7 @@ class Reader:
     render_chat: RenderChat | None = None
     takes_chat: bool = False
     pictures: PictureReader | None = None
+    reserved: Reserved = UNNAMED
 
     @property
     def encode_further(self) -> Encode | None:
@@ -66,6 +71,12 @@ class Reader:
             return token_ids[begin:stop] if token_ids[stop:] == end else token_ids[begin:]
 
         return further
+
+    def draw(
+        self, lengths: list[int], encode: Encode | None, rng: np.random.Generator
+    ) -> list[tuple[int, ...]]:
+        """Prompts of these lengths, see `draw_prompts`."""
+        return draw_prompts(lengths, encode, self.vocab_size, rng, self.reserved)
 
     def text(self, token_ids: Sequence[int]) -> str | None:
         """What is stored beside a prompt's ids."""
@@ -95,19 +106,20 @@ class Generator(ABC):
         render_chat: RenderChat | None = None,
         takes_chat: bool = False,
         pictures: PictureReader | None = None,
+        reserved: Reserved = UNNAMED,
     ) -> Workload:
         """Make the requests; equal arguments make equal requests.
 
         Args:
-            encode, vocab_size, max_model_len, decode, render_chat, takes_chat, pictures: see
-                `Reader`.
+            encode, vocab_size, max_model_len, decode, render_chat, takes_chat, pictures, reserved:
+                see `Reader`.
             seed: of lengths and prompts.
 
         Raises:
             BadInput: a request is longer than the context, or cannot be made.
         """
         model = encode, vocab_size, max_model_len, decode, render_chat, takes_chat, pictures
-        return self.make(Reader(*model), seed)
+        return self.make(Reader(*model, reserved), seed)
 
     @abstractmethod
     def make(self, reader: Reader, seed: int) -> Workload:

@@ -12,6 +12,7 @@ from minivllm.bench.workloads.prompts import draw_prompts
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM, Synthetic
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
+from minivllm.models.load.reserved_ids import runs_of_ids
 
 NO_IMAGES = (
     "workload.{name}: this engine or its model takes no images: use a model that does, such as "
@@ -46,14 +47,14 @@ class Images(Synthetic, ImagesOptions):
         inputs, outputs, numbers = (
             lengths[name].sample(rng, count) for name in ("input_len", "output_len", "images")
         )
-        texts = draw_prompts(inputs, reader.encode, reader.vocab_size, rng)
+        mark = pictures.image_mark
+        reserved = (*reader.reserved, *runs_of_ids(mark))  # a drawn id may be none of its own
+        texts = draw_prompts(inputs, reader.encode, reader.vocab_size, rng, reserved)
         known: list[str] = []
         requests = []
         for i, (text, output_len, number) in enumerate(zip(texts, outputs, numbers, strict=True)):
             names = tuple(self._picture(known, rng) for _ in range(number))
-            mark = pictures.image_mark
-            own = tuple(0 if token in mark else token for token in text)  # a drawn id may be it
-            ids = pictures.expand((*mark * number, *own), names)
+            ids = pictures.expand((*mark * number, *text), names)
             what = f"workload={self.name}: request {i}"
             check_fits(what, len(ids), output_len, reader.max_model_len, IMAGE_ADVICE)
             requests.append(

@@ -10,6 +10,9 @@ from typing import overload
 
 import numpy as np
 
+from minivllm.bench.workloads.token_ids import drawable
+from minivllm.models.load.reserved_ids import Reserved
+
 WORD = 1 << 64
 ANSWERS = 1 << 64  # where the positions of simulated answers begin, beyond those of any prompt
 LONGEST_ANSWER = 1 << 32
@@ -38,13 +41,15 @@ class LazyPrompt(_Computed):
     Args:
         runs: stretches of the text, none empty, positions in [0, 2^63); a run that follows on from
             the one before is part of it.
-        vocab_size: ids are uniform over [0, vocab_size).
+        vocab_size: ids are uniform over [0, vocab_size) but for the reserved ones.
         seed: of the text.
+        reserved: ids that the text does not hold, see `reserved_ids`.
     """
 
     runs: tuple[range, ...]
     vocab_size: int
     seed: int
+    reserved: Reserved = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.runs))
@@ -59,7 +64,8 @@ class LazyPrompt(_Computed):
         x += np.uint64((self.seed + 1) * 0x9E3779B97F4A7C15 % WORD)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        ids: list[int] = ((x ^ (x >> np.uint64(31))) % np.uint64(self.vocab_size)).tolist()
+        allowed = drawable(self.vocab_size, self.reserved)
+        ids: list[int] = allowed[(x ^ (x >> np.uint64(31))) % np.uint64(len(allowed))].tolist()
         return ids
 
 

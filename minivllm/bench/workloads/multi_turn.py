@@ -7,7 +7,6 @@ import numpy as np
 from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import Drawn, Reader
 from minivllm.bench.workloads.options import MultiTurnOptions
-from minivllm.bench.workloads.prompts import draw_prompts
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
@@ -54,8 +53,8 @@ class MultiTurn(Drawn, MultiTurnOptions):
         requests = []
         for i, turns in enumerate(self.lengths["turns"].sample(rng, self.num_conversations)):
             inputs, outputs = (self.lengths[name].sample(rng, turns) for name in Drawn.LENGTHS)
-            prompts = draw_prompts(inputs[:1], reader.encode, reader.vocab_size, rng)
-            prompts += draw_prompts(inputs[1:], further, reader.vocab_size, rng)
+            prompts = reader.draw(inputs[:1], reader.encode, rng)
+            prompts += reader.draw(inputs[1:], further, rng)
             thought = [self.think_s] * turns
             if self.think == "exponential":
                 thought = rng.exponential(self.think_s, size=turns).tolist()

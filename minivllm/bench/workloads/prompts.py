@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from minivllm.bench.workloads.token_ids import draw_ids
 from minivllm.errors import BadInput
+from minivllm.models.load.reserved_ids import UNNAMED, Reserved
 
 HELD_OUT = Path(__file__).parents[2] / "assets" / "tiny" / "heldout.txt"
 FALLBACK_MODULES = ("argparse", "textwrap", "json.decoder", "csv", "heapq", "shlex", "statistics")
@@ -39,21 +41,23 @@ def _line_starts() -> list[int]:
 
 
 def draw_prompts(
-    lengths: list[int], encode: Encode | None, vocab_size: int, rng: np.random.Generator
+    lengths: list[int],
+    encode: Encode | None,
+    vocab_size: int,
+    rng: np.random.Generator,
+    reserved: Reserved = UNNAMED,
 ) -> list[tuple[int, ...]]:
     """One prompt of exactly the given number of tokens each.
 
     With a tokenizer a prompt starts at the start of a random line of `source_text()`, so that a
-    model's continuation means something; without one its ids are uniform over the vocabulary.
+    model's continuation means something; without one its ids are uniform over the vocabulary but
+    for the reserved ones.
 
     Raises:
-        BadInput: the tokenizer gives too few tokens to make a prompt of.
+        BadInput: the tokenizer gives too few tokens to make a prompt of, or no id may be drawn.
     """
     if encode is None:
-        return [
-            tuple(int(token) for token in rng.integers(0, vocab_size, size=length))
-            for length in lengths
-        ]
+        return [draw_ids(length, vocab_size, reserved, rng) for length in lengths]
     text, starts = source_text(), _line_starts()
     prompts = []
     for length in lengths:

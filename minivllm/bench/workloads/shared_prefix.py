@@ -9,7 +9,7 @@ from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import Drawn, Reader
 from minivllm.bench.workloads.lengths import Lengths
 from minivllm.bench.workloads.options import SharedPrefixOptions
-from minivllm.bench.workloads.prompts import Encode, draw_prompts
+from minivllm.bench.workloads.prompts import Encode
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM, Synthetic
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
@@ -49,7 +49,7 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
         nodes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
         def text(length: Lengths, encode: Encode | None) -> tuple[int, ...]:
-            return draw_prompts(length.sample(rng, 1), encode, reader.vocab_size, rng)[0]
+            return reader.draw(length.sample(rng, 1), encode, rng)[0]
 
         further = reader.encode_further
 

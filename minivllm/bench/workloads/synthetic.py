@@ -15,7 +15,6 @@ from minivllm.bench.workloads.options import (
     SummarizeOptions,
     SyntheticOptions,
 )
-from minivllm.bench.workloads.prompts import draw_prompts
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 
 WORKLOAD_STREAM = 0x30AD  # keeps workload noise apart from arrival noise drawn with the same seed
@@ -60,7 +59,7 @@ class Synthetic(Drawn, SyntheticOptions):
             check_fits(
                 f"workload={self.name}: request {i}", *lengths, reader.max_model_len, LENGTH_ADVICE
             )
-        prompts = draw_prompts(inputs, reader.encode, reader.vocab_size, rng)
+        prompts = reader.draw(inputs, reader.encode, rng)
         return Workload(
             tuple(
                 WorkloadRequest(f"r{i}", ids, output_len, self.ignore_eos, reader.text(ids))

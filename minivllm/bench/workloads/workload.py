@@ -76,6 +76,8 @@ class WorkloadRequest:
             row["prompt_token_ids"] = None
             row["prompt_runs"] = [[run.start, run.stop] for run in prompt.runs]
             row["prompt_vocab_size"], row["prompt_seed"] = prompt.vocab_size, prompt.seed
+            if prompt.reserved:
+                row["prompt_reserved"] = [[run.start, run.stop] for run in prompt.reserved]
         for name in AS_JSON:
             if name in row:
                 row[name] = json.dumps(row[name], sort_keys=True)
@@ -155,6 +157,7 @@ class Workload:
                     [[run.start, run.stop] for run in prompt.runs],
                     prompt.vocab_size,
                     prompt.seed,
+                    *([[[run.start, run.stop] for run in prompt.reserved]] * bool(prompt.reserved)),
                 )
             if request.due_s is not None:
                 row.append(request.due_s)

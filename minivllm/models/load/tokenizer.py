@@ -108,6 +108,17 @@ class Tokenizer:
         known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}
         return render(self.chat_template, for_template(self.chat_template, messages), known)
 
+    @property
+    def special_ids(self) -> list[int]:
+        """The ids of all special tokens."""
+        added = self.fast.get_added_tokens_decoder()
+        return [token_id for token_id, token in added.items() if token.special]
+
+    @property
+    def size(self) -> int:
+        """Token ids from here on have no text; a model's vocabulary may be larger."""
+        return int(max(self.fast.get_vocab().values(), default=-1)) + 1
+
     def special_id(self, name: str) -> int | None:
         """Token id of "bos_token", "eos_token", ...; None where the checkpoint names none."""
         return self.fast.token_to_id(self.special_tokens.get(name, ""))

@@ -104,7 +104,9 @@ class Agentic(AgenticOptions, Generator):
                 check_fits(what, call.prompt_len, call.output_len, limit, LENGTH_ADVICE)
         else:
             sessions, notes = self._recorded(limit)
-        replay = SessionReplay(reader.vocab_size, seed, self.ignore_eos, self.cache_bust)
+        replay = SessionReplay(
+            reader.vocab_size, seed, self.ignore_eos, self.cache_bust, reader.reserved
+        )
         replays = self.num_sessions or len(sessions)
         self._check_random_starts(replays)
         calls = sum(len(sessions[i % len(sessions)].calls) for i in range(replays))

@@ -11,6 +11,7 @@ import numpy as np
 from minivllm.bench.workloads.agents.text import MARKER_LEN, Runs, marked, scaled
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.bench.workloads.workload import WorkloadRequest
+from minivllm.models.load.reserved_ids import UNNAMED, Reserved
 
 LONGEST_S = 1e10  # a recorded time at most; those since 1970 are below
 
@@ -69,12 +70,14 @@ class SessionReplay:
         vocab_size, seed: see `LazyPrompt`.
         ignore_eos: of every request.
         cache_bust: whether a replay has a marker of its own.
+        reserved: see `LazyPrompt`.
     """
 
     vocab_size: int
     seed: int
     ignore_eos: bool = True
     cache_bust: bool = True
+    reserved: Reserved = UNNAMED
 
     def requests(
         self, session: AgentSession, number: int, start_s: float | None = None
@@ -116,7 +119,7 @@ class SessionReplay:
 
     def _request(self, call: AgentCall, at: int, number: int, request_id: str) -> WorkloadRequest:
         runs = marked(call.runs, at, number) if self.cache_bust else call.runs
-        prompt = LazyPrompt(runs, self.vocab_size, self.seed)
+        prompt = LazyPrompt(runs, self.vocab_size, self.seed, self.reserved)
         return WorkloadRequest(
             request_id, prompt, call.output_len, self.ignore_eos, session=f"s{number}"
         )

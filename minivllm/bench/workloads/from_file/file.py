@@ -17,7 +17,7 @@ from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.images import NO_IMAGES
 from minivllm.bench.workloads.options import FileOptions
 from minivllm.bench.workloads.pictures import of_file
-from minivllm.bench.workloads.prompts import Encode, draw_prompts
+from minivllm.bench.workloads.prompts import Encode
 from minivllm.bench.workloads.tally import Tally
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
@@ -197,7 +197,7 @@ class File(FromFile, FileOptions):
     ) -> tuple[str | None, tuple[int, ...]]:
         """A request's text, where it has one, and its token ids."""
         if line.input_len is not None:
-            return None, draw_prompts([line.input_len], reader.encode, reader.vocab_size, rng)[0]
+            return None, reader.draw([line.input_len], reader.encode, rng)[0]
         text, token_ids, vocab_size = line.text, line.token_ids, reader.vocab_size
         if text is not None:
             if reader.encode is None:

@@ -16,6 +16,9 @@ from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
 
+# Numbers of blocks, so that the positions of their tokens are machine words: a hash below is its
+# own, larger ones are counted from here.
+COUNTED_FROM = 1 << 44
 UNSHARED = 1 << 62  # where the text of prompts begins that share nothing
 STRETCH = 1 << 32  # of it that each line of the trace has for itself
 # lines that a request may be out of order by, where not all of a trace is taken
@@ -64,11 +67,12 @@ class Trace(FromFile, TraceOptions):
         if self.copies > 1:
             check_amount("workload.copies", len(timed), 0, FEWER)
             timed.sort(key=lambda one: one[0])
+        self._numbers: dict[int, int] = {}  # of blocks with large hashes
         requests = []
         for i, (due_s, copy, row) in enumerate(timed):
             prompt_len, output_len = self._lengths(row)
             runs = joined(list(self._runs(row, prompt_len, copy)))
-            prompt = LazyPrompt(runs, reader.vocab_size, seed)
+            prompt = LazyPrompt(runs, reader.vocab_size, seed, reader.reserved)
             requests.append(
                 WorkloadRequest(f"r{i}", prompt, output_len, self.ignore_eos, None, due_s)
             )
@@ -133,6 +137,12 @@ class Trace(FromFile, TraceOptions):
             )
         return rows, tally.notes(self.name, len(rows), self.num_requests)
 
+    def _number(self, hash_id: int) -> int:
+        """The number of a block; distinct hashes have distinct ones."""
+        if hash_id < COUNTED_FROM:
+            return hash_id
+        return self._numbers.setdefault(hash_id, COUNTED_FROM + len(self._numbers))
+
     def _lengths(self, row: TraceRow) -> tuple[int, int]:
         scale = self.length_scale
         return max(1, round(row.input_tokens * scale)), max(1, round(row.output_tokens * scale))
@@ -154,7 +164,7 @@ class Trace(FromFile, TraceOptions):
             start, end = round(k * scaled), min(round((k + 1) * scaled), prompt_len)
             if k == blocks - 1:
                 end = prompt_len  # rounding may have left a token over
-            first = (block * self.copies + copy) * spacing
+            first = (self._number(block) * self.copies + copy) * spacing
             yield range(first, first + end - start)
         if (
             len(row.hash_ids) < blocks

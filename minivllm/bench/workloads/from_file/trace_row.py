@@ -11,8 +11,6 @@ from minivllm.errors import BadInput
 from minivllm.platform.given import whole
 
 HASHES = 2**64
-# Of a block, so that the positions of its tokens are machine words; larger hashes are cut to it.
-LARGEST_ID = 2**45
 LONGEST = 2**31 - 1
 
 
@@ -42,7 +40,7 @@ def hash_ids(value: Any, where: str) -> tuple[int, ...]:
     ids = [] if value is None else value
     if not isinstance(ids, list) or any(type(i) is not int or not 0 <= i < HASHES for i in ids):
         raise BadInput(f"{where}: hash_ids must be a list of whole numbers in [0, 2^64)")
-    return tuple(i % LARGEST_ID for i in ids)
+    return tuple(ids)
 
 
 def finite(parse: Callable[[Any], float], value: Any, what: str, kind: str) -> float:

@@ -209,6 +209,16 @@ def test_a_trace_is_its_lengths_and_times(tmp_path: Path) -> None:
     )
 
 
+def test_large_hash_ids_stay_distinct(tmp_path: Path) -> None:
+    """Of 64 bits, and equal in their last 45, 44 and 4."""
+    ids = [3, 3 + 2**44, 3 + 2**45, 3 + 2**63, 2**64 - 1, 2**44 + 2**63]
+    row = {"timestamp": 0, "input_length": 512, "output_length": 4}
+    lines = (json.dumps({**row, "hash_ids": [one]}) + "\n" for one in (*ids, ids[3]))
+    path = write(tmp_path, "".join(lines))
+    prompts = [tuple(request.prompt_token_ids) for request in generate(path).requests]
+    assert len(set(prompts)) == len(ids) and prompts[-1] == prompts[3]
+
+
 def test_equal_hash_ids_are_equal_tokens(tmp_path: Path) -> None:
     a, b, c, d = (tuple(r.prompt_token_ids) for r in generate(write(tmp_path, MOONCAKE)).requests)
     assert a[:512] == b[:512] == c and a == b[:1000] and d[:512] != a[:512]
