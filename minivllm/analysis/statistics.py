@@ -248,7 +248,7 @@ def _rank_sum(a: Array, b: Array) -> float | None:
     """
     from scipy.stats import permutation_test, rankdata
 
-    if max(len(a), len(b)) < 2 or min(len(a), len(b)) < 1:
+    if min(len(a), len(b)) < 2:
         return None
     ranks = rankdata(np.round(np.concatenate([a, b]), 12))
 

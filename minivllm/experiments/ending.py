@@ -109,7 +109,7 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
     from minivllm.report.terminal import print_table
     from minivllm.report.verdict import doubts
 
-    lead = leading(known)
+    lead = leading(known, inputs)
     for table in terminal_tables(inputs, known):
         print_table(table)
     for line in too_few(inputs.cells, inputs.columns) if asked else ():
@@ -121,7 +121,7 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
     for line in _of_cells(inputs) if statements is None else statements:
         print(line)
     for study, result in known:
-        if not study.leads:
+        if not study.leads_page(result, inputs):
             for line in study.statements(result, inputs) or ():
                 print(line)
     for line in doubts(inputs.cells):

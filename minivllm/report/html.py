@@ -50,6 +50,7 @@ class Front:
         title: of the whole page.
         names: of the runs.
         conclusion: what was found.
+        picture: shows the headline, beside it; None where nothing does.
         date: of the newest record, e.g. "2026-11-25 00:33"; "" where none says.
         notices: what is to be known before any figure.
         command: what writes the page again.
@@ -58,6 +59,7 @@ class Front:
     title: str
     names: str
     conclusion: Conclusion
+    picture: Plot | None = None
     date: str = ""
     notices: Sequence[Notice] = ()
     command: str = "task=report 'runs=[...]'"

@@ -11,9 +11,10 @@ from minivllm.bench.records.reading import uncollected
 from minivllm.report import results
 from minivllm.report import sections as words
 from minivllm.report.figures.distributions import distributions
+from minivllm.report.figures.opening import NAME as OPENING
 from minivllm.report.figures.parts import breakdown, memory
 from minivllm.report.figures.plots import latency, throughput
-from minivllm.report.figures.render import Described, Plot, finish
+from minivllm.report.figures.render import Described, Plot, finish, finish_opening
 from minivllm.report.figures.roofline import roofline
 from minivllm.report.figures.scatter import trade_off
 from minivllm.report.figures.timelines import timeline_plots
@@ -23,6 +24,7 @@ from minivllm.report.notices import notices
 from minivllm.report.provenance import provenance, records_csv
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.listed import STUDIES, Finding, findings, leading
+from minivllm.report.sweeps.answer import picture
 from minivllm.report.tables import csv_text, markdown_text
 from minivllm.report.verdict import verdict, with_others
 from minivllm.report.view.recording import recordings
@@ -87,7 +89,9 @@ def _write(inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]]) -
     finished = iter(begun.results())
     own = {name: [*islice(finished, len(drawn))] for name, drawn in described.items()}
     plots = {plot.name: plot for plot in chain(*own.values(), finished)}
-    figure_names = {*FIGURES, *(name for study in studies for name in study.figure_names)}
+    if front.picture is not None:
+        plots[OPENING] = front.picture
+    figure_names = {OPENING, *FIGURES, *(name for study in studies for name in study.figure_names)}
     for name in figure_names | {*plots}:
         write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
     index = out_dir / "index.html"
@@ -106,14 +110,16 @@ def figures(inputs: ReportInputs) -> list[Described]:
 
 def _front(inputs: ReportInputs, known: Sequence[Finding]) -> Front:
     """The question and the conclusion: the leading study's, else a sweep's."""
-    cells, lead = inputs.cells, leading(known)
+    cells, lead = inputs.cells, leading(known, inputs)
     question = lead.study.question(lead.result, inputs) if lead else ""
     title, names = words.heading(inputs.rows, cells, question)
     conclusion = (
         lead.study.conclusion(lead.result, inputs) if lead else verdict(cells, inputs.knobs)
     )
     headed = with_others(conclusion, cells)
-    return Front(title, names, headed, words.newest(inputs.rows), notices(cells))
+    drawn = (lead.study.picture(lead.result, inputs) if lead else None) or picture(cells)
+    shown = None if drawn is None else finish_opening(drawn)
+    return Front(title, names, headed, shown, words.newest(inputs.rows), notices(cells))
 
 
 def sections(
@@ -134,7 +140,7 @@ def sections(
                 study.template,
             )
             for study, result in known
-            if study.leads == leads
+            if study.leads_page(result, inputs) == leads
         ]
         for leads in (True, False)
     ]
@@ -186,10 +192,12 @@ def _trust(inputs: ReportInputs, out_dir: Path) -> list[Section]:
     rows, cells = inputs.rows, inputs.cells
     failures, unshown = words.failures(cells, out_dir)
     remarks = words.validity(cells)
+    failed = {"failures": failures, "unshown": unshown}
     validity = {"remarks": remarks, "unreadable": inputs.unreadable, "damaged": inputs.damaged}
+    doubts = validity if any(validity.values()) else None
     return [
-        Section("failures", "What failed?", {"failures": failures, "unshown": unshown}),
-        Section("validity", "Validity: can the figures be trusted?", validity),
+        Section("failures", "What failed?", failed if failures else None),
+        Section("validity", "Validity: can the figures be trusted?", doubts),
         Section("liveness", "Did each knob do its work?", words.liveness(cells, inputs.knobs)),
         Section("provenance", "Where do the figures come from?", provenance(rows, cells, out_dir)),
         Section("glossary", "Glossary: what does each metric mean?", glossary()),

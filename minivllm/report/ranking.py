@@ -3,6 +3,7 @@ throughput."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm.analysis.cell import DEVICE, Cell, Summary, like_for_like, set_load
@@ -24,8 +25,8 @@ def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
     ranked = sorted(known, key=lambda item: -item[1].mean)
     (best, most), (worst, least) = ranked[0], ranked[-1]
     headline = f"Fastest: {best.label} at {sig(most.mean)} output tokens/s"
-    lines = _not_like_for_like(done)
-    tie = _tie(ranked, THROUGHPUT, "fastest")
+    lines = not_like_for_like(done)
+    tie = tie_of(ranked, THROUGHPUT, "fastest")
     if tie is not None and tie.how == "not separated":
         headline += f", not separated from {tie.second.label} at {sig(tie.second.mean(THROUGHPUT))}"
     if not lines:
@@ -71,16 +72,16 @@ def not_separated(cells: list[Cell]) -> list[str]:
     """That the first two cells cannot be told apart by what ranks them, if so."""
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
     if (latency := _by_latency(done)) is not None:
-        tie = _tie(latency[1], f"metrics.{latency[0]}", "lowest")
+        tie = tie_of(latency[1], f"metrics.{latency[0]}", "lowest")
     elif rank(done).paced:
         return []
     else:
         known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
-        tie = _tie(sorted(known, key=lambda item: -item[1].mean), THROUGHPUT, "fastest")
+        tie = tie_of(sorted(known, key=lambda item: -item[1].mean), THROUGHPUT, "fastest")
     return [] if tie is None else [tie.sentence]
 
 
-def _tie(ranked: list[tuple[Cell, Summary]], key: str, called: str) -> Tie | None:
+def tie_of(ranked: Sequence[tuple[Cell, Summary]], key: str, called: str) -> Tie | None:
     """The first two of a ranking, where both did the same work and no order of them is shown."""
     if len(ranked) < 2 or not like_for_like(ranked[0][0], ranked[1][0]):
         return None
@@ -88,7 +89,7 @@ def _tie(ranked: list[tuple[Cell, Summary]], key: str, called: str) -> Tie | Non
     return Tie(ranked[0][0], ranked[1][0], called, how) if how in NO_ORDER else None
 
 
-def _separation(ranked: list[tuple[Cell, Summary]], key: str, other: Cell) -> Separation:
+def _separation(ranked: Sequence[tuple[Cell, Summary]], key: str, other: Cell) -> Separation:
     """Of the first of a ranking and another, among those that did the same work."""
     best = ranked[0][0]
     alike = [cell for cell, _ in ranked if like_for_like(best, cell)]
@@ -107,7 +108,7 @@ def by_latency(done: list[Cell], base: Cell) -> tuple[str, list[str]] | None:
         None where throughput ranks them, or fewer than two cells have a latency.
     """
     lowest = _by_latency(done)
-    return None if lowest is None else _lowest(*lowest, base, _not_like_for_like(done))
+    return None if lowest is None else _lowest(*lowest, base, not_like_for_like(done))
 
 
 def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Summary]]] | None:
@@ -130,7 +131,7 @@ def _lowest(
     (best, least), (worst, most) = ranked[0], ranked[-1]
     key = f"metrics.{metric}"
     headline, lines = f"Lowest {NAMES[metric]}: {best.label}, {_time(least.mean)}", [*unlike]
-    tie = _tie(ranked, key, "lowest")
+    tie = tie_of(ranked, key, "lowest")
     if tie is not None and tie.how == "not separated":
         headline += f", not separated from {tie.second.label}, {_time(ranked[1][1].mean)}"
     if not unlike and _separation(ranked, key, worst) != "not separated":
@@ -194,7 +195,7 @@ def _intervals(best: Cell, worst: Cell) -> list[str]:
     return [f"{text}; {NO_INTERVAL}."]
 
 
-def _not_like_for_like(done: list[Cell]) -> list[str]:
+def not_like_for_like(done: list[Cell]) -> list[str]:
     """Why the cells' figures must not be divided by each other, if so."""
     lines = []
     if len({cell.simulated for cell in done}) > 1:

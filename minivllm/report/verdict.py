@@ -17,8 +17,15 @@ from minivllm.bench.metrics.telemetry_validity import TAKEN, taken_words
 from minivllm.config.groups import OPTIONS
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.html import Conclusion
-from minivllm.report.ranking import NO_INTERVAL, by_latency, by_throughput, range_text
+from minivllm.report.ranking import (
+    NO_INTERVAL,
+    by_latency,
+    by_throughput,
+    not_like_for_like,
+    range_text,
+)
 from minivllm.report.studies.precision import headline as quality
+from minivllm.report.sweeps import answer
 
 # weights that differ by less are those of one precision: engines count buffers differently
 ALIKE = 1.01
@@ -52,6 +59,10 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
         ]
         return Conclusion(headline + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
+    if (found := answer.headline(cells)) is not None:
+        ranked = [headline, *lines]
+        headline, is_ranked = found
+        lines = ranked if is_ranked else not_like_for_like(done)
     lines += factors.sentences(cells) + _memory(done) + quality(cells)
     known = liveness(cells) if knobs is None else knobs
     lines += _dead(known) + _uncounted(cells[0], known) + one_configuration(cells)
@@ -59,11 +70,11 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
     return Conclusion(headline, lines)
 
 
-def remarks(cells: list[Cell]) -> list[str]:
-    """What is worth knowing besides who is fastest: memory, quality, failures, and a busy
-    machine."""
+def remarks(cells: list[Cell], knobs: Sequence[Liveness] = ()) -> list[str]:
+    """What is worth knowing besides who is fastest: memory, quality, knobs that did nothing,
+    failures, and a busy machine."""
     weighed = _memory([cell for cell in cells if cell.stat(THROUGHPUT)])
-    known = weighed + quality(cells) + one_configuration(cells)
+    known = weighed + quality(cells) + _dead(knobs) + one_configuration(cells)
     return known + _failures(cells) + doubts(cells)
 
 

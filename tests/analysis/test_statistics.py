@@ -190,6 +190,7 @@ def test_two_samples() -> None:
     found = two_sample(rng.normal(0, 0.01, 5), rng.normal(math.log(0.9), 0.01, 6))
     assert found.low is not None and found.high is not None and found.low <= 0.9 <= found.high
     assert found.p_value == pytest.approx(2 / math.comb(11, 5))
+    assert two_sample([0.0], [0.1, 0.2, 0.3]).p_value is None  # one block beside several
     alone = two_sample([0.0], [0.1])
     assert (
         alone.low is None and alone.p_value is None and alone.ratio == pytest.approx(math.exp(0.1))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.report.figures.render import finish
-from tests.pictures import painted_if_own
+from minivllm.report.figures.render import finish, finish_opening
+from tests.pictures import painted_if_own, unpainted
 from tests.report.synthetic import make_sweep, write
 
 
@@ -16,12 +16,15 @@ def _painted_if_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the pictures that every page has, but for tests with `painted_anew`; a fixture of a
     whole file has them."""
     monkeypatch.setattr("minivllm.report.page.finish", painted_if_own)
+    for page in ("page", "studies.alone.page"):
+        monkeypatch.setattr(f"minivllm.report.{page}.finish_opening", unpainted)
 
 
 @pytest.fixture
 def painted_anew(_painted_if_own: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paint every figure of every page, where a test looks at pictures or at the page's size."""
     monkeypatch.setattr("minivllm.report.page.finish", finish)
+    monkeypatch.setattr("minivllm.report.page.finish_opening", finish_opening)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_page_is_well_formed_and_needs_no_network(built: Built) -> None:
         + page.attributes("script", "src")
         + page.attributes("link", "href")
     )
-    assert len(page.attributes("img", "src")) == 7
+    assert len(page.attributes("img", "src")) == 8
     assert all(source.startswith("data:") for source in sources)
     assert not re.search(r"url\(|@import|https?:", page.source)
     assert all(len(alt) > 30 for alt in page.attributes("img", "alt"))
@@ -93,14 +93,14 @@ def test_nothing_but_one_failure_still_gives_a_report(tmp_path: Path, status: st
 def test_without_parquet_files_only_the_timelines_are_missing(tmp_path: Path) -> None:
     page, out = build(tmp_path, make_sweep(), parquet=False)
     assert not (out / "steps.png").exists() and not (out / "telemetry.png").exists()
-    assert len(page.attributes("img", "src")) == 5
+    assert len(page.attributes("img", "src")) == 6
 
 
 def test_a_torn_parquet_file_does_not_cost_the_report(sweep: Path, tmp_path: Path) -> None:
     for path in sweep.glob("*/*.parquet"):
         path.write_bytes(b"PAR1 torn")
     page = Page(build_report(sweep, tmp_path / "out"))
-    assert len(page.attributes("img", "src")) == 5
+    assert len(page.attributes("img", "src")) == 6
 
 
 def test_timelines_are_capped_and_say_so(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_figures_are_seen_before_they_are_drawn_and_without_scripts(
     for page in (index, still):
         at_once = f"scrollY === 0 && document.images.length > 6 && {images}"
         found, errors = visit(browser, page, at_once)
-        assert len(found) == 7 and errors == []
+        assert len(found) == 8 and errors == []
         assert page is index or all(found)
 
 

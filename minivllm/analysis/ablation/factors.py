@@ -49,27 +49,38 @@ class Pair:
 def sentences(cells: Sequence[Cell]) -> list[str]:
     """One on the interaction of the two knobs that vary; none where other than two do, or no four
     cells make a square."""
-    knobs = _knobs(list(cells)) if len(cells[0].varying) > 1 else []
+    found = _found(cells)
+    return [] if found is None else [_sentence(*found)]
+
+
+def interact(cells: Sequence[Cell]) -> bool:
+    """Whether the effects of the two knobs that vary do not multiply, for some values of theirs."""
+    found = _found(cells)
+    return found is not None and any(pair.multiply is False for pair in found[0])
+
+
+def _found(cells: Sequence[Cell]) -> tuple[list[Pair], tuple[str, str], MetricRef] | None:
+    knobs = knobs_of(list(cells)) if len(cells[0].varying) > 1 else []
     done = [cell for cell in cells if cell.configured and cell.timed]
     if len(knobs) != 2 or not done or done[0] is not cells[0]:
-        return []
+        return None
     first, second = knobs
     grid = {(cell.varying[first], cell.varying[second]): cell for cell in done}
     if len(grid) < len(done):  # something else varies, too
-        return []
+        return None
     metric = next((m for m in map(find_metric, rank(done).metrics) if logarithms(done[0], m)), None)
     if metric is None:
-        return []
+        return None
     grid = {
         place: cell
         for place, cell in grid.items()
         if like_for_like(done[0], cell) and not cell.simulated and logarithms(cell, metric)
     }
     pairs = _pairs(grid, (first, second), metric)
-    return [_sentence(pairs, (first, second), metric)] if pairs else []
+    return (pairs, (first, second), metric) if pairs else None
 
 
-def _knobs(cells: list[Cell]) -> list[str]:
+def knobs_of(cells: list[Cell]) -> list[str]:
     """Titles of the columns that vary, without those that follow from another; none where more than
     knobs vary."""
     columns = cells[0].columns

@@ -12,6 +12,7 @@ from minivllm.report.figures.palette import FAINT, GRID
 from minivllm.report.figures.style import (
     WIDE,
     Sheet,
+    beside,
     canvas,
     heading,
     legend_below,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 PANEL_HEIGHT = 3.9  # inches, of a figure of one row
 NARROW_PANEL = 2.9  # of each panel of one on a narrow sheet, where panels stand below one another
 KEY_HEIGHT = 0.17  # of each of its legend's keys, which have about a line each there
+TICK = 14  # characters of a line of a tick's name
 LINE = 42  # characters of a line of a title on a narrow sheet, which has up to two
 ROW_HEIGHT = 1.45  # of each row of several
 # how far an axis that begins at zero goes on after the greatest value
@@ -75,6 +77,7 @@ class Panel:
     # the names of points stand beside them in the file; the page has the pointer
     named: bool = False
     rows: Sequence[str] = ()  # names of y = 0, 1, ... from the top, in place of numbers
+    ticks: Sequence[str] = ()  # names of x = 0, 1, ..., in the file alone
 
     @property
     def foot(self) -> float:
@@ -198,11 +201,21 @@ def _axes(ax: Axes, panel: Panel, sheet: Sheet = WIDE, *, bottom: bool) -> None:
     elif panel.y_from_zero:
         top = max(ax.get_ylim()[1], BEYOND_Y * ax.dataLim.y1)
         ax.set_ylim(-panel.foot * top, top)
+    if panel.ticks:
+        names = [fill(name, TICK, break_long_words=False) for name in panel.ticks]
+        ax.set_xticks(range(len(names)), names)
+        ax.set_xlim(-0.3, len(panel.ticks) - 0.7)
     if bottom:
         ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)
     ax.grid(True, axis="x" if panel.rows else "both")
-    if panel.named and sum(len(s.names) for s in panel.series) <= MAX_NAMED:
+    if panel.named and panel.rows:
+        for series in panel.series:
+            for x, high, y, name in zip(
+                series.x, series.high or series.x, series.y, series.names, strict=False
+            ):
+                beside(ax, max(x, high), y, name, gap=7)
+    elif panel.named and sum(len(s.names) for s in panel.series) <= MAX_NAMED:
         for series in panel.series:
             for x, y, name in zip(series.x, series.y, series.names, strict=bool(series.names)):
                 ax.annotate(

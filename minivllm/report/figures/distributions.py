@@ -115,12 +115,16 @@ def _curve(
     unit: tuple[float, str],
     logarithmic: bool,
 ) -> Series:
-    """The curve of ascending samples in milliseconds as far as the axis reaches."""
+    """The steps of ascending samples in milliseconds as far as the axis reaches: from each sample
+    on the share of those that are no slower than it."""
     import numpy as np
 
     within = max(1, int(np.searchsorted(samples, longest_shown, side="right")))
     ranks = np.linspace(0, within - 1, min(POINTS, within)).round().astype(int)
-    at, shares = samples[ranks] * unit[0], 100 * ranks / (len(samples) - 1)
+    # Both ends of each step: a line through these can say what the pointer is at.
+    at = np.repeat(samples[ranks], 2) * unit[0]
+    reached = 100 * (ranks + 1) / len(samples)
+    shares = np.stack([np.concatenate([[0.0], reached[:-1]]), reached], 1).ravel()
     kept = at > 0 if logarithmic else np.ones(len(at), dtype=bool)
     names = [
         f"{short(cell.label, 60)}: {share:.0f} % within {sig(x)} {unit[1]}"

@@ -20,14 +20,16 @@ BROWN, OLIVE, AMBER = "#7a4b2a", "#97a03a", "#b8860b"
 PALETTE = (BLUE, ORANGE, PURPLE, SKY, BLACK, BROWN, OLIVE)
 BETTER, WORSE, UNDECIDED, NEUTRAL = GREEN, VERMILION, AMBER, GREY
 # Of the parts of one thing (memory, a step, a line of several), which no option has.
-SLATE, TAUPE, MIST, SAND, HAZE, STONE, CLAY = (
+SLATE, TAUPE, MIST, SAND, HAZE, STONE, CLAY, PLUM, TEAL = (
     "#3d4f60",
     "#8c7b6b",
     "#7d93a8",
     "#c4b5a5",
     "#b8c6d3",
     "#dadada",
-    "#a8705a",
+    "#b0603f",
+    "#8b5a9c",
+    "#2f8585",
 )
 MARKERS = "osD^vPX"
 INK, FAINT, LIGHT, GRID = "#333333", "#777777", "#cfcfcf", "#e6e6e6"

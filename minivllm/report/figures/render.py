@@ -14,7 +14,17 @@ from minivllm.report.figures import chart
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.live import items
 from minivllm.report.figures.palette import INK, ON_DARK
-from minivllm.report.figures.style import DPI, NARROW, WIDE, Drawing, Sheet, plain_settings
+from minivllm.report.figures.style import (
+    BESIDE,
+    BESIDE_LONG,
+    DPI,
+    LONGEST,
+    NARROW,
+    WIDE,
+    Drawing,
+    Sheet,
+    plain_settings,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +59,19 @@ def finish(described: Described) -> Plot:
         live, legend = items(described), chart.keys(described)
         return Plot(*words, png(pixels), webp(pixels), webp(few), live, legend)
     figure = draw(described, WIDE)
+    pixels = paint(figure)
+    narrow = svg(draw(described, NARROW), f"{name}-narrow")
+    return Plot(*words, png(pixels), svg(figure, name), narrow)
+
+
+def finish_opening(described: Chart) -> Plot:
+    """The picture beside a page's answer as PNG and SVG for half a page and for a phone: it is seen
+    at once, also on paper."""
+    name = described.name
+    words = (name, described.title, described.alt, described.caption)
+    names = (row for _, panels in described.rows for panel in panels for row in panel.rows)
+    sheet = BESIDE_LONG if max(map(len, names), default=0) > LONGEST else BESIDE
+    figure = draw(described, sheet)
     pixels = paint(figure)
     narrow = svg(draw(described, NARROW), f"{name}-narrow")
     return Plot(*words, png(pixels), svg(figure, name), narrow)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DPI = 144
 WIDEST_TICK = 0.8  # inches of an axis for one of its figures and the room beside it
+ABOVE_CHARACTERS = 11.3  # an inch of a name above its row
 LEGEND_CHARACTERS = 12.8  # an inch of a line below a figure
 NEAR = 2  # a logarithmic axis of a smaller range has hardly a figure of one digit
 MAX_FOLDED = 16  # rows that are high enough for two lines
@@ -55,6 +56,9 @@ class Sheet:
 
 
 WIDE, NARROW = Sheet(8.6), Sheet(4.1, narrow=True)  # shown at about 830 and 360 CSS pixels
+BESIDE = Sheet(6.2)  # beside the answer of a page, at about 600 CSS pixels
+BESIDE_LONG = Sheet(6.2, narrow=True)  # with names above their rows
+LONGEST = 24  # characters of a name that has room beside its row there
 
 
 @dataclass(frozen=True)
@@ -145,10 +149,13 @@ def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bo
     """Put the rows on the y axis, the first on top; on a narrow sheet each name above its row."""
     above = sheet.narrow
     if above:
+        limit = int(ABOVE_CHARACTERS * sheet.width)
         ax.set_yticks([])
         for y, name in enumerate(names):
             place = ax.get_yaxis_transform()
-            ax.text(0, y - 0.26, f" {short(name, 46)}", transform=place, va="bottom", fontsize=8.5)
+            ax.text(
+                0, y - 0.26, f" {short(name, limit)}", transform=place, va="bottom", fontsize=8.5
+            )
     elif labels:
         ax.set_yticks(range(len(names)), row_labels(names))
     else:
@@ -185,9 +192,9 @@ def _folded(label: str, limit: int = 44) -> str:
     return "\n".join(short(part, limit) for part in parts) if at else short(label, limit)
 
 
-def beside(ax: Axes, x: float, y: float, text: str) -> None:
-    """Words to the right of a bar's end."""
-    ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+def beside(ax: Axes, x: float, y: float, text: str, gap: float = 4) -> None:
+    """Words to the right of a bar's end, so many points from it."""
+    ax.annotate(text, (x, y), xytext=(gap, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def mark_failure(ax: Axes, y: float, status: str, sheet: Sheet, *, right: float) -> None:

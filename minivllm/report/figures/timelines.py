@@ -11,7 +11,7 @@ from minivllm.analysis.format import count, listing
 from minivllm.analysis.tables import frames
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.looks import Looks
-from minivllm.report.figures.palette import FAINT, LIGHT, SLATE, TAUPE
+from minivllm.report.figures.palette import CLAY, FAINT, LIGHT, PLUM, SLATE, TAUPE, TEAL
 from minivllm.report.figures.style import short
 
 if TYPE_CHECKING:
@@ -23,13 +23,23 @@ MAX_POINTS = 400  # a line; more than pixels would only grow the page
 
 
 @dataclass(frozen=True)
+class Line:
+    """A line of a panel: a field of the table, scaled. No two of a figure look alike."""
+
+    field: str
+    name: str
+    colour: str
+    dashed: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class Track:
-    """One panel of a row: what it is of, the unit, and the lines in it as field, name, colour,
-    scale."""
+    """One panel of a row: what it is of, the unit, and the lines in it."""
 
     noun: str
     unit: str
-    lines: tuple[tuple[str, str, str, float], ...]
+    lines: tuple[Line, ...]
 
 
 STEPS = (
@@ -37,44 +47,47 @@ STEPS = (
         "tokens",
         "tokens a step",
         (
-            ("num_prefill_tokens", "prompt tokens", TAUPE, 1.0),
-            ("num_decode_tokens", "decode tokens", SLATE, 1.0),
+            Line("num_prefill_tokens", "prompt tokens", CLAY),
+            Line("num_decode_tokens", "decode tokens", SLATE, dashed=True),
         ),
     ),
     Track(
         "requests",
         "requests",
-        (("num_requests", "requests in the batch", SLATE, 1.0), ("waiting", "waiting", TAUPE, 1.0)),
+        (
+            Line("num_requests", "requests in the batch", TEAL),
+            Line("waiting", "waiting", PLUM, dashed=True),
+        ),
     ),
     Track(
         "KV blocks",
         "KV blocks",
         (
-            ("kv_blocks_used", "KV blocks used", SLATE, 1.0),
-            ("kv_blocks_total", "KV blocks in the pool", FAINT, 1.0),
+            Line("kv_blocks_used", "KV blocks used", TAUPE),
+            Line("kv_blocks_total", "KV blocks in the pool", FAINT, dashed=True),
         ),
     ),
 )
 TELEMETRY = (
-    Track("power", "GPU W", (("gpu_power_w", "GPU power", SLATE, 1.0),)),
+    Track("power", "GPU W", (Line("gpu_power_w", "GPU power", CLAY),)),
     Track(
         "memory",
         "GB",
         (
-            ("rss", "memory of the worker", SLATE, 1e-9),
-            ("rss_besides", "outside loading and window", FAINT, 1e-9),
-            ("gpu_process_memory", "GPU memory of the worker", TAUPE, 1e-9),
+            Line("rss", "memory of the worker", SLATE, scale=1e-9),
+            Line("rss_besides", "outside loading and window", FAINT, scale=1e-9),
+            Line("gpu_process_memory", "GPU memory of the worker", TAUPE, True, 1e-9),
         ),
     ),
     Track(
         "CPU use",
         "CPU % of a core",
         (
-            ("cpu_worker_percent", "CPU of the worker", SLATE, 1.0),
-            ("cpu_other_percent", "CPU of others", TAUPE, 1.0),
+            Line("cpu_worker_percent", "CPU of the worker", TEAL),
+            Line("cpu_other_percent", "CPU of others", PLUM, dashed=True),
         ),
     ),
-    Track("clock", "GPU MHz", (("gpu_sm_mhz", "GPU clock", SLATE, 1.0),)),
+    Track("clock", "GPU MHz", (Line("gpu_sm_mhz", "GPU clock", CLAY, dashed=True),)),
 )
 COUNTED = ("loading", "measuring")  # phases of which memory.host_rss_peak is the greatest
 GAPS = ("rss", "rss_besides")  # lines that are broken off where they have no value
@@ -115,7 +128,7 @@ def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
 def _frame(cell: Cell, file: str, clock: str, tracks: tuple[Track, ...]) -> pd.DataFrame | None:
     """The table of the cell's first block that has one, with `seconds` counted from its first
     row."""
-    drawn = [line[0] for track in tracks for line in track.lines]
+    drawn = [line.field for track in tracks for line in track.lines]
     for frame in frames(cell, file, [clock, "phase", "num_tokens", *drawn], [clock]):
         if len(frame) < 2:
             continue
@@ -158,7 +171,8 @@ def _timeline(
             lines := [
                 line
                 for line in track.lines
-                if (full or line[0] != CEILING) and any(_has(frame, line[0]) for _, frame in drawn)
+                if (full or line.field != CEILING)
+                and any(_has(frame, line.field) for _, frame in drawn)
             ]
         )
     ]
@@ -172,7 +186,7 @@ def _timeline(
                     track.unit,
                     "seconds",
                     track.unit,
-                    [*_window(frame), *(_line(frame, *line) for line in lines)],
+                    [*_window(frame), *(_line(frame, line) for line in lines)],
                 )
                 for track, lines in shown
             ],
@@ -186,7 +200,7 @@ def _timeline(
         else " First block of each cell."
     )
     title = f"How did {listing([track.noun for track, _ in shown])} change over time?"
-    labels = listing([line[1] for _, lines in shown for line in lines], 8)
+    labels = listing([line.name for _, lines in shown for line in lines], 8)
     alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {labels}."
     return Chart(name, title, alt, caption + note + looks.note, rows)
 
@@ -201,7 +215,7 @@ def _drawn(
             break
         frame = _frame(cell, file, clock, tracks)
         if frame is not None and any(
-            _has(frame, line[0]) for track in tracks for line in track.lines
+            _has(frame, line.field) for track in tracks for line in track.lines
         ):
             drawn.append((cell, frame))
     return drawn
@@ -223,9 +237,10 @@ def _window(frame: pd.DataFrame) -> list[Series]:
     return [Series("measured window", LIGHT, [seconds.iloc[0], seconds.iloc[-1]], [], "band")]
 
 
-def _line(frame: pd.DataFrame, key: str, label: str, colour: str, scale: float) -> Series:
+def _line(frame: pd.DataFrame, line: Line) -> Series:
+    key = line.field
     if not _has(frame, key):
-        return Series(label, colour, [], [], "steps")
+        return Series(line.name, line.colour, [], [], "steps", dashed=line.dashed)
     points = frame[["seconds", key]]
     if key not in GAPS:
         points = points.dropna()
@@ -233,6 +248,7 @@ def _line(frame: pd.DataFrame, key: str, label: str, colour: str, scale: float) 
         # The greatest of each bin: a peak must not vanish by thinning.
         bins = (points["seconds"] * MAX_POINTS / (points["seconds"].iloc[-1] or 1.0)).astype(int)
         points = points.groupby(bins).agg({"seconds": "first", key: "max"})
+    values = list(points[key].astype(float) * line.scale)
     return Series(
-        label, colour, list(points["seconds"]), list(points[key].astype(float) * scale), "steps"
+        line.name, line.colour, list(points["seconds"]), values, "steps", dashed=line.dashed
     )

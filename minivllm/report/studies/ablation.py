@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ from minivllm.analysis.format import (
     spanned,
     whole_percent,
 )
+from minivllm.report.figures import opening
 from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.opening import ForestRow
 from minivllm.report.figures.palette import (
     BETTER,
     FAINT,
@@ -101,6 +104,26 @@ class AblationStudy(Study[Analysis]):
 
     def conclusion(self, result: Analysis, inputs: ReportInputs) -> Conclusion:
         return verdict(result, inputs.cells)
+
+    def picture(self, result: Analysis, inputs: ReportInputs) -> Chart | None:
+        """A row an optimisation, the greatest effect first."""
+        known = [effect for effect in result.effects if effect.ratio is not None]
+        known.sort(key=lambda effect: -abs(math.log(effect.ratio or 1.0)))
+        rows = [
+            ForestRow(
+                effect.name,
+                effect.ratio or 1.0,
+                effect.low,
+                effect.high,
+                COLOURS.get(effect.verdict, UNDECIDED),
+                effect.verdict,
+                ratio(effect.ratio),
+            )
+            for effect in known
+        ]
+        label = f"{metric_name(result.metric)}, with / without"
+        caption = "The ratio of the typical block, and its 95 % interval."
+        return opening.forest(self.title, rows, label, caption, even=1.0)
 
     def statements(self, result: Analysis, inputs: ReportInputs) -> list[str]:
         """Which effects do not multiply, and the notes of the analysis."""

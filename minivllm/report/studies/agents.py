@@ -14,14 +14,17 @@ from minivllm.analysis.interleaving import apart, caveat, interval_text, relativ
 from minivllm.analysis.rows import number
 from minivllm.analysis.statistics import Estimate
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import FAINT, SLATE
+from minivllm.report.figures.opening import ForestRow, LoadLine, LoadPoint, forest, over_loads
+from minivllm.report.figures.palette import FAINT, PALETTE, SLATE
 from minivllm.report.figures.render import Described, Plot
+from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.studies.base import Study
 from minivllm.report.tables import Column, text
 from minivllm.report.terminal import rich_table
+from minivllm.report.verdict import remarks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,6 +86,50 @@ class AgentsStudy(Study[list[Cell]]):
     def find(self, inputs: ReportInputs) -> list[Cell] | None:
         """Cells whose records tell of jobs."""
         return [cell for cell in inputs.cells if cell.mean("jobs.sessions") is not None] or None
+
+    def leads_page(self, result: list[Cell], inputs: ReportInputs) -> bool:
+        """Where it has something to say."""
+        return bool(self.statements(result, inputs))
+
+    def question(self, result: list[Cell], inputs: ReportInputs) -> str:
+        """Names the model."""
+        return "What do agents' jobs take on {model}?"
+
+    def conclusion(self, result: list[Cell], inputs: ReportInputs) -> Conclusion:
+        """The first statement, and what has to be known of the records."""
+        headline, *others = self.statements(result, inputs)
+        return Conclusion(headline, [*others, *remarks(inputs.cells, inputs.knobs)])
+
+    def picture(self, result: list[Cell], inputs: ReportInputs) -> Chart | None:
+        """The hit rate by the size of the cache, or what a job takes in each cell."""
+        found = ladders(result)
+        lines = [
+            LoadLine(
+                ladder.name,
+                PALETTE[index % len(PALETTE)],
+                [
+                    LoadPoint(float(cache_tokens(cell) or 0), 100 * (cell.mean(HIT) or 0.0))
+                    for cell in ladder.cells
+                ],
+            )
+            for index, ladder in enumerate(found)
+        ]
+        if lines and not engines(result):
+            label = "tokens that the cache holds"
+            caption = "Share of the prompt tokens that the prefix cache had."
+            panels = [("", "hit rate, %", lines)]
+            return over_loads("Where is the cache too small?", panels, label, caption)
+        times = [(cell, stat) for cell in result if (stat := cell.stat(LATENCY))]
+        rows = [
+            ForestRow(cell.label, stat.mean, *((stat.low, stat.high) if stat.spread else ()))
+            for cell, stat in times
+        ]
+        return forest(
+            "How long does a job take?",
+            rows if len(rows) > 1 else [],
+            "seconds a job",
+            "Means over jobs; a line through a mark: least and greatest block.",
+        )
 
     def statements(self, result: list[Cell], inputs: ReportInputs) -> list[str]:
         """A sentence for a lone cell; of several how engines differ, and where the cliff is."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -27,8 +28,7 @@ class Study(Generic[Result]):
     Attributes:
         name: of its section on the page, unlike that of any other.
         title: heading of the section.
-        leads: whether records are made for this study. Its section then stands first, and the first
-            study that leads answers the question of the page; others stand below the results.
+        leads: whether records are made for this study, see `leads_page`.
         template: file in templates/sections that shows what `section` returns.
         figure_names: of all figures that it may draw, so that those of an earlier report are
             removed.
@@ -52,6 +52,11 @@ class Study(Generic[Result]):
             inputs.findings[self.name] = self.find(inputs)
         return cast("Result | None", inputs.findings[self.name])
 
+    def leads_page(self, result: Result, inputs: ReportInputs) -> bool:
+        """Whether its section stands first. The first study of which that is so answers the
+        question of the page; others stand below the results."""
+        return self.leads
+
     def question(self, result: Result, inputs: ReportInputs) -> str:
         """Title of a page that this study leads, see `sections.heading`; empty: that of a sweep."""
         return ""
@@ -60,6 +65,11 @@ class Study(Generic[Result]):
         """Headline of a page that this study leads."""
         headline, *lines = self.statements(result, inputs) or [self.title]
         return Conclusion(headline, lines)
+
+    def picture(self, result: Result, inputs: ReportInputs) -> Chart | None:
+        """What stands beside the headline of a page that this study leads, by `figures.opening`;
+        None: what stands beside that of a sweep."""
+        return None
 
     def statements(self, result: Result, inputs: ReportInputs) -> list[str] | None:
         """Sentences for the terminal; None: those of a sweep, where this study leads."""

@@ -13,6 +13,8 @@ from minivllm.analysis.format import MISSING, interval, ratio, sig
 from minivllm.analysis.interleaving import caveat, interval_text, marked, relative
 from minivllm.analysis.rows import number
 from minivllm.analysis.statistics import Estimate
+from minivllm.report.figures.chart import Chart
+from minivllm.report.figures.opening import ForestRow, forest
 from minivllm.report.figures.render import Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -73,6 +75,7 @@ class ImagesStudy(Study[list[Seen]]):
     differ in `workload.reuse`."""
 
     name = "images"
+    leads = True
     title = "How much sooner does the answer about a picture begin that was seen before?"
     file_names = ("images.md",)
 
@@ -82,10 +85,26 @@ class ImagesStudy(Study[list[Seen]]):
     def statements(self, result: list[Seen], inputs: ReportInputs) -> list[str]:
         return statements(result)
 
+    def question(self, result: list[Seen], inputs: ReportInputs) -> str:
+        return self.title
+
     def conclusion(self, result: list[Seen], inputs: ReportInputs) -> Conclusion:
         """The first statement, and what has to be known of the records."""
         headline, *others = statements(result)
-        return Conclusion(headline, [*others, *remarks(inputs.cells)])
+        return Conclusion(headline, [*others, *remarks(inputs.cells, inputs.knobs)])
+
+    def picture(self, result: list[Seen], inputs: ReportInputs) -> Chart | None:
+        """A row for each cell about pictures that came before."""
+        known = [(one.cell, one.sooner) for one in result if one.sooner is not None]
+        known.sort(key=lambda pair: -pair[1].ratio)
+        rows = [
+            ForestRow(cell.label, sooner.ratio, sooner.low, sooner.high, words=ratio(sooner.ratio))
+            for cell, sooner in known
+        ]
+        label = "TTFT p50 about new pictures / about these"
+        return forest(
+            "How much sooner?", rows, label, "A line through a mark: 95 % interval.", even=1.0
+        )
 
     def files(self, result: list[Seen], inputs: ReportInputs) -> dict[str, str]:
         """images.md: statements and the table."""

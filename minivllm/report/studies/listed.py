@@ -74,9 +74,9 @@ def findings(inputs: ReportInputs, studies: Sequence[Study[Any]] = STUDIES) -> l
     return [pair for pair in pairs if pair.result is not None]
 
 
-def leading(known: Sequence[Finding]) -> Finding | None:
+def leading(known: Sequence[Finding], inputs: ReportInputs) -> Finding | None:
     """The finding that answers the question of the page; None where the page is a plain sweep's."""
-    return next((one for one in known if one.study.leads), None)
+    return next((one for one in known if one.study.leads_page(one.result, inputs)), None)
 
 
 def terminal_tables(inputs: ReportInputs, known: Sequence[Finding]) -> Iterator[Table]:
@@ -91,5 +91,5 @@ def terminal_tables(inputs: ReportInputs, known: Sequence[Finding]) -> Iterator[
             return
     yield summary_table(inputs.cells, inputs.columns)
     for study, result in known:
-        if not study.leads:
+        if not study.leads_page(result, inputs):
             yield from study.tables(result, inputs)

@@ -1,118 +1,33 @@
-"""How fast is each engine beside the others: a row a question (batch, prefill, load, memory, cost),
-a column an engine, and how far minivllm is ahead of the best other one."""
+"""How fast is each engine beside the others: the answer, its picture, and the table."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.analysis.cell import Cell
-from minivllm.analysis.format import MISSING, listing, ratio, show, sig
-from minivllm.analysis.interleaving import apart, log_ratios, marked, relative
-from minivllm.analysis.rows import Row, distinct, number
+from minivllm.analysis.format import listing, ratio
+from minivllm.report.figures.chart import Chart
+from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
+from minivllm.report.figures.palette import MARKERS, PALETTE
 from minivllm.report.figures.render import Plot
+from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.studies.base import Study
+from minivllm.report.studies.peer_table import (
+    DEFAULT,
+    SETTINGS,
+    TO_BEST,
+    Ahead,
+    Line,
+    PeersTable,
+    compare,
+)
 from minivllm.report.terminal import bare_table
+from minivllm.report.verdict import remarks
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-BITS = {"fp32": "fp32", "fp8": "8 bits", "int8": "8 bits", "int8_mixed": "8 bits"}
-BITS |= {"nf4": "4 bits", "int4": "4 bits"}
-FLOATS = "16 bits"
-UNKNOWN = "not known"  # a server's own
-FEWEST = 4  # blocks that an interval takes
-OURS, PACKED = "minivllm", ("int8",)  # values of quant.activations with a column of their own
-ORDER = ("fp32", FLOATS, "8 bits", "4 bits", UNKNOWN)
-TO_BEST = "to the best"
-ENGINE, QUANT, CONCURRENT = "choices.engine", "choices.quant", "config.arrival.concurrency"
-PROMPT = "config.workload.input_len"
-
-
-@dataclass(frozen=True)
-class Question:
-    """A row of the table.
-
-    Args:
-        text: what is asked.
-        figure: of one record; None where it has none.
-        lower: whether less is better.
-    """
-
-    text: str
-    figure: Callable[[Row], float | None]
-    lower: bool = False
-
-
-@dataclass(frozen=True)
-class EngineFigure:
-    """One engine's answer: of its best cell."""
-
-    text: str
-    mean: float | None = None
-    cell: Cell | None = None
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of the table with its answers, in the order of the engines."""
-
-    bits: str
-    question: str
-    answers: tuple[EngineFigure, ...]
-    ahead: str
-
-
-@dataclass(frozen=True)
-class PeersTable:
-    """The table, and what its figures stand on."""
-
-    engines: tuple[str, ...]
-    lines: tuple[Line, ...]
-    settings: tuple[tuple[str, ...], ...]  # see SETTINGS
-    notes: tuple[str, ...]
-
-
-SETTINGS = ("engine", "quant", "activations", "KV cache", "version", "threads")
-
-
-def decode(row: Row) -> float | None:
-    """Tokens a second of a request while it decodes."""
-    gap = number(row.get("metrics.itl_ms.mean"))
-    return 1e3 / gap if gap else None
-
-
-def prefill(row: Row) -> float | None:
-    """Prompt tokens a second until the first token of a request that is alone."""
-    ttft, requests = (number(row.get(f"metrics.{k}")) for k in ("ttft_ms.mean", "num_requests"))
-    given = number(row.get("metrics.input_tokens"))
-    return given / requests / ttft * 1e3 if ttft and requests and given else None
-
-
-def of(key: str, scale: float = 1.0) -> Callable[[Row], float | None]:
-    """A field of the record, scaled."""
-
-    def figure(row: Row) -> float | None:
-        value = number(row.get(key))
-        return None if value is None else value * scale
-
-    return figure
-
-
-ALONE = (
-    Question("1 at once, decode (tok/s)", decode),
-    Question("prefill (tok/s)", prefill),
-    Question("load (s)", of("cold.load_s"), lower=True),
-    Question("peak memory, 1 at once (GB)", of("memory.host_rss_peak", 1e-9), lower=True),
-)
-SPEED = of("metrics.output_tokens_per_s")
-COST = "cost.per_million_output_tokens"
 
 
 class PeersStudy(Study[PeersTable]):
@@ -121,10 +36,46 @@ class PeersStudy(Study[PeersTable]):
 
     name = "peers"
     title = "How fast is each engine?"
+    leads = True
     file_names = ("peers.md",)
 
     def find(self, inputs: ReportInputs) -> PeersTable | None:
         return compare(inputs.cells)
+
+    def question(self, result: PeersTable, inputs: ReportInputs) -> str:
+        """Names the model."""
+        return "How fast is each engine with {model}?"
+
+    def conclusion(self, result: PeersTable, inputs: ReportInputs) -> Conclusion:
+        """Where minivllm is ahead, and what has to be known of the records."""
+        lines = [*by_width(result), *result.notes, *remarks(inputs.cells, inputs.knobs)]
+        return Conclusion(answer(result), lines)
+
+    def picture(self, result: PeersTable, inputs: ReportInputs) -> Chart | None:
+        """How far minivllm is ahead at each load, a line for each width of weights."""
+        loads = loads_of(result)
+        lines = [
+            LoadLine(
+                f"{bits}{f', {name}' if name != DEFAULT else ''}",
+                PALETTE[index % len(PALETTE)],
+                [
+                    LoadPoint(float(loads.index(load)), one.ratio, one.low, one.high)
+                    for load, one in known.items()
+                ],
+                MARKERS[index % len(MARKERS)],
+                dashed=name != DEFAULT,
+            )
+            for index, ((bits, name), known) in enumerate(speeds(result).items())
+        ]
+        return over_loads(
+            "How far is minivllm ahead?",
+            [("", "output tokens/s, best other engine = 1", lines)],
+            "requests at once",
+            f"{DEFAULT.capitalize()} unless it is named. A line through a point: its interval, or "
+            "the least and the greatest block.",
+            ticks=loads,
+            even=1.0,
+        )
 
     def statements(self, result: PeersTable, inputs: ReportInputs) -> list[str]:
         """What the table leaves open."""
@@ -170,164 +121,53 @@ class PeersStudy(Study[PeersTable]):
 
 
 def _words(line: Line) -> list[str]:
-    return [line.bits, line.question, *(answer.text for answer in line.answers), line.ahead]
+    return [line.bits, line.question.text, *(answer.text for answer in line.answers), line.ahead]
 
 
-def engine_of(cell: Cell) -> str:
-    """The column of a cell: its engine; minivllm with 8-bit activations has one of its own."""
-    engine = str(cell.first(ENGINE))
-    asked = cell.first("config.quant.activations")
-    return f"{engine}, {asked} activations" if engine == OURS and asked in PACKED else engine
+def speeds(table: PeersTable) -> dict[tuple[str, str], dict[str, Ahead]]:
+    """How far ahead at each load: by width of the weights, and column of ours."""
+    found: dict[tuple[str, str], dict[str, Ahead]] = {}
+    for line in table.lines:
+        for name, ahead in line.aheads.items() if line.question.speed else ():
+            found.setdefault((line.bits, name), {})[line.question.speed] = ahead
+    return found
 
 
-def bits_of(cell: Cell) -> str:
-    """The width of the weights."""
-    quant = cell.first(QUANT)
-    return UNKNOWN if quant is None else BITS.get(str(quant), FLOATS)
+def loads_of(table: PeersTable) -> list[str]:
+    """The loads at which output was measured."""
+    loads = dict.fromkeys(line.question.speed for line in table.lines if line.question.speed)
+    return sorted(loads, key=lambda load: int(load.split()[0]))  # stable: prompts keep their order
 
 
-def compare(cells: Sequence[Cell]) -> PeersTable | None:
-    """The table; None unless minivllm and another engine were measured in a closed loop, and what
-    was asked of them varies."""
-    closed = [cell for cell in cells if cell.first(CONCURRENT) and not cell.simulated]
-    names = dict.fromkeys(map(engine_of, closed))
-    engines = tuple(sorted(names, key=lambda name: (not _ours(name), name != OURS and _ours(name))))
-    others = [name for name in engines if not _ours(name)]
-    asked = {(bits_of(cell), *_load(cell)) for cell in closed}
-    if not others or len(others) == len(engines) or len(asked) < 2:
-        return None
-    lines = []
-    for bits in ORDER:
-        among = [cell for cell in closed if bits_of(cell) == bits]
-        if not any(cell.ok for cell in among):
-            continue
-        asked_of = sorted(set(map(_load, among)))
-        for load in asked_of:
-            batch, prompt = load
-            several = sum(batch == other for other, _ in asked_of) > 1
-            alike = [cell for cell in among if _load(cell) == load]
-            for question in _questions(batch, alike, prompt if several else None):
-                lines.append(_line(bits, question, engines, alike))
-    return PeersTable(engines, tuple(lines), _settings(closed), tuple(_notes(closed)))
+def answer(table: PeersTable) -> str:
+    """How far minivllm is ahead at each load, by default and with each other column of its, from
+    the least width of weights to the greatest, as one sentence."""
+    known, loads = speeds(table), loads_of(table)
+    parts = []
+    for name in dict.fromkeys(name for _, name in known):
+        spans = []
+        for load in loads:
+            ratios = [
+                by_load[load].ratio
+                for (_, of), by_load in known.items()
+                if of == name and load in by_load
+            ]
+            if ratios:
+                ends = dict.fromkeys((ratio(min(ratios)), ratio(max(ratios))))
+                spans.append(f"{' to '.join(ends)} at {load}")
+        begin = f"by {name}" if name == DEFAULT else f"with {name}"
+        parts.append(f"{begin} {listing(spans)}")
+    if not parts:
+        return "No load was served by minivllm and by another engine."
+    return f"minivllm over the best other engine: {'; '.join(parts)}."
 
 
-def _load(cell: Cell) -> tuple[int, int]:
-    """Requests at once, and the length of every prompt; 0 where lengths are drawn."""
-    return int(cell.first(CONCURRENT)), int(number(cell.first(PROMPT)) or 0)
-
-
-def _ours(engine: str) -> bool:
-    return engine.partition(",")[0] == OURS
-
-
-def _questions(batch: int, cells: Sequence[Cell], prompt: int | None) -> Iterable[Question]:
-    """What is asked of a load; `prompt` is the length of prompts where a batch has several."""
-    words = "" if prompt is None else f", prompt of {prompt:,}"
-    asked = list(ALONE) if batch == 1 else [Question(f"{batch} at once (tok/s)", SPEED)]
-    if any(cell.mean(COST) is not None for cell in cells):
-        currency = show(next(filter(None, (cell.first("cost.currency") for cell in cells)), ""))
-        text = f"{batch} at once, cost ({currency} per million tokens)"
-        asked.append(Question(text, of(COST), lower=True))
-    return [replace(question, text=question.text + words) for question in asked]
-
-
-def _line(bits: str, question: Question, engines: Sequence[str], cells: Sequence[Cell]) -> Line:
-    answers = tuple(
-        _answer(question, [cell for cell in cells if engine_of(cell) == name]) for name in engines
-    )
-    ours, theirs = (
-        _best(question, [e for name, e in zip(engines, answers, strict=True) if _ours(name) == own])
-        for own in (True, False)
-    )
-    return Line(bits, question.text, answers, _ahead(question, ours, theirs))
-
-
-def _answer(question: Question, cells: Sequence[Cell]) -> EngineFigure:
-    """The best of an engine's cells."""
-    if not cells:
-        return EngineFigure(MISSING)
-    answers = []
-    for cell in cells:
-        known = [value for row in cell.timed if (value := question.figure(row)) is not None]
-        if known:
-            mean = math.fsum(known) / len(known)
-            answers.append(EngineFigure(marked(sig(mean), cell), mean, cell))
-    found = _best(question, answers)
-    failed = [cell.status_text for cell in cells if not cell.ok]
-    return found or EngineFigure(failed[0] if failed else MISSING)
-
-
-def _best(question: Question, answers: Sequence[EngineFigure]) -> EngineFigure | None:
-    known = [answer for answer in answers if answer.mean is not None]
-    sign = -1 if question.lower else 1
-    return max(known, key=lambda answer: sign * (answer.mean or 0.0), default=None)
-
-
-def _ahead(question: Question, ours: EngineFigure | None, theirs: EngineFigure | None) -> str:
-    """By what factor our figure is better: with the interval of blocks in turns, or where these
-    are too few for one, the least and the greatest in brackets."""
-    if ours is None or theirs is None or ours.cell is None or theirs.cell is None:
-        return MISSING
-    cells = (theirs.cell, ours.cell) if question.lower else (ours.cell, theirs.cell)
-    found, logs = relative(*cells, question.figure), log_ratios(*cells, question.figure)
-    if found is None:
-        return MISSING
-    text = ratio(found.ratio)
-    if found.low is not None and found.high is not None:
-        text += f" ({sig(found.low)} to {sig(found.high)})"
-    elif len(logs) > 1:
-        text += f" [{sig(math.exp(min(logs)))}, {sig(math.exp(max(logs)))}]"
-    return marked(f"{text}, apart" if apart(*cells) else text, *cells)
-
-
-def _settings(cells: Sequence[Cell]) -> tuple[tuple[str, ...], ...]:
-    """What each engine was set to, or settled on."""
-    rows: dict[tuple[str, ...], None] = {}
-    for cell in cells:
-        if not cell.ok:
-            continue
-        engine = str(cell.first(ENGINE))
-        activations = cell.first("liveness.quant.activations") or cell.first(
-            "config.quant.activations"
-        )
-        version = cell.first("liveness.engine.version")
-        rows[
-            engine,
-            cell.named(QUANT),
-            show(activations or "none"),
-            show(cell.first("liveness.cache.kv_dtype") or cell.named("config.cache.kv_dtype")),
-            show(version) if version is not None else MISSING,
-            show(cell.first("provenance.threads")),
-        ] = None
-    return tuple(rows)
-
-
-def _notes(cells: Sequence[Cell]) -> Iterable[str]:
-    absent = [engine_of(cell) for cell in cells if cell.absent]
-    if absent:
-        yield f"Not installed, so not measured: {listing([*dict.fromkeys(absent)], 8)}."
-    eight = [
-        f"{cell.first(ENGINE)} ({cell.first(QUANT)})"
-        for cell in cells
-        if cell.first("liveness.quant.activations") not in (None, "none")
+def by_width(table: PeersTable) -> list[str]:
+    """How far minivllm is ahead at each load, a sentence for each width of weights."""
+    known, loads = speeds(table), loads_of(table)
+    return [
+        f"{bits}{f', {name}' if name != DEFAULT else ''}: "
+        + listing([f"{one.text} at {load}" for load in loads if (one := by_load.get(load))])
+        + "."
+        for (bits, name), by_load in known.items()
     ]
-    if eight:
-        yield f"Activations of 8 bits were multiplied by {listing([*dict.fromkeys(eight)], 8)}."
-    done = [row for cell in cells for row in cell.ok]
-    if not any(number(row.get("energy.joules")) for row in done):
-        reasons = [show(value) for value in distinct(done, "energy.reason")]
-        yield f"Energy is unknown: {listing(reasons) or 'no reason was recorded'}."
-    known = [cell for cell in cells if cell.ok]
-    if known and min(len(cell.timed) for cell in known) < FEWEST:
-        yield (
-            f"Some cells have fewer than {FEWEST} blocks: in brackets are the least and greatest "
-            "ratio of a block, which is no interval."
-        )
-    if any(apart(cell, other) for cell, other in combinations(known, 2)):
-        yield (
-            "apart: the two cells did not take turns, so that what changed on the machine in "
-            "between is in their ratio, and there is no interval (measure.isolation=run takes "
-            "turns)."
-        )
-    if any(cell.busy for cell in known):
-        yield "busy: other processes used the machine meanwhile; figures may be worse for it."

@@ -14,6 +14,8 @@ from minivllm.analysis.format import MISSING, count, interval, listing, ratio, s
 from minivllm.analysis.interleaving import caveat, interval_text, marked, relative
 from minivllm.analysis.rows import number
 from minivllm.analysis.statistics import Estimate
+from minivllm.report.figures.chart import Chart
+from minivllm.report.figures.opening import ForestRow, forest
 from minivllm.report.figures.render import Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -96,11 +98,22 @@ class ScaledLoad:
     name: str  # what tells it from other loads; "" where there is one
     cells: tuple[Scaled, ...]
 
+    @property
+    def short(self) -> str:
+        """Its workload, and knobs of it, where there is little room."""
+        parts = (part.partition("=") for part in self.name.split())
+        return " ".join(
+            value if key == "workload" else f"{key.rpartition('.')[2]}={value}"
+            for key, _, value in parts
+            if key.partition(".")[0] not in ("arrival", "cache")
+        )
+
 
 class ScaleOutStudy(Study[list[ScaledLoad]]):
     """What each further device gives; it finds cells with several beside one with one."""
 
     name = "scale_out"
+    leads = True
     title = "What does each further device give?"
     file_names = ("scale_out.md",)
 
@@ -110,10 +123,34 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
     def statements(self, result: list[ScaledLoad], inputs: ReportInputs) -> list[str]:
         return statements(result)
 
+    def question(self, result: list[ScaledLoad], inputs: ReportInputs) -> str:
+        """Names the model."""
+        return "What does each further device give {model}?"
+
     def conclusion(self, result: list[ScaledLoad], inputs: ReportInputs) -> Conclusion:
         """The first statement, and what has to be known of the records."""
-        headline, *others = statements(result)
-        return Conclusion(headline, [*others, *remarks(inputs.cells)])
+        headline, *others = statements(result) or [self.title]
+        named = next((load for load in result if headline.startswith(f"{load.name}: ")), None)
+        if named is not None and named.short:
+            headline = f"{named.short}{headline.removeprefix(named.name)}"
+        return Conclusion(headline, [*others, *remarks(inputs.cells, inputs.knobs)])
+
+    def picture(self, result: list[ScaledLoad], inputs: ReportInputs) -> Chart | None:
+        """A row for each cell on several devices."""
+        rows = [
+            ForestRow(
+                f"{load.short}: {_placed(one)}" if load.short else _placed(one),
+                one.speedup.ratio,
+                one.speedup.low,
+                one.speedup.high,
+                words=ratio(one.speedup.ratio),
+            )
+            for load in result
+            for one in load.cells
+            if one.speedup is not None
+        ]
+        label, caption = "output tokens/s, one engine = 1", "A line through a mark: 95 % interval."
+        return forest(self.title, rows, label, caption, even=1.0)
 
     def files(self, result: list[ScaledLoad], inputs: ReportInputs) -> dict[str, str]:
         """scale_out.md: statements and tables."""
@@ -254,6 +291,13 @@ def statements(result: Sequence[ScaledLoad]) -> list[str]:
                 f"{listing(words)}."
             )
     return lines
+
+
+def _placed(one: Scaled) -> str:
+    """A cell among those of its load."""
+    replicas = count(one.replicas, "replica")
+    devices = f" on {count(one.devices, 'device')}" if one.tensor > 1 else ""
+    return f"{replicas}{devices}{f', {one.router}' if one.router != MISSING else ''}"
 
 
 def rows(load: ScaledLoad) -> list[list[str]]:

@@ -15,7 +15,8 @@ from minivllm.analysis.rows import number
 from minivllm.analysis.tables import frames
 from minivllm.bench.metrics import roofline
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import FAINT, MIST, SAND, SLATE, TAUPE
+from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
+from minivllm.report.figures.palette import FAINT, MARKERS, MIST, PALETTE, SAND, SLATE, TAUPE
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.style import short
 from minivllm.report.html import Conclusion
@@ -64,6 +65,15 @@ class Ladder:
         """What grows."""
         return rung.batch if self.kind == "batch" else rung.context
 
+    def beyond(self, rung: Rung) -> float:
+        """How much the time has grown since the first rung, over what the work or the limits
+        explain."""
+        first = self.rungs[0]
+        explained = self.size(rung) / self.size(first)
+        if rung.least_ms and first.least_ms:
+            explained = max(explained, rung.least_ms / first.least_ms)
+        return rung.ms.mean / first.ms.mean / explained
+
     def growth(self) -> Iterator[tuple[Rung, Rung, float, float | None]]:
         """Neighbours with the growth of the time and of the least time."""
         for before, after in zip(self.rungs, self.rungs[1:], strict=False):
@@ -106,6 +116,27 @@ class ScalingStudy(Study[list[Ladder]]):
 
     def conclusion(self, result: list[Ladder], inputs: ReportInputs) -> Conclusion:
         return verdict(result, inputs.cells)
+
+    def picture(self, result: list[Ladder], inputs: ReportInputs) -> Chart | None:
+        """How the time of each ladder grows beyond what its work and the limits explain."""
+        lines = [
+            LoadLine(
+                _title(ladder),
+                PALETTE[index % len(PALETTE)],
+                [
+                    LoadPoint(ladder.size(rung) / ladder.size(ladder.rungs[0]), ladder.beyond(rung))
+                    for rung in ladder.rungs
+                ],
+                MARKERS[index % len(MARKERS)],
+            )
+            for index, ladder in enumerate(result)
+        ]
+        caption = (
+            "Growth of the time over that of the work or, where it is more, of the least time by "
+            "the limits: above 1 the time grows faster than they explain."
+        )
+        panels = [("", "time / work or limit, first = 1", lines)]
+        return over_loads(self.title, panels, "work, first = 1", caption, even=1.0)
 
     def files(self, result: list[Ladder], inputs: ReportInputs) -> dict[str, str]:
         """scaling.md: statements and tables."""

@@ -10,9 +10,15 @@ from minivllm.analysis.cells import CHOICE_ORDER
 from minivllm.analysis.format import MISSING, count, listing, show, sig
 from minivllm.analysis.rows import tells
 from minivllm.bench.records.identity import NEUTRAL_RUNTIME
+from minivllm.report.figures.chart import Chart
+from minivllm.report.figures.opening import ForestRow, forest
+from minivllm.report.figures.palette import PALETTE
 from minivllm.report.figures.render import Plot
+from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
+from minivllm.report.ranking import not_like_for_like
 from minivllm.report.studies.base import Study
+from minivllm.report.verdict import remarks
 
 FIGURES = (
     ("metrics.output_tokens_per_s", "Output", "tok/s"),
@@ -57,9 +63,33 @@ class SimulationStudy(Study[SimulationCheck]):
     name = "simulation"
     title = "How well does the simulation predict?"
     template = "simulation"
+    leads = True
 
     def find(self, inputs: ReportInputs) -> SimulationCheck | None:
         return simulation_check(inputs.cells)
+
+    def question(self, result: SimulationCheck, inputs: ReportInputs) -> str:
+        return self.title
+
+    def conclusion(self, result: SimulationCheck, inputs: ReportInputs) -> Conclusion:
+        """The largest errors, and what has to be known of the records."""
+        done = [cell for cell in inputs.cells if cell.ok]
+        return Conclusion(
+            result.summary, [*not_like_for_like(done), *remarks(inputs.cells, inputs.knobs)]
+        )
+
+    def picture(self, result: SimulationCheck, inputs: ReportInputs) -> Chart | None:
+        """The error of each figure in each pair."""
+        colours = dict(zip((title for title, _ in result.columns), PALETTE, strict=False))
+        rows = [
+            ForestRow(f"{pair.label}: {title}", figure.error, None, None, colours[title], title)
+            for pair in result.pairs
+            for (title, _), figure in zip(result.columns, pair.figures, strict=True)
+            if figure.error is not None
+        ]
+        rows.sort(key=lambda row: -abs(row.value))
+        caption = "Predicted over measured, less 1; the largest errors first."
+        return forest("How far off?", rows, "% of the measured figure", caption, even=0.0)
 
     def section(
         self, result: SimulationCheck, inputs: ReportInputs, plots: list[Plot], out_dir: Path

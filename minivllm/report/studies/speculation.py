@@ -14,7 +14,8 @@ from minivllm.analysis.rows import number
 from minivllm.analysis.statistics import Estimate
 from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import FAINT, MIST, SAND, SLATE, TAUPE
+from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
+from minivllm.report.figures.palette import FAINT, MARKERS, MIST, PALETTE, SAND, SLATE, TAUPE
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -90,6 +91,7 @@ class SpeculationStudy(Study[list[Worth]]):
     """When drafts pay."""
 
     name = "speculation"
+    leads = True
     title = "When do drafts pay?"
     figure_names = ("speculation", "break_even")
     file_names = ("speculation.md",)
@@ -103,8 +105,34 @@ class SpeculationStudy(Study[list[Worth]]):
 
     def conclusion(self, result: list[Worth], inputs: ReportInputs) -> Conclusion:
         """The statements, and remarks on the cells."""
-        headline, *lines = statements(result)
-        return Conclusion(headline, [*lines, *remarks(inputs.cells)])
+        lines = statements(result)
+        headline = answer(result) or lines.pop(0)
+        return Conclusion(headline, [*lines, *remarks(inputs.cells, inputs.knobs)])
+
+    def picture(self, result: list[Worth], inputs: ReportInputs) -> Chart | None:
+        """What the best cell of each proposer gives at each load."""
+        judged = [one for one in result if not one.given] or result
+        lines = []
+        for index, name in enumerate(dict.fromkeys(one.proposer for one in judged)):
+            best: dict[float, Worth] = {}
+            for one in judged:
+                known = best.get(one.requests)
+                if one.proposer == name and (
+                    known is None or one.speedup.ratio > known.speedup.ratio
+                ):
+                    best[one.requests] = one
+            points = [
+                LoadPoint(load, one.speedup.ratio, one.speedup.low, one.speedup.high)
+                for load, one in sorted(best.items())
+            ]
+            colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
+            lines.append(LoadLine(name, colour, points, marker))
+        caption = (
+            "Output tokens/s over those without drafts, of the best cell of each proposer; a line "
+            "through a point: 95 % interval."
+        )
+        panels = [("", "with / without drafts", lines)]
+        return over_loads(self.title, panels, "requests at once", caption, even=1.0)
 
     def statements(self, result: list[Worth], inputs: ReportInputs) -> list[str]:
         return statements(result)
@@ -144,14 +172,36 @@ def _speculates(cell: Cell) -> bool:
     return cell.first("config.speculative._target_") not in (None, NOT_SPECULATING)
 
 
-def statements(result: Sequence[Worth]) -> list[str]:
-    """Sentences: the best at the least load and at the greatest, and what is set."""
-    # A cell whose proposer found nothing says what noise there is, not what drafts are worth.
-    judged = [
+def drafting(result: Sequence[Worth]) -> list[Worth]:
+    """Cells with drafts and an acceptance that was measured: one whose proposer found nothing says
+    what noise there is, not what drafts are worth."""
+    return [
         one
         for one in result
         if not one.given and one.cell.mean("speculation.num_drafts") not in (0, 0.0)
     ]
+
+
+def answer(result: Sequence[Worth]) -> str:
+    """Whether drafts pay at the least load and at the greatest, in one sentence; "" where none was
+    made."""
+    judged, parts = drafting(result), []
+    for requests in dict.fromkeys(edges(judged)):
+        at = [one for one in judged if one.requests == requests]
+        best = max(at, key=lambda one: one.speedup.ratio)
+        low, high, given = best.speedup.low, best.speedup.high, ratio(best.speedup.ratio)
+        where = f"with {count(int(requests), 'request')} at once"
+        if low is None or high is None:
+            parts.append(f"give {given} {where} ({best.proposer}){caveat(best.cell, best.base)}")
+        else:
+            pays = "pay" if low > 1 else "do not pay" if high < 1 else "may not pay"
+            parts.append(f"{pays} {where} ({best.proposer} gives {given})")
+    return f"Drafts {' and '.join(parts)}." if parts else ""
+
+
+def statements(result: Sequence[Worth]) -> list[str]:
+    """Sentences: the best at the least load and at the greatest, and what is set."""
+    judged = drafting(result)
     lines = []
     for requests in dict.fromkeys(edges(judged)):
         at = [one for one in judged if one.requests == requests]

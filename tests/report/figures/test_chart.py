@@ -246,9 +246,9 @@ def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
     plot = figure_of(distributions, gather(read_rows(tmp_path / "runs")[0]))
     assert plot is not None
     ttft, itl = sources(plot)
-    # least, median, greatest of 11
-    assert (ttft["x"][0], ttft["x"][5], ttft["x"][-1]) == (10, 60, 110)
-    assert (ttft["y"][0], ttft["y"][5], ttft["y"][-1]) == (0, 50, 100)
+    # least, median, greatest of 11, each with both ends of its step
+    assert ttft["x"] == [10.0 * (1 + at // 2) for at in range(22)]
+    assert ttft["y"] == pytest.approx([100 / 11 * ((at + 1) // 2) for at in range(22)], rel=1e-3)
     assert itl["x"][0] == pytest.approx(100, rel=1e-3) and itl["x"][-1] == pytest.approx(
         200, rel=1e-3
     )

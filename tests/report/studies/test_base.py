@@ -56,7 +56,7 @@ def test_a_leading_study_answers_the_question_of_the_page(tmp_path: Path) -> Non
     )
     assert page.text.index("How many cells are there?") < page.text.index("What was measured?")
     assert (out / "counting.txt").read_text() == "2\n"
-    lead = leading(findings(inputs, studies))
+    lead = leading(findings(inputs, studies), inputs)
     assert lead is not None and lead.study is studies[-1]
     assert Counting.asked == 1  # once for each report
     alone = write_report(read(cells(tmp_path / "one", 1)), out, studies)

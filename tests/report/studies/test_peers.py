@@ -9,7 +9,9 @@ import pytest
 
 from minivllm.bench.records.record import Failure, Record
 from minivllm.report.inputs import ReportInputs, read
+from minivllm.report.page import write_report
 from minivllm.report.studies.peers import PeersStudy
+from tests.report.pagereader import Page
 from tests.report.synthetic import make_record, write
 
 STUDY = PeersStudy()
@@ -50,7 +52,10 @@ def lines_of(folder: Path, records: list[Record]) -> dict[tuple[str, str], list[
     found = STUDY.find(inputs)
     assert found is not None
     return {
-        (line.bits, line.question.partition(" (")[0]): [*(e.text for e in line.answers), line.ahead]
+        (line.bits, line.question.text.partition(" (")[0]): [
+            *(e.text for e in line.answers),
+            line.ahead,
+        ]
         for line in found.lines
     }
 
@@ -105,7 +110,9 @@ def test_each_length_of_the_prompts_has_rows_of_its_own(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, records)
     found = STUDY.find(inputs)
     assert found is not None
-    lines = {line.question: [*(e.text for e in line.answers), line.ahead] for line in found.lines}
+    lines = {
+        line.question.text: [*(e.text for e in line.answers), line.ahead] for line in found.lines
+    }
     assert lines["1 at once, decode (tok/s), prompt of 8,192"] == ["40.0", "30.0", "1.33×"]
     assert lines["1 at once, decode (tok/s), prompt of 32,000"] == ["20.0", "–", "–"]
 
@@ -141,7 +148,40 @@ def test_our_eight_bit_activations_have_a_column_of_their_own(tmp_path: Path) ->
     assert found is not None
     assert found.engines == ("minivllm", "minivllm, int8 activations", "openvino")
     assert ["80.0", "110", "100"] in [[e.text for e in line.answers] for line in found.lines]
-    assert "1.10×" in [line.ahead for line in found.lines]
+    ahead = "default (weights only) 0.800×; int8 activations 1.10×"
+    assert ahead in [line.ahead for line in found.lines]
+
+
+def test_the_page_answers_load_by_load_with_the_name_of_each_ratio(tmp_path: Path) -> None:
+    """Loads are never ranked together, and the default is not passed over for a column that is
+    faster."""
+    records = [
+        measured("minivllm", "int8", 1, 30.0),
+        measured("minivllm", "int8", 8, 80.0),
+        measured("minivllm", "int8", 8, 110.0, activations="int8"),
+        measured("minivllm", "bf16", 8, 60.0),
+        measured("openvino", "bf16", 8, 50.0),
+        measured("openvino", "int8", 8, 100.0),
+        measured("openvino", "int8", 1, 20.0),
+    ]
+    inputs = inputs_of(tmp_path, records)
+    found = STUDY.find(inputs)
+    assert found is not None
+    assert STUDY.conclusion(found, inputs).headline == (
+        "minivllm over the best other engine: by default (weights only) 1.50× at 1 at once and "
+        "0.800× to 1.20× at 8 at once; with int8 activations 1.10× at 8 at once."
+    )
+    picture = STUDY.picture(found, inputs)
+    assert picture is not None and [*picture.legend] == [
+        "16 bits",
+        "8 bits",
+        "8 bits, int8 activations",
+    ]
+    page = Page(write_report(inputs, tmp_path / "out"))
+    assert page.text.index("How fast is each engine with ") < page.text.index(
+        "Engines side by side"
+    )
+    assert page.text.index("minivllm over the best other") < page.text.index("What was measured?")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from minivllm.analysis.format import (
     interval,
     listing,
     p_value,
+    ratio,
     show,
     sig,
     spanned,
@@ -26,6 +28,7 @@ from minivllm.analysis.ranking import NAMES, THROUGHPUT
 from minivllm.analysis.rows import Row, distinct
 from minivllm.report import verdict
 from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.opening import ForestRow, forest
 from minivllm.report.figures.palette import BETTER, FAINT, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.style import MAX_BARS
@@ -127,6 +130,27 @@ class ComparisonStudy(Study[ComparedRuns]):
             "compare.md": markdown(result.comparison, result.names),
             "compare.csv": csv_table(HEADINGS, table_rows(result.comparison)),
         }
+
+    def picture(self, result: ComparedRuns, inputs: ReportInputs) -> Chart | None:
+        """A row a cell, the greatest change first."""
+        comparison = result.comparison
+        known = [cell for cell in comparison.cells if cell.ratio is not None]
+        known.sort(key=lambda cell: -abs(math.log(cell.ratio or 1.0)))
+        rows = [
+            ForestRow(
+                comparison.name(cell),
+                cell.ratio or 1.0,
+                cell.low,
+                cell.high,
+                COLOURS.get(cell.verdict, NEUTRAL),
+                cell.verdict,
+                ratio(cell.ratio),
+            )
+            for cell in known
+        ]
+        label = f"{_said(comparison.metric)}, after / before"
+        caption = "The ratio of the typical block, and its 95 % interval."
+        return forest("By how much did each change?", rows, label, caption, even=1.0)
 
     def figures(self, result: ComparedRuns, inputs: ReportInputs) -> list[Described | None]:
         return [figure(result.comparison, result.names)]

@@ -9,7 +9,24 @@ from minivllm.analysis.format import count, sig
 from minivllm.analysis.rows import Row
 from minivllm.bench.metrics.telemetry_validity import OTHERS_PERCENT
 
+MOST_TOLD = 4  # kernels in a headline
 ABOVE = 1.05  # of the measured limit, which has its own noise
+
+
+def shares_by_kernel(record: dict[str, Any]) -> dict[str, list[float]]:
+    """The share of the measured limit that each case of a kernel reaches, in per cent."""
+    shares: dict[str, list[float]] = {}
+    for row in record["rows"]:
+        if row.get("of_floor"):
+            shares.setdefault(row["kernel"], []).append(100 * row["of_floor"])
+    return shares
+
+
+def answer(record: dict[str, Any]) -> str:
+    """How near the kernels come to the limit, in one sentence; "" where no limit is known."""
+    parts = [f"{kernel} {_span(shares)} %" for kernel, shares in shares_by_kernel(record).items()]
+    more = f" and {len(parts) - MOST_TOLD} more" if len(parts) > MOST_TOLD else ""
+    return f"Of the measured limit: {', '.join(parts[:MOST_TOLD])}{more}." if parts else ""
 
 
 def findings(record: dict[str, Any]) -> list[str]:

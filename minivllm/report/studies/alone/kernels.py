@@ -4,6 +4,7 @@ measured roofline."""
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from minivllm import redaction
@@ -15,13 +16,20 @@ from minivllm.bench.records.storage import KERNELS
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import read_object
 from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.opening import ForestRow, forest
 from minivllm.report.figures.palette import INK, MARKERS, PALETTE
 from minivllm.report.figures.render import Described, Plot
+from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.provenance import facts
 from minivllm.report.sections import MAX_ROWS
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
-from minivllm.report.studies.alone.kernel_findings import case_name, findings
+from minivllm.report.studies.alone.kernel_findings import (
+    answer,
+    case_name,
+    findings,
+    shares_by_kernel,
+)
 from minivllm.report.studies.alone.page import write_alone
 from minivllm.report.studies.base import Study
 from minivllm.report.terminal import bare_table
@@ -118,6 +126,20 @@ class KernelsStudy(Study[dict[str, Any]]):
     def files(self, result: dict[str, Any], inputs: ReportInputs) -> dict[str, str]:
         """kernels.md and kernels.csv."""
         return {"kernels.md": markdown(result), "kernels.csv": csv_text(result)}
+
+    def conclusion(self, result: dict[str, Any], inputs: ReportInputs) -> Conclusion:
+        """How near each kernel comes to the limit."""
+        lines = findings(result)
+        return Conclusion(answer(result) or lines.pop(0), lines)
+
+    def picture(self, result: dict[str, Any], inputs: ReportInputs) -> Chart | None:
+        """A row a kernel: the median of its shares of the limit, and from the least to the most."""
+        rows = [
+            ForestRow(kernel, median(shares), min(shares), max(shares))
+            for kernel, shares in shares_by_kernel(result).items()
+        ]
+        caption = "The median over the cases of a kernel; a line: from the least to the greatest."
+        return forest(self.title, rows, "% of the measured limit", caption, even=100.0)
 
     def figures(self, result: dict[str, Any], inputs: ReportInputs) -> list[Described | None]:
         return [figure(result)]

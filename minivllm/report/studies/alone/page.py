@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from minivllm.report.figures.render import finish
+from minivllm.report.figures.opening import NAME as OPENING
+from minivllm.report.figures.render import finish, finish_opening
 from minivllm.report.html import Front, Section, page
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import commands, newest
@@ -40,7 +41,12 @@ def write_alone(
     """
     make_folder(out_dir)
     plots = {one.name: finish(one) for one in study.figures(result, inputs) if one is not None}
-    for name in study.figure_names:
+    drawn = study.picture(result, inputs)
+    picture = None if drawn is None else finish_opening(drawn)
+    own = [*plots.values()]
+    if picture is not None:
+        plots[picture.name] = picture
+    for name in (OPENING, *study.figure_names):
         write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
     for name, text in study.files(result, inputs).items():
         write_bytes(out_dir / name, text.encode())
@@ -49,7 +55,7 @@ def write_alone(
         Section(
             study.name,
             study.title,
-            study.section(result, inputs, [*plots.values()], out_dir),
+            study.section(result, inputs, own, out_dir),
             study.template,
         ),
         Section("asked", title, {"facts": facts, "commands": commands(inputs.rows)}),
@@ -58,6 +64,7 @@ def write_alone(
         study.question(result, inputs),
         names,
         study.conclusion(result, inputs),
+        picture,
         newest(inputs.rows),
         command=command,
     )

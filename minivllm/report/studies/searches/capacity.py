@@ -12,7 +12,17 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.rows import Row, record_folder
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import BETTER, FAINT, INK, SLATE, UNDECIDED, WORSE
+from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
+from minivllm.report.figures.palette import (
+    BETTER,
+    FAINT,
+    INK,
+    MARKERS,
+    PALETTE,
+    SLATE,
+    UNDECIDED,
+    WORSE,
+)
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -51,6 +61,31 @@ class CapacityStudy(Study[list[CapacityRun]]):
 
     def conclusion(self, result: list[CapacityRun], inputs: ReportInputs) -> Conclusion:
         return verdict(result, inputs.cells)
+
+    def picture(self, result: list[CapacityRun], inputs: ReportInputs) -> Chart | None:
+        """The share of requests that met their objectives by the rate, a line a search."""
+        lines = [
+            LoadLine(
+                name if len(result) > 1 else "",
+                PALETTE[index % len(PALETTE)],
+                [
+                    LoadPoint(probe.rate, 100 * probe.share, *(100 * end for end in ends))
+                    for probe in search.capacity.probes
+                    for ends in [probe.interval(search.capacity.criterion)]
+                ],
+                MARKERS[index % len(MARKERS)],
+            )
+            for index, (name, search) in enumerate(_named(result))
+        ]
+        first = result[0].capacity
+        goal = 100 * first.criterion.attainment
+        return over_loads(
+            "At which rates are the objectives met?",
+            [("", "% that met their objectives", lines)],
+            f"rate of arrival, {first.unit}",
+            f"Dashed: the {sig(goal)} % that are wanted; a line through a point: its interval.",
+            even=goal,
+        )
 
     def figures(self, result: list[CapacityRun], inputs: ReportInputs) -> list[Described | None]:
         return [figure(result)]

@@ -13,6 +13,7 @@ from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.ranking import LATENCIES, NAMES, keeps_up
 from minivllm.report import tables
 from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.opening import ForestRow, forest
 from minivllm.report.figures.palette import BETTER, INK, WORSE
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.style import short
@@ -51,6 +52,14 @@ class TuningStudy(Study[Tuning]):
         """The best trial within the limits, or the nearest to them, and how far to trust it."""
         headline, *lines = sentences(result)
         return Conclusion(headline, [*lines, *remarks(inputs.cells)])
+
+    def picture(self, result: Tuning, inputs: ReportInputs) -> Chart | None:
+        """The best trials within the limits, or where none is, all in their order."""
+        objective = result.columns[0]
+        trials = [one for one in result.kept or result.trials if one.objective is not None]
+        rows = [ForestRow(one.cell.label, _scaled(one, objective)) for one in trials]
+        caption = "Means over blocks, those within the limits first."
+        return forest("What did the trials reach?", rows, objective.heading, caption)
 
     def statements(self, result: Tuning, inputs: ReportInputs) -> list[str]:
         return sentences(result)

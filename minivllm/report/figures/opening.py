@@ -1,0 +1,186 @@
+"""The one picture beside the answer of a page: a row for each thing compared, or a line for each
+over the loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minivllm.analysis.format import sig
+from minivllm.report.figures.chart import Chart, Panel, Series
+from minivllm.report.figures.palette import BLUE, FAINT, PALETTE
+
+NAME = "opening"  # of its file
+MOST_ROWS = 8  # that a first screen has room for
+MOST_LINES = len(PALETTE)
+FAR_APART = 4  # the same of ratios
+TOO_FAR = 20  # a logarithmic axis where the greatest is so many times the least
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One row: a value with its interval, or with the range of its blocks.
+
+    `low` and `high` are None where there is none; rows of one `label` share an entry of the legend.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    colour: str = BLUE
+    label: str = ""
+    words: str = ""  # beside it; "": the value
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """One point of a line, and the ends of its interval if it has one."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class LoadLine:
+    """A line over the loads. Where `wins` is given, the points at these x are drawn full, the
+    others hollow."""
+
+    label: str
+    colour: str
+    points: Sequence[LoadPoint]
+    marker: str = "o"
+    dashed: bool = False
+    wins: frozenset[float] | None = None
+
+
+def forest(
+    title: str,
+    rows: Sequence[ForestRow],
+    x_label: str,
+    caption: str,
+    even: float | None = None,
+) -> Chart | None:
+    """A row for each thing compared, the first MOST_ROWS; None without rows.
+
+    Args:
+        title: a question or what is shown.
+        rows: from the top.
+        x_label: of the axis.
+        caption: what a mark and its line are.
+        even: where nothing differs, a dashed line.
+    """
+    if not rows:
+        return None
+    shown = list(rows[:MOST_ROWS])
+    far = _is_far([row.value for row in shown], TOO_FAR if even is None else FAR_APART)
+    series: list[Series] = []
+    if even is not None:
+        ends = [-0.6, len(shown) - 0.4]
+        series.append(Series("", FAINT, [even, even], ends, "line", dashed=True))
+    for label, colour in dict.fromkeys((row.label, row.colour) for row in shown):
+        members = [
+            (place, row)
+            for place, row in enumerate(shown)
+            if (row.label, row.colour) == (label, colour)
+        ]
+        series.append(
+            Series(
+                label,
+                colour,
+                [row.value for _, row in members],
+                [float(place) for place, _ in members],
+                names=[row.words or sig(row.value) for _, row in members],
+                low=[row.value if row.low is None else row.low for _, row in members],
+                high=[row.value if row.high is None else row.high for _, row in members],
+            )
+        )
+    panel = Panel(
+        "",
+        x_label + " (log scale)" * far,
+        "",
+        series,
+        log_x=far,
+        x_from_zero=even is None,
+        named=True,
+        rows=[row.name for row in shown],
+    )
+    if len(rows) > len(shown):
+        caption += f" The first {len(shown)} of {len(rows)}."
+    alt = "; ".join(f"{row.name}: {row.words or sig(row.value)}" for row in shown)
+    return Chart(NAME, title, f"{title} {alt}.", caption, [("", [panel])])
+
+
+def over_loads(
+    title: str,
+    panels: Sequence[tuple[str, str, Sequence[LoadLine]]],
+    x_label: str,
+    caption: str,
+    ticks: Sequence[str] = (),
+    even: float | None = None,
+) -> Chart | None:
+    """Lines over the loads, the first MOST_LINES of each panel; None without a point.
+
+    Args:
+        title: a question or what is shown.
+        panels: title, label of the y axis, and lines of each.
+        x_label: of all.
+        caption: what lines and points are.
+        ticks: names of the loads, where x counts them from 0.
+        even: height of a dashed line across, where nothing differs.
+    """
+    if not any(line.points for _, _, lines in panels for line in lines):
+        return None
+    xs = sorted({point.x for _, _, lines in panels for line in lines for point in line.points})
+    far = not ticks and _is_far(xs)
+    drawn = [
+        Panel(
+            name,
+            x_label + " (log scale)" * far,
+            y_label,
+            [*_even(even, xs), *(one for line in lines[:MOST_LINES] for one in _line(line))],
+            log_x=far,
+            x_from_zero=not ticks,
+            y_from_zero=even is None,
+            ticks=ticks,
+        )
+        for name, y_label, lines in panels
+    ]
+    if any(len(lines) > MOST_LINES for _, _, lines in panels):
+        caption += f" The first {MOST_LINES} lines."
+    if any(line.wins is not None for _, _, lines in panels for line in lines):
+        caption += " Full: the best at its load."
+    named = ", ".join(dict.fromkeys(line.label for _, _, lines in panels for line in lines))
+    alt = f"{title} Lines over {x_label}: {named}."
+    return Chart(NAME, title, alt, caption, [("", drawn)])
+
+
+def _even(even: float | None, xs: Sequence[float]) -> list[Series]:
+    if even is None:
+        return []
+    return [Series("", FAINT, [xs[0], xs[-1]], [even, even], "line", dashed=True)]
+
+
+def _line(line: LoadLine) -> list[Series]:
+    """The line, its points, and the interval of each."""
+    xs, ys = [point.x for point in line.points], [point.y for point in line.points]
+    several = len(xs) > 1
+    series = [Series(line.label, line.colour, xs, ys, "line", dashed=line.dashed)] * several
+    for point in line.points:
+        if point.low is not None and point.high is not None:
+            ends = [point.low, point.high]
+            series.append(Series("", line.colour, [point.x] * 2, ends, "line"))
+    for full in (True, False):
+        kept = [p for p in line.points if (line.wins is None or p.x in line.wins) is full]
+        if kept:
+            label = "" if several else line.label
+            at = [point.x for point in kept], [point.y for point in kept]
+            series.append(Series(label, line.colour, *at, marker=line.marker, hollow=not full))
+    return series
+
+
+def _is_far(values: Sequence[float], times: float = TOO_FAR) -> bool:
+    """Whether values lie so far apart that an axis has to be logarithmic."""
+    return min(values) > 0 and max(values) > times * min(values)

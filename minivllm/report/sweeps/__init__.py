@@ -1,0 +1,1 @@
+"""What a plain sweep answers: a sentence, and the picture beside it."""

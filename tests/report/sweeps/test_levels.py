@@ -1,0 +1,102 @@
+"""Which option for which load, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minivllm.analysis.cell import Cell
+from minivllm.analysis.cells import gather
+from minivllm.analysis.rows import read_rows
+from minivllm.bench.records.record import Record
+from minivllm.report.sweeps.answer import picture
+from minivllm.report.sweeps.levels import levels_of, runs, sentence
+from minivllm.report.verdict import verdict
+from tests.report.synthetic import make_record, write
+
+Speeds = dict[tuple[str, int], float]  # tokens a second by precision and requests at once
+
+
+def record(quant: str, batch: int, speed: float, block: int) -> Record:
+    name = f"{quant}-{batch}"
+    made = make_record(quant, block=block, arm=name, cell_id=name, run_id=f"{name}-{block}")
+    made.config["arrival"] = {"concurrency": batch}
+    made.workload_hash = "the same"
+    made.metrics.output_tokens_per_s = speed * (1 + 0.001 * block)
+    return made
+
+
+def cells_of(folder: Path, speeds: Speeds, blocks: int = 3) -> list[Cell]:
+    records = [record(*at, speed, block) for block in range(blocks) for at, speed in speeds.items()]
+    return gather(read_rows(write(folder, records, parquet=False))[0])
+
+
+def test_the_best_is_found_for_each_load(tmp_path: Path) -> None:
+    """Not the fastest of all cells, which is that of the greatest load."""
+    cells = cells_of(
+        tmp_path,
+        {("fp16", 1): 10, ("nf4", 1): 15, ("fp16", 16): 120, ("nf4", 16): 80},
+    )
+    found = levels_of(cells)
+    assert found is not None and found.is_load
+    assert (found.option, found.of, found.options) == (
+        "quant",
+        "arrival.concurrency",
+        ("fp16", "nf4"),
+    )
+    assert [(run.options, run.where) for run in runs(found)] == [
+        (("nf4",), "1 at once"),
+        (("fp16",), "16 at once"),
+    ]
+    text = "The fastest: at 1 at once nf4 (1.50× fp16), at 16 at once fp16 (1.50× nf4)."
+    assert sentence(found) == verdict(cells).headline == text
+    chart = picture(cells)
+    assert chart is not None and [*chart.legend] == ["fp16", "nf4"]
+    (panel,) = chart.rows[0][1]
+    hollow = [series.x for series in panel.series if series.kind == "points" and series.hollow]
+    assert hollow == [[16.0], [1.0]] or hollow == [[1.0], [16.0]]  # what is not the best there
+
+
+def test_neighbouring_loads_with_one_answer_are_told_together(tmp_path: Path) -> None:
+    speeds: Speeds = {}
+    for batch, (fp16, nf4) in {1: (10, 20), 2: (20, 30), 4: (40, 40.01), 8: (90, 60)}.items():
+        speeds |= {("fp16", batch): fp16, ("nf4", batch): nf4}
+    found = levels_of(cells_of(tmp_path, speeds))
+    assert found is not None
+    assert sentence(found) == (
+        "The fastest: at 1 at once to 2 at once nf4 (1.50× to 2.00× fp16), at 4 at once nf4 or "
+        "fp16 (not separated), at 8 at once fp16 (1.50× nf4)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fp16", "said"),
+    [
+        (10.0, "nf4 is the fastest at every load (1.50× fp16)."),
+        (15.0, "nf4 and fp16 are the fastest at every load (not separated)."),
+    ],
+)
+def test_one_answer_for_every_load_is_one(fp16: float, said: str, tmp_path: Path) -> None:
+    speeds = {
+        (quant, batch): batch * speed
+        for batch in (1, 4)
+        for quant, speed in (("fp16", fp16 - 1e-4), ("nf4", 15.0))
+    }
+    found = levels_of(cells_of(tmp_path, speeds))
+    assert found is not None and sentence(found) == said
+
+
+def test_a_sweep_of_one_knob_or_without_a_load_has_no_levels(tmp_path: Path) -> None:
+    assert levels_of(cells_of(tmp_path / "one", {("fp16", 1): 10, ("nf4", 1): 15})) is None
+    records = [
+        make_record(quant, batching, block, i)
+        for block in range(3)
+        for i, (quant, batching) in enumerate(
+            (quant, batching)
+            for quant in ("fp16", "nf4")
+            for batching in ("sequential", "continuous")
+        )
+    ]
+    cells = gather(read_rows(write(tmp_path / "two", records, parquet=False))[0])
+    assert levels_of(cells) is None  # their effects multiply
