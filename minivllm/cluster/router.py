@@ -7,6 +7,7 @@ and simulated engines.
 
 from __future__ import annotations
 
+import reprlib
 import zlib
 from bisect import bisect_left
 from collections import Counter, OrderedDict
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from minivllm.cache.prefix import TokenSequence, block_keys
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, first_line
 from minivllm.parallel.options import NO_PREFIXES, ParallelOptions
 from minivllm.platform.plug_ins import make_own
 
@@ -26,7 +27,8 @@ class RoutedRequest:
 
     Args:
         request_id: unique among unfinished requests.
-        prompt_token_ids: a list, or in a simulation any object with a length and slices.
+        prompt_token_ids: a list; or any object with a length and slices, as in a simulation, or
+            where slices carry the digests of images (`RequestInputs.keyed`).
         max_tokens: of its output; 0 where it has no limit of its own.
         session: the conversation, job or user that it belongs to; None: nobody said.
     """
@@ -53,6 +55,11 @@ class CacheShape:
 
     block_size: int
     num_blocks: int
+
+
+class RoutingFailed(RuntimeError):
+    """A router of the user's own does not choose a live replica; the message is one line that
+    names its class."""
 
 
 class Router:
@@ -85,16 +92,32 @@ class Router:
 
         Raises:
             RuntimeError: no replica is alive.
+            RoutingFailed: a router of the user's own raises an error, or returns no live replica.
         """
         if not self.alive:
             raise RuntimeError("no replica is alive")
-        replica = self.choose(request, self._in_order)
+        try:
+            replica = self.choose(request, self._in_order)
+        except Exception as error:
+            if type(self).__module__.startswith("minivllm."):
+                raise
+            raise self._failed(f"raised {type(error).__name__}: {first_line(error)}") from error
+        if replica.__class__ is not int or replica not in self.alive:
+            raise self._failed(f"returned {reprlib.repr(replica)}")
         self.given[replica] += 1
         place = hash((zlib.crc32(request.request_id.encode()), replica))
         self.assignment = (self.assignment + place) % (1 << 32)
         self.queued[replica] += request.num_tokens
         self._at[request.request_id] = replica, request.num_tokens
         return replica
+
+    def _failed(self, what: str) -> RoutingFailed:
+        own = f"{type(self).__module__}.{type(self).__qualname__}"
+        live = ", ".join(map(str, self._in_order))
+        return RoutingFailed(
+            f"parallel.router: choose() of {own} {what}; it must return one of the live replicas, "
+            f"an int of {live}"
+        )
 
     def choose(self, request: RoutedRequest, alive: Sequence[int]) -> int:
         """The policy: one of the replicas that are alive, in ascending order and at least one."""
@@ -323,6 +346,9 @@ def make_router(options: ParallelOptions, cache: CacheShape | None) -> Router:
         router: Router = make_own(
             "parallel.router", options.router, Router, OWN, num_replicas=replicas
         )
+        if not hasattr(router, "alive"):
+            name = options.router["_target_"]
+            raise BadInput(f"parallel.router: {name} must call Router.__init__(num_replicas)")
         return router
     for policy in SIMPLE:
         if policy.name == options.router:

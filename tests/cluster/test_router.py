@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +17,13 @@ from minivllm.cluster.router import (
     RoundRobin,
     RoutedRequest,
     Router,
+    RoutingFailed,
     StickySession,
     block_hashes,
     make_router,
 )
 from minivllm.errors import BadInput
+from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
 from minivllm.parallel.options import ParallelOptions
 
 POLICIES = ("least_tokens", "prefix_aware", "round_robin", "session")
@@ -285,6 +288,70 @@ def test_a_router_of_the_user_s_own() -> None:
     assert router.route(request("r0", [1])) == 1
     with pytest.raises(BadInput, match="is no router"):
         make_router(ParallelOptions(router={"_target_": f"{__name__}.NoRouter"}), None)
+
+
+class Nonsense(Router):
+    """A router of a user's own that returns what it is given."""
+
+    def __init__(self, num_replicas: int, answer: Any) -> None:
+        super().__init__(num_replicas)
+        self.answer = answer
+
+    def choose(self, request: RoutedRequest, alive: Any) -> int:
+        if self.answer == "raise":
+            raise KeyError(request.request_id)
+        return self.answer  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (3, "returned 3"),
+        (-1, "returned -1"),
+        (1, "returned 1"),  # it is dead
+        (None, "returned None"),
+        (True, "returned True"),
+        (0.0, r"returned 0\.0"),
+        ("0" * 10_000, r"returned '000+\.\.\.0+'"),
+        ("raise", "raised KeyError: 'r0'"),
+    ],
+)
+def test_a_router_that_chooses_no_live_replica_is_named_in_one_line(
+    answer: Any, words: str
+) -> None:
+    own = {"_target_": f"{__name__}.Nonsense", "answer": answer}
+    router = make_router(ParallelOptions(replicas=3, router=own), None)
+    router.lose(1)
+    with pytest.raises(RoutingFailed, match=rf"parallel\.router: .*Nonsense {words}; .* 0, 2$"):
+        router.route(request("r0", [1]))
+    assert router.given == [0, 0, 0] and router.queued == [0, 0, 0] and not router.lose(0)
+
+
+class Unready(Router):
+    """A router whose construction leaves out the base's."""
+
+    def __init__(self, num_replicas: int) -> None:
+        pass
+
+
+def test_a_router_calls_the_constructor_of_its_base() -> None:
+    own = {"_target_": f"{__name__}.Unready"}
+    with pytest.raises(BadInput, match=r"Unready must call Router\.__init__"):
+        make_router(ParallelOptions(replicas=2, router=own), None)
+
+
+def test_different_pictures_share_no_prefix() -> None:
+    """Their placeholders are the same tokens; only a picture that comes again is a match."""
+    router = router_of("prefix_aware", 2, CacheShape(16, 400))
+    where = []
+    for number in (*range(8), 0):
+        image = ProcessedImage(b"%d" % number, np.zeros((1, 1), np.uint8), 64)
+        inputs = RequestInputs((image,), (ImageSpan(3, 64, 0),))
+        tokens = inputs.keyed([1, 2, 3] + [49190] * 64 + [7, 8])
+        where.append(router.route(RoutedRequest("r", tokens, 8)))
+        router.end("r")
+    assert where == [0, 1] * 4 + [0]
+    assert (router.counters["prefix_matches"], router.counters["prefix_tokens_matched"]) == (1, 64)
 
 
 class NoRouter:

@@ -48,6 +48,7 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import Content
 from minivllm.passes.compile import CompileLayers
 from minivllm.passes.determinism import close_engine
@@ -79,8 +80,8 @@ class MinivllmEngine(Adapter):
         self.engine: Engine = build_engine(view, progress)
         self.tokenizer = self.engine.tokenizer
         vision = self.engine.loaded.vision
-        processor = None if vision is None else vision.processor
-        self.pictures = EnginePictures.of(Pictures(processor, self.tokenizer, view.vision))
+        self.processor = None if vision is None else vision.processor
+        self.pictures = EnginePictures.of(Pictures(self.processor, self.tokenizer, view.vision))
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._steps: list[StepTimed] = []
         self._started: dict[str, float | None] = {}  # until it is told
@@ -167,9 +168,15 @@ class MinivllmEngine(Adapter):
         if event.state is RequestState.PREFILL:
             self._started.setdefault(event.request.request_id, event.time_s)
 
-    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        inputs = None
-        if self.pictures is not None:
+    def submit(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        inputs: RequestInputs | None = None,
+    ) -> None:
+        """See BenchEngine. `inputs` are images that another process has put into the prompt."""
+        if inputs is None and self.pictures is not None:
             inputs = self.pictures.take(request_id, prompt_token_ids)
         self.engine.add_request(request_id, prompt_token_ids, params, False, inputs)
 

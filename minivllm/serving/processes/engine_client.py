@@ -14,7 +14,7 @@ from minivllm.bench.hardware.gpu import replica_gpus
 from minivllm.cluster.actors import RayActors
 from minivllm.cluster.handover import make_handovers
 from minivllm.cluster.placement import ALONE, placements
-from minivllm.cluster.router import CacheShape, RoutedRequest, make_router
+from minivllm.cluster.router import CacheShape, RoutedRequest, RoutingFailed, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
@@ -195,7 +195,7 @@ class EngineClient:
             session: the conversation or client that it belongs to, for a router that goes by it.
 
         Raises:
-            ApiError: the engine has stopped.
+            ApiError: the engine has stopped, or the router fails.
         """
         if not self.is_alive:
             raise unavailable(DIED)
@@ -206,19 +206,22 @@ class EngineClient:
         stream = TokenStream(
             request_id, params.n, len(prompt_token_ids), self._most_waiting, self._abort
         )
-        self.streams[request_id] = stream
-        most = params.n * (params.max_tokens or 0)
+        keyed = prompt_token_ids if inputs is None else inputs.keyed(prompt_token_ids)
         self._send(
-            RoutedRequest(request_id, prompt_token_ids, most, session),
+            RoutedRequest(request_id, keyed, params.n * (params.max_tokens or 0), session),
             Submit(request_id, prompt_token_ids, params, inputs),
             hands_over=params.n == params.beam_width == 1 and inputs is None,
         )
+        self.streams[request_id] = stream
         for listener in self.submitted:
             listener(stream)
         return stream
 
     def _send(self, request: RoutedRequest, message: Submit, hands_over: bool) -> None:
-        link = self._links[self.router.route(request)]
+        try:
+            link = self._links[self.router.route(request)]
+        except RoutingFailed as error:
+            raise internal(str(error)) from None
         self._at[request.request_id] = link
         self._unanswered[request.request_id] = request, message, hands_over
         if hands_over and self.handovers is not None:
@@ -354,9 +357,15 @@ class EngineClient:
             return
         orphans = self._lose(link.number)
         for request_id in orphans:
+            stream = self.streams.get(request_id)
             if left and (asked := self._unanswered.get(request_id)) is not None:
-                self._send(*asked)
-            elif (stream := self.streams.get(request_id)) is not None:
+                try:
+                    self._send(*asked)
+                except ApiError as error:
+                    self._forget(request_id)
+                    if stream is not None:
+                        stream.fail(error)
+            elif stream is not None:
                 self._forget(request_id)
                 begun = f"{DIED_MIDWAY}, after {stream.num_output_tokens} tokens"
                 stream.fail(internal(begun) if left else unavailable(DIED))

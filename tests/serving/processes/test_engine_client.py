@@ -7,9 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from minivllm.cluster.router import RoutedRequest, Router
 from minivllm.engine.options import SamplingParams
+from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
 from minivllm.platform.processes.channel import Frames
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes.engine_client import EngineClient
@@ -139,6 +142,40 @@ def test_several_replicas_are_one_engine() -> None:
         assert client.state == EngineState(3, 6, 9, None) and client.counters == {"steps": 15.0}
         replicas.die(1)
         assert client.state.num_running == 2 and client.counters == {"steps": 15.0}
+
+    asyncio.run(run())
+
+
+def test_pictures_are_routed_by_their_digests() -> None:
+    async def run() -> None:
+        replicas = Replicas(2, "prefix_aware")
+        for number in (0, 1, 2, 3, 0):
+            image = ProcessedImage(b"%d" % number, np.zeros((1, 1), np.uint8), 8)
+            inputs = RequestInputs((image,), (ImageSpan(0, 8, 0),))
+            stream = replicas.client.submit([49] * 9, SamplingParams(), None, inputs)
+            replicas.client._abort(stream)
+        assert replicas.client.router.given == [3, 2]
+        assert replicas.client.router.counters["prefix_tokens_matched"] == 8
+
+    asyncio.run(run())
+
+
+class Nowhere(Router):
+    """A router of a user's own that chooses nothing, once a replica is dead."""
+
+    def choose(self, request: RoutedRequest, alive: Any) -> int:
+        return alive[0] if len(alive) == 2 else None  # type: ignore[return-value]
+
+
+def test_a_router_that_fails_is_an_error_of_the_request() -> None:
+    async def run() -> None:
+        replicas = Replicas(2, cast(Any, {"_target_": f"{__name__}.Nowhere"}))
+        stream = replicas.client.submit([1], SamplingParams())
+        replicas.die(0)
+        assert stream.error is not None and stream.error.status == 500
+        with pytest.raises(ApiError, match="Nowhere returned None") as refused:
+            replicas.client.submit([1], SamplingParams())
+        assert refused.value.status == 500 and not replicas.client.streams
 
     asyncio.run(run())
 

@@ -8,6 +8,8 @@ from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.cluster.router import CacheShape
 from minivllm.engine.options import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.vision.inputs import RequestInputs
+from minivllm.models.vision.processor import ImageProcessor
 from minivllm.parallel.handover import Content, Handover
 
 # ---- to a replica
@@ -26,6 +28,7 @@ class Serve(NamedTuple):
     confirm: bool = False
     hands_over: Handover | None = None
     prefix: Content = b""
+    inputs: RequestInputs | None = None  # its images
 
 
 class Ask(NamedTuple):
@@ -52,6 +55,7 @@ class Built(NamedTuple):
     tokenizer: Tokenizer | None
     cache: CacheShape | None  # of its prefixes; None: it caches none
     threads: int
+    processor: ImageProcessor | None = None  # of images; None: the model takes none
 
 
 class Outputs(NamedTuple):

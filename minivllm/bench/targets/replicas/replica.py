@@ -68,7 +68,10 @@ class ReplicaLoop:
             case Serve(request_id, prompt, params):
                 if message.prefix:
                     self._engine.put_prefix(prompt, message.prefix)
-                self._engine.submit(request_id, prompt, params)
+                if message.inputs is None:
+                    self._engine.submit(request_id, prompt, params)
+                else:
+                    self._engine.submit(request_id, prompt, params, message.inputs)
                 self._unfinished.add(request_id)
                 if message.hands_over is not None:
                     self._handing_over[request_id] = message
@@ -126,6 +129,7 @@ def serve(channel: Channel) -> int:
                 engine.tokenizer,
                 _prefix_cache(engine),
                 thread_count(config["runtime"], config["parallel"]["tensor"]),
+                engine.processor,
             )
         )
         ReplicaLoop(engine, channel).run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from minivllm.bench.hardware.gpu import device_of
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.bench.targets.base import EngineOutput
+from minivllm.bench.targets.engine_pictures import EnginePictures, require_pictures
 from minivllm.bench.targets.replicas.backends import Backend, Replica, make_backend
 from minivllm.bench.targets.replicas.merging import (
     Liveness,
@@ -41,6 +42,7 @@ from minivllm.config.tensor import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
+from minivllm.extras.vision.pictures import Pictures
 from minivllm.parallel.handover import Content, make_folder
 from minivllm.platform.processes.channel import wait
 
@@ -101,6 +103,8 @@ class ReplicatedEngine(RoutedEngine):
             raise
         self._prefixes: dict[str, Content] = {}  # of requests whose prompt is computed
         self.tokenizer = built[0].tokenizer
+        pictures = Pictures(built[0].processor, self.tokenizer, view.vision)
+        self.pictures = EnginePictures.of(pictures)
         self._threads = [one.threads for one in built]
         device = device_of(view.tree, built[0].info.model.get("device"))
         gpus = [
@@ -145,16 +149,19 @@ class ReplicatedEngine(RoutedEngine):
         one that is rejected later ends with the reason `refused`."""
         session = self._sessions.pop(request_id, None)
         wanted = params.max_tokens or 0
-        if self._handovers is not None:
+        inputs = None if self.pictures is None else self.pictures.take(request_id, prompt_token_ids)
+        splits = self._handovers is not None and inputs is None
+        if self._handovers is not None and splits:
             most = wanted or self.info.max_model_len - len(prompt_token_ids)
             params = self._handovers.split(request_id, prompt_token_ids, params, most)
-        routed = RoutedRequest(request_id, prompt_token_ids, wanted, session)
+        keyed = prompt_token_ids if inputs is None else inputs.keyed(prompt_token_ids)
+        routed = RoutedRequest(request_id, keyed, wanted, session)
         number = self.router.route(routed)
         confirm = not self._open
         hands_over = None
-        if self._handovers is not None and wanted != 1:
+        if self._handovers is not None and splits and wanted != 1:
             hands_over = self._handovers.by(number)
-        message = Serve(request_id, prompt_token_ids, params, confirm, hands_over)
+        message = Serve(request_id, prompt_token_ids, params, confirm, hands_over, inputs=inputs)
         self._replicas[number].channel.send(message)
         self._open.add(request_id)
         if confirm:
@@ -163,6 +170,9 @@ class ReplicatedEngine(RoutedEngine):
             except BadInput:
                 self._forget(request_id)
                 raise
+
+    def note_images(self, request_id: str, names: Sequence[str]) -> None:
+        require_pictures(self.pictures).note(request_id, names)
 
     def _forget(self, request_id: str) -> None:
         self._open.discard(request_id)
@@ -243,6 +253,8 @@ class ReplicatedEngine(RoutedEngine):
         for request_id in list(self._open):
             self._forget(request_id)
         self._outputs.clear()  # what was under way
+        if method == "reset" and not self._keep_prefixes and self.pictures is not None:
+            self.pictures.reset()
         self._count_anew()
 
     def steps(self) -> list[dict[str, Any]]:

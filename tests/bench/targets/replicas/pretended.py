@@ -99,7 +99,8 @@ class PretendedReplica:
 
     def _run(self, channel: Channel) -> None:
         channel.receive(None)
-        channel.send(Built(self.engine.info, None, CacheShape(4, 100), 1))
+        processor = getattr(self.engine, "processor", None)
+        channel.send(Built(self.engine.info, None, CacheShape(4, 100), 1, processor))
         try:
             ReplicaLoop(self.engine, channel).run()
         except Exception as error:

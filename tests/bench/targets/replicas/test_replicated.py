@@ -16,6 +16,7 @@ import pytest
 from minivllm.bench import supervisor
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
+from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.metrics.rows import breakdown
 from minivllm.bench.records import identity, storage
 from minivllm.bench.targets.base import SessionEngine
@@ -23,17 +24,23 @@ from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.bench.targets.replicas.replicated import ReplicatedEngine, is_replicated
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.cluster.placement import ALONE
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
 from tests.bench.targets.replicas.pretended import LIMIT, PretendedBackend
 from tests.forked import fork_known
+from tests.seeing import make_smolvlm
 
 SMALL = (
     *("runtime.device=cpu", "runtime.threads=1", "cache.num_blocks=64"),
     *("measure.roofline=false", "workload.num_requests=6", "workload.output_len=8"),
 )
 GREEDY = SamplingParams()
+PICTURES = (
+    *("workload=images", "workload.num_requests=6", "workload.output_len=6"),
+    *("workload.width=60", "workload.height=40", "workload.input_len=5"),
+)
 
 
 def workload(count: int, tokens: int = 5) -> Workload:
@@ -190,6 +197,30 @@ def test_processes_give_the_tokens_of_one_engine() -> None:
     finally:
         engine.close()
     assert not [child for child in children if child.is_running() and child.status() != "zombie"]
+
+
+@pytest.mark.parametrize("knobs", [(), ("parallel.disaggregated=true",)], ids=["whole", "apart"])
+def test_pictures_go_to_replicas_with_their_requests(
+    knobs: tuple[str, ...], tmp_path: Path
+) -> None:
+    make_smolvlm(tmp_path)
+    model = ["model=hf", f"model.path={tmp_path}", "quant=fp32", "cache.prefix_caching=true"]
+    config = compose([*SMALL, *model, *PICTURES, "parallel.replicas=2", *knobs])
+    alone = MinivllmEngine({**config, "parallel": {**config["parallel"], **ALONE}})
+    made = WorkloadMaker().make(alone, config["workload"], 0)
+    known = drive(alone, made, Offline(), GREEDY, Clock())
+    counted = alone.liveness()["vision"]
+    alone.close()
+    engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
+    try:
+        assert WorkloadMaker().make(engine, config["workload"], 0).hash == made.hash
+        traces = drive(engine, made, Offline(), GREEDY, Clock())
+        assert [trace.token_ids for trace in traces] == [trace.token_ids for trace in known]
+        vision = engine.liveness()["vision"]
+        assert vision["images_encoded"] == counted["images_encoded"] == 6.0
+        engine.reset()
+    finally:
+        engine.close()
 
 
 def test_replicas_of_two_ranks_are_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
