@@ -237,7 +237,9 @@ class Drive:
         self.sessions = engine if isinstance(engine, SessionEngine) else None
         self.index = {request.request_id: i for i, request in enumerate(requests)}
         self.params = request_params(params, requests, seed)
-        self.conversations = Conversations(requests, simulated=engine.info.clock is not None)
+        self.conversations = Conversations(
+            requests, engine.info.clock is not None, engine.info.tells_ids
+        )
         self.prompts = {
             i: prompt_for(engine, self.conversations.prompt(i)) for i in self.conversations.openings
         }

@@ -68,6 +68,7 @@ class EngineInfo:
     keeps_prefixes: bool = False  # reset() cannot empty its prefix cache
     warms_with_others: bool = False  # the warm-up shows it other prompts than those measured
     takes_chat: bool = False  # see ChatEngine
+    tells_ids: bool = True  # whether its answers are known as token ids
     # ids of processes that it computes in, besides this process and those that it has started
     processes: tuple[int, ...] = ()
     # ids of processes on this machine that somebody else has started and that answer: their

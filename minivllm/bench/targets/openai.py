@@ -102,9 +102,8 @@ class OpenAIEngine(Adapter):
         self._heard_s = 0.0  # when a token or an end last came, or the first request was sent
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._child: StartedProcess | None = None
-        self._client = Client(
-            options.url, os.environ.get(options.api_key_env), options.max_connections
-        )
+        key = os.environ.get(options.api_key_env)
+        self._client = Client(options.url, key, options.max_connections)
         self._clear()
         try:
             begin = time.monotonic()
@@ -127,8 +126,7 @@ class OpenAIEngine(Adapter):
                 takes_chat=self._api != "completions",
                 servers=listeners(options.url) if options.command is None else None,
             )
-            if self._reset_path is None and not self._keep_prefixes:
-                self.info.warnings.append(KEEPS)
+            self.info.warnings += [KEEPS] * (self.info.keeps_prefixes > self._keep_prefixes)
             self._probe(options.prompt)
             if self._reset_path is not None:
                 self._empty_cache()
@@ -214,8 +212,8 @@ class OpenAIEngine(Adapter):
                 f"engine.url={self._client.address('')}: the server rejects requests as this "
                 f"engine sends them: {'; '.join(dict.fromkeys(rejections))}"
             )
-        if self._bodies.as_text:
-            self.info.warnings.append(SENT[self._api])
+        self.info.warnings += [SENT[self._api]] * self._bodies.as_text
+        self.info.tells_ids = tokens.by_ids
         countings = () if tokens.by_ids or self._api == "responses" else (*COUNTING, {})
         for self._counting in countings:
             try:

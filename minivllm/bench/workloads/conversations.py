@@ -21,13 +21,23 @@ class Conversations:
         requests: of the workload. The first one of each conversation or session opens it; these
             requests' indices are in `openings`.
         simulated: answers have no tokens, only positions (`answer_positions`).
+        tells_ids: whether the token ids of answers are known, of which later turns are made.
 
     Raises:
-        BadInput: a request waits for one that is not there or comes later, or a turn follows one
-            that another turn follows.
+        BadInput: later turns need answers whose ids are not known; a request waits for one that is
+            not there or comes later; or a turn follows one that another turn follows.
     """
 
-    def __init__(self, requests: Sequence[WorkloadRequest], simulated: bool) -> None:
+    def __init__(
+        self, requests: Sequence[WorkloadRequest], simulated: bool, tells_ids: bool = True
+    ) -> None:
+        later = next((request for request in requests if request.follows is not None), None)
+        if later is not None and not tells_ids:
+            raise BadInput(
+                f"the prompt of {later.request_id} holds the answer to {later.follows}, and the "
+                "server tells no token ids of its answers: use a server that does (vLLM's "
+                "return_token_ids), or workload=agentic, whose prompts hold no answers"
+            )
         self._requests, self._simulated = requests, simulated
         self.openings: list[int] = []
         self._opening: list[int] = []  # of each request, the one of its session

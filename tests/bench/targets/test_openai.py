@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,20 @@ def test_reset_drops_what_is_under_way(make: Make, tmp_path: Path) -> None:
     assert engine.poll(0.1) == []
     assert (tmp_path / "asked").read_text().count('"at": "/flush"') == 2
     assert [trace.token_ids for trace in run(engine, workload(2))] == [[5, 6]]
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_later_turn_needs_the_ids_of_the_answer(make: Make, ids: bool) -> None:
+    """Without them its prompt would hold zeros in the place of what was said."""
+    engine = make(ids=ids)
+    first = workload(3).requests[0]
+    later = replace(first, request_id="later", follows=first.request_id, think_s=0.0)
+    talk = Workload((first, later))
+    if ids:
+        assert [trace.completed for trace in run(engine, talk)] == [True, True]
+    else:
+        with pytest.raises(BadInput, match=r"^the prompt of later holds the answer to .*no token"):
+            run(engine, talk)
 
 
 def test_a_request_is_checked_without_being_sent(make: Make, tmp_path: Path) -> None:
