@@ -130,12 +130,15 @@ def test_what_a_worker_starts_counts_with_it() -> None:
     try:
         assert child.stdout is not None and child.stdout.readline() == "\n"
         row, together = Telemetry(os.getpid(), NullGpu()).sample(), own_peak_rss()
+        without = own_peak_rss(with_self=False)
     finally:
         child.communicate()
     after = Telemetry(os.getpid(), NullGpu()).sample()
     assert row is not None and after is not None and alone is not None and together is not None
     assert row["rss"] - after["rss"] > 90 << 20 and row["rss_peak"] - after["rss_peak"] > 90 << 20
     assert together - alone > 90 << 20
+    # of an engine in a process of its own: what this one takes is not the engine's
+    assert without is not None and 90 << 20 < without < together
 
 
 def test_the_limit_counts_except_while_probing() -> None:

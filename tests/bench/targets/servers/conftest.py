@@ -58,7 +58,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Make]:
     """An engine of a configuration, and its stand-in as `engine.started`; all end with the test."""
     monkeypatch.setattr(openai, "Child", ThreadedChild)
     monkeypatch.setattr(openai, "LOOK_S", 0.01)
-    monkeypatch.setattr(base, "require", lambda engine, name: None)
+    monkeypatch.setattr(base, "require", lambda config: None)
     monkeypatch.setattr(vllm_server, "peer_packages", lambda python: {"vllm": "1"})
     for kind in ("BF16", "Q8_0"):
         (tmp_path / f"tiny-{kind}.gguf").touch()
