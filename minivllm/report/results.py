@@ -19,6 +19,7 @@ from minivllm.report.tables import (
     MBU,
     WINDOW,
     Column,
+    drifted,
     speedups,
     spread_text,
     text,
@@ -87,6 +88,7 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
         "constants": constants(cells),
         "blocks": max(len(cell.timed) for cell in cells),
         "busy": any(cell.busy for cell in cells),
+        "apart": drifted(cells, ratios),
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.analysis.cell import Cell, Summary, like_for_like
 from minivllm.analysis.cells import name_columns, names_of
 from minivllm.analysis.format import MISSING, sig
+from minivllm.analysis.interleaving import apart
 from minivllm.analysis.ranking import keeps_up
 from minivllm.analysis.rows import number
 from minivllm.report.spreadsheet import csv_table, markdown_table
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_LINES = 1000  # of table.md, which is for a README; table.csv has all
+DRIFT = (
+    "The cells were measured one after another, so that what changed on the machine in between is "
+    "in *× first*."
+)
 STYLES = {"ok": "green", "mixed": "yellow", "failed": "red"}  # of a status in the terminal
 
 
@@ -192,6 +197,12 @@ def _speedup(cell: Cell, base: Cell) -> float | None:
     return mine / theirs if mine is not None and theirs else None
 
 
+def drifted(cells: Sequence[Cell], ratios: Sequence[float | None]) -> bool:
+    """Whether any of the `speedups` is of cells that did not take turns."""
+    known = (cell for cell, ratio in zip(cells, ratios, strict=False) if ratio is not None)
+    return any(apart(cell, cells[0]) for cell in known if cell is not cells[0])
+
+
 def csv_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
     """All cells in the records' own units: mean, least and greatest over the ok blocks of every
     field."""
@@ -252,6 +263,7 @@ def markdown_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str
         lines.append([*names_of(cell, names), cell.marked_status, cell.blocks, *figures])
     rest = len(cells) - len(lines)
     more = f"\n{rest:,} further cells are in table.csv.\n" if rest else ""
+    more += f"\n{DRIFT}\n" if drifted(cells, ratios) else ""
     return markdown_table([*names, "status"], head, lines) + more
 
 

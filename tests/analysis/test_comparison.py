@@ -373,7 +373,8 @@ def test_blocks_without_a_figure_are_told() -> None:
     for row in after:
         if row["arm"] == "with a" and row["block"] < 3:
             row["metrics.output_tokens_per_s"] = (None, math.nan, math.inf)[row["block"]]
-    (note,) = compared(before, after).notes
+    note, turns = compared(before, after).notes
+    assert turns.startswith("The runs did not take turns, so a change of the machine")
     assert (
         "3 of 8 blocks of the second run have no output_tokens_per_s (3 no figure) and are left "
         "out" in note

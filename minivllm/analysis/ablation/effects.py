@@ -378,7 +378,6 @@ class _Reading:
 
 
 def _band(noise: Effect | None) -> float:
-    """Half-width of the band of logarithms that the A/A arm cannot be told from: its interval,
-    either way."""
-    bounds = [] if noise is None else [noise.low, noise.high]
-    return max((abs(math.log(bound)) for bound in bounds if bound), default=0.0)
+    """By how much the logarithm of the A/A arm differs, either way: less is no effect. That is its
+    estimate and not the far end of its interval, since the test already allows for the scatter."""
+    return 0.0 if noise is None or not noise.ratio else abs(math.log(noise.ratio))

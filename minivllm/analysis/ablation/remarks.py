@@ -152,7 +152,7 @@ def why_none(estimate: statistics.Estimate, p_holm: float | None, tests: int, ba
         estimate: of the effect.
         p_holm: its p-value after correction.
         tests: how many effects it is one of.
-        band: half-width of the logarithms that the A/A arm cannot be told from.
+        band: by how much the logarithm of the A/A arm differs.
     """
     p, low, high = estimate.p_value, estimate.low, estimate.high
     apart = low is not None and high is not None and not low <= 1 <= high
@@ -164,9 +164,7 @@ def why_none(estimate: statistics.Estimate, p_holm: float | None, tests: int, ba
             "(Holm); the interval is for it alone"
         )
     if abs(math.log(estimate.ratio)) <= band:
-        return (
-            f"found, but by no more than the A/A arm may differ, {sig(100 * math.expm1(band), 2)} %"
-        )
+        return f"found, but by no more than the A/A arm differs, {sig(100 * math.expm1(band), 2)} %"
     if abs(estimate.ratio - 1) < statistics.SMALLEST:
         return f"found, but of less than {100 * statistics.SMALLEST:g} %"
     return ""

@@ -330,9 +330,9 @@ def forest(analysis: Analysis) -> Chart | None:
     texts = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
     alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(texts, 12)}."
     caption = (
-        "Ratios of the typical block with 95 % intervals; an interval that keeps clear of 1 and "
-        "of the A/A band is an effect. The verdict is that of the test, after correction for "
-        "the number of optimisations."
+        "Ratios of the typical block with 95 % intervals, beside that of the A/A arm. The verdict "
+        "is that of the test, after correction for the number of optimisations; what is no larger "
+        "than the A/A arm's difference is none."
     )
     return Chart("forest", "Which effects are real?", alt, caption, [("", [panel])])
 

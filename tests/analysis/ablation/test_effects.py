@@ -133,9 +133,9 @@ def test_none_says_why_where_the_figures_seem_to_deny_it() -> None:
     assert (effect.verdict, effect.reason) == ("none", "found, but of less than 0.5 %")
     for row in rows:
         if row["arm"] == "baseline again":
-            row["metrics.output_tokens_per_s"] *= 1.0 + 0.06 * (-1) ** row["block"]
+            row["metrics.output_tokens_per_s"] *= 1.06
     within = by_name(analysed(rows).effects)["c"]
-    assert within.verdict == "none" and "no more than the A/A arm may differ" in within.reason
+    assert within.verdict == "none" and "no more than the A/A arm differs" in within.reason
     assert f"c is none: {within.reason}." in analysed(rows).notes
     few = ablation_rows(Design("add_one_in", SIX), {}, noise=1e-5, blocks=9)
     for row in few:
@@ -197,7 +197,7 @@ def test_an_effect_within_the_noise_of_the_copy_is_none() -> None:
     assert before.verdict == "faster"
     for row in rows:
         if row["arm"] == "baseline again":
-            row["metrics.output_tokens_per_s"] *= 1.0 + 0.02 * (-1) ** row["block"]
+            row["metrics.output_tokens_per_s"] *= 0.98
     after = by_name(analysed(rows).effects)["c"]
     assert after.ratio == before.ratio and after.p_holm == before.p_holm and after.verdict == "none"
 
