@@ -1,7 +1,7 @@
 # make run     the main job on the embedded model (the environment is made on first use, of what running needs)
 # make test    every test (installs what tests, launchers and peers need first)
 # make clients the agents' clients, of npm, that tests of the server start (0.7 GB; they skip without)
-# make fuzz    thousands of damaged files and streams
+# make fuzz    thousands of damaged files and streams, and of configurations beside the plainest one
 # make check   lint, format, types
 # make docs    the documentation as a site, in build/site
 # make examples   pages of the committed records that are not there yet: reports/examples/cpu/NAME/index.html, by its name one alone

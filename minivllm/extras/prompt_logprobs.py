@@ -26,7 +26,8 @@ def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> None:
         request = part.request
         count = request.params.prompt_logprobs
         if count is None:
-            row += part.samples + part.num_drafts
+            # Of a request with drafts, those that its mask rejects may be gone by now.
+            row += part.num_drafts + (part.num_drafts > 0 or part.samples)
             continue
         known = request.prompt_logprobs
         assert known is not None
