@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minivllm.bench import observation, profile
+from minivllm.bench.cache_probe import undeclared_cache
 from minivllm.bench.driver import (
     PROGRESS_INTERVAL_S,
     Drive,
@@ -123,6 +124,7 @@ class Session:
         self._engine = build_target(self._config, self._tell_loading)
         self._emit("loading", **self._engine.info.watched)
         self._digest = content_digest(self._engine.info.weights_from)
+        self._notes += undeclared_cache(self._engine)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
             sys.modules["torch"].set_num_threads(thread_count(runtime, parallel.tensor))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
@@ -312,13 +314,8 @@ class Session:
         """Trace some steps of what was just measured; see `profile.trace`."""
         load = self._load_of(measurement)
         profile.trace(
-            self.engine,
-            load.workload,
-            load.arrival,
-            load.params,
-            load.seed,
-            self._hardware.device,
-            measurement.path,
+            *(self.engine, load.workload, load.arrival, load.params, load.seed),
+            *(self._hardware.device, measurement.path),
         )
 
     def _record(self, measurement: Measurement, **fields: Any) -> Record:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 # share of tokens whose chunk may be unknown: so much the latencies between tokens bear
 MISPLACED = 0.05
 OTHER_PROMPTS = 0.05  # by which the server's count of a text's tokens may differ from ours
+TEXTLESS = 2.0  # tokens that a server counts, for each token that their text has
 LATE_END = 0.1  # of the mean latency, between a last token and the end of its stream
 
 GroupCounters = Mapping[str, float | str]
@@ -50,10 +51,7 @@ def check_stream(
             "certain"
         )
     if others := _number(engine, "prompts_of_other_length"):
-        sent, counted = (
-            _number(stream, "prompt_tokens_sent"),
-            _number(stream, "prompt_tokens_counted"),
-        )
+        sent, counted = (_number(stream, f"prompt_tokens_{n}") for n in ("sent", "counted"))
         line = (
             f"the server counts {counted:.0f} prompt tokens where {sent:.0f} were meant, in "
             f"{others:.0f} of {requests:.0f} requests"
@@ -65,7 +63,11 @@ def check_stream(
             notes.append(f"{line}: it cuts their text into other tokens")
         else:
             reasons.append(f"{line}: it did other work than was asked")
-    notes += [*_client_queue(stream, requests), *_late_ends(stream, e2e_ms)]
+    notes += [
+        *_textless(stream),
+        *_client_queue(stream, requests),
+        *_late_ends(stream, e2e_ms),
+    ]
     return reasons, notes
 
 
@@ -90,6 +92,17 @@ def _client_queue(stream: GroupCounters, requests: float) -> list[str]:
         f"{_number(stream, 'client_queue_ms'):.1f} ms on average in the client for one of "
         f"engine.max_connections={_number(stream, 'client_connections'):.0f} connections, which "
         "their latency includes: raise it, or offer fewer at once"
+    ]
+
+
+def _textless(stream: GroupCounters) -> list[str]:
+    """A note on answers that have more tokens, as the server counts, than their text."""
+    told, read = _number(stream, "tokens_of_texts"), _number(stream, "text_tokens")
+    if told <= TEXTLESS * read:
+        return []
+    return [
+        f"the server counts {told:.0f} tokens in answers whose text has {read:.0f} by the model's "
+        "tokenizer: more tokens than text"
     ]
 
 

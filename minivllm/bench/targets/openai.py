@@ -385,12 +385,10 @@ class OpenAIEngine(Adapter):
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """What the server said of the requests, and how well tokens could be told apart; see
         BenchEngine."""
-        client = self._client
-        return stream_counters(self._seen, self._prompts_as, client.queued_s, client.connections)
-
-    @property
-    def _prompts_as(self) -> str:
-        return "messages" if self.info.takes_chat else "text" if self._bodies.as_text else "ids"
+        client, as_text = self._client, self._bodies.as_text
+        sent_as = "messages" if self.info.takes_chat else "text" if as_text else "ids"
+        own = client.queued_s, client.connections, self.tokenizer
+        return stream_counters(self._seen, sent_as, *own)
 
     def close(self) -> None:
         for task, _ in self._tasks.values():

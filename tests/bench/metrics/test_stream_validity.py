@@ -56,3 +56,12 @@ def test_prompts_that_the_server_counts_otherwise() -> None:
 def test_streams_that_end_late() -> None:
     reasons, (note,) = check(end_lag_ms=30.0)
     assert not reasons and "30.0 ms after their last token on average, 30 % of the latency" in note
+
+
+def test_more_tokens_than_text() -> None:
+    assert check(tokens_of_texts=80.0, text_tokens=41.0) == ([], [])
+    _, (note,) = check(tokens_of_texts=80.0, text_tokens=20.0)
+    assert note == (
+        "the server counts 80 tokens in answers whose text has 20 by the model's tokenizer: more "
+        "tokens than text"
+    )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minivllm.bench.targets.http.stream import Tokens
+from minivllm.models.load.tokenizer import Tokenizer
+
+READ = 32  # answers whose text is tokenised
 
 
 def stream_counters(
@@ -12,6 +15,7 @@ def stream_counters(
     prompts_as: str,
     queued_s: Sequence[float] = (),
     connections: int = 0,
+    tokenizer: Tokenizer | None = None,
 ) -> dict[str, dict[str, float | str]]:
     """Counters of liveness by group: of the requests, and of how well tokens could be told apart.
 
@@ -20,6 +24,7 @@ def stream_counters(
         prompts_as: how prompts were sent.
         queued_s: how long each request waited that found none of the client's connections free.
         connections: of the client, at most.
+        tokenizer: of the model, for the texts of some answers.
     """
     tokens = [tokens for _, tokens in seen]
     counts = [(sent, t.prompt_tokens) for sent, t in seen if t.prompt_tokens is not None]
@@ -42,6 +47,22 @@ def stream_counters(
             "requests_queued_in_client": float(len(queued_s)),
             "client_queue_ms": 1e3 * sum(queued_s) / len(queued_s) if queued_s else 0.0,
             "client_connections": float(connections),
+            **({} if tokenizer is None else _texts(tokens, tokenizer)),
         },
         "cache": {"cached_prompt_tokens": float(sum(t.cached_tokens or 0 for t in tokens))},
+    }
+
+
+def _texts(tokens: Sequence[Tokens], tokenizer: Tokenizer) -> dict[str, float]:
+    """Of some answers the tokens that the server counts, without those that have no text where it
+    tells their ids, and the tokens of their text by our own tokenizer."""
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, False))
+
+    answers = [one for one in tokens if one.produced and not one.calls_a_tool][:READ]
+    counted = [count(tokenizer.decode(one.ids)) if one.by_ids else one.produced for one in answers]
+    return {
+        "tokens_of_texts": float(sum(counted)),
+        "text_tokens": float(sum(count("".join(one.texts)) for one in answers)),
     }

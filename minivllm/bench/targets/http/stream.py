@@ -63,6 +63,7 @@ class Tokens:
         # index of a token that stands for a chunk -> the chunk's text
         self._texts: dict[int, str] = {}
         self._room = LONGEST_TOKEN * max_tokens  # characters that such texts may still have
+        self._unread = self._room  # characters that are still kept of all texts
         self.produced = 0
         self.chunks = 0
         self.late = 0  # tokens that no chunk told of as it came
@@ -77,6 +78,13 @@ class Tokens:
         self.reasoning_tokens: int | None = None  # as the server counts them, or else we
         # of the prompt, that the server had computed before, where it says so
         self.cached_tokens: int | None = None
+        self.texts: list[str] = []  # of the chunks, thoughts included
+        self.ids: list[int] = []  # that chunks told
+
+    @property
+    def calls_a_tool(self) -> bool:
+        """Whether the answer is a call, whose text is not all that was generated."""
+        return self._reason in ("tool_calls", "function_call")
 
     @property
     def sizes_known(self) -> bool:
@@ -117,6 +125,10 @@ class Tokens:
                 else "more text than so many tokens have"
             )
             raise ServerError(f"the stream holds {tokens}, and max_tokens is {self._max_tokens}")
+        if self._unread > 0:
+            self.texts.append(text)
+            self._unread -= len(text)
+        self.ids += seen.token_ids or ()
         if held:
             self.chunks += 1
             begins = self._begins_answer(seen, held)

@@ -37,6 +37,7 @@ class LlamaServer(StartedServer):
     counters = {
         "cache.prefix_tokens_reused": "llamacpp:prompt_tokens_cached_total",
         "engine.prompt_tokens_computed": "llamacpp:prompt_tokens_total",
+        "engine.output_tokens": "llamacpp:tokens_predicted_total",
         "speculative.drafts": "llamacpp:spec_decode_num_drafts_total",
         "speculative.draft_tokens": "llamacpp:spec_decode_num_draft_tokens_total",
         "speculative.accepted_tokens": "llamacpp:spec_decode_num_accepted_tokens_total",

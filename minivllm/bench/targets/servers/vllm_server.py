@@ -41,6 +41,7 @@ class VllmServer(StartedServer):
         "speculative.draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
         "speculative.accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
         "engine.steps": f"{STEP}_count",
+        "engine.output_tokens": "vllm:generation_tokens_total",
     }
     labels = {
         "cache.block_size": ("vllm:cache_config_info", "block_size"),

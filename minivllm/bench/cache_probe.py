@@ -1,0 +1,74 @@
+"""Whether a server keeps prompts that it has seen, although it reports no token that it found."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+from minivllm.bench.driver import drive
+from minivllm.bench.hardware.clock import Clock, ClockProtocol
+from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.targets.base import BenchEngine
+from minivllm.bench.workloads.arrivals import Concurrency
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest
+from minivllm.engine.options import SamplingParams
+
+PAIRS = 4  # prompts that are asked twice; the first pair that shows nothing is the last
+PROMPT_TOKENS = 256  # at most
+FASTER = 0.5  # of the time of a new prompt, which one that was kept takes at most
+LEAST_S = 0.002  # by which it must be faster
+
+
+def undeclared_cache(engine: BenchEngine, clock: ClockProtocol | None = None) -> list[str]:
+    """A note where prompts are answered much faster the second time, and the engine does not say
+    that it found them.
+
+    Args:
+        engine: at rest; one whose prefix cache `reset` cannot empty is asked, and reset afterwards.
+        clock: of all times; None: the machine's.
+    """
+    if not engine.info.keeps_prefixes:
+        return []
+    times: list[tuple[float, float]] = []
+    try:
+        _ask(engine, clock, "first")  # which may wait for what a server does once
+        for number in range(PAIRS):
+            new, known = (_ask(engine, clock, f"{number}") for _ in range(2))
+            first_s, second_s = (_seconds(trace) for trace in (new, known))
+            if known.cached_tokens or first_s is None or second_s is None:
+                return []
+            if second_s > FASTER * first_s or first_s - second_s < LEAST_S:
+                return []
+            times.append((first_s, second_s))
+    finally:
+        engine.reset()
+    new_ms, known_ms = (1e3 * median(each) for each in zip(*times, strict=True))
+    return [
+        f"the server answers a prompt that it has had before in {known_ms:.1f} ms and a new one in "
+        f"{new_ms:.1f} ms, and reports no token that it found: it keeps prompts or answers, so "
+        "that prompts which share a beginning, with each other or with earlier measurements, are "
+        "not computed whole"
+    ]
+
+
+def _ask(engine: BenchEngine, clock: ClockProtocol | None, name: str) -> RequestTrace:
+    """The trace of a request for one token, with a prompt that depends on its name and is new to
+    any server."""
+    info = engine.info
+    ids = [i for i in range(info.vocab_size) if i not in info.eos_token_ids]
+    length = max(1, min(PROMPT_TOKENS, info.max_model_len // 4))
+    prompt = random.Random(f"{_SESSION}-{name}").choices(ids, k=length)
+    request = WorkloadRequest(f"cache-{name}", tuple(prompt), 1, False)
+    params = SamplingParams(temperature=0.0)
+    (trace,) = drive(engine, Workload((request,)), Concurrency(1), params, clock or Clock())
+    return trace
+
+
+_SESSION = random.SystemRandom().random()
+
+
+def _seconds(trace: RequestTrace) -> float | None:
+    """From when it was sent to its token; None where it failed."""
+    if not trace.completed or trace.submitted_s is None:
+        return None
+    return trace.token_times[0] - trace.submitted_s
