@@ -82,8 +82,8 @@ class Line:
 
     @property
     def ahead(self) -> str:
-        """The factors, each with the name of its column where there are several."""
-        if not self.named:
+        """The factors, each with the name of its column where there is more than the default's."""
+        if not self.named or self.aheads.keys() == {DEFAULT}:
             return next((one.text for one in self.aheads.values()), MISSING)
         return "; ".join(f"{name} {one.text}" for name, one in self.aheads.items()) or MISSING
 

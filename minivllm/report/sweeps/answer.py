@@ -15,7 +15,8 @@ def headline(cells: Sequence[Cell]) -> tuple[str, bool] | None:
     of all cells says something besides; None where that is the answer."""
     if (found := precisions.precisions(cells)) is not None:
         return precisions.sentence(found), False
-    if (of_levels := levels.levels_of(cells)) is not None:
+    of_levels = levels.levels_of(cells)
+    if of_levels is not None and (of_levels.is_load or len(levels.runs(of_levels)) > 1):
         return levels.sentence(of_levels), not of_levels.is_load
     if (of_load := loads.load_sweep(cells)) is not None and (text := loads.sentence(of_load)):
         return text, False

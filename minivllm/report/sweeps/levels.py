@@ -15,6 +15,7 @@ from minivllm.analysis.rows import number
 from minivllm.report.ranking import Tie, tie_of
 
 LOADS = ("config.arrival.", "config.workload.", "choices.arrival", "choices.workload")
+BATCHING = ("choices.batching", "config.batching.")  # how many requests a step may have
 # What a load is called in a sentence, by its knob.
 WORDS = {
     "concurrency": "{} at once",
@@ -68,6 +69,14 @@ class Levels:
     levels: tuple[Level, ...]
     options: tuple[str, ...]
 
+    def at(self, where: str) -> str:
+        """A level, or several, as part of a sentence."""
+        return f"{'at' if self.is_load else 'with'} {where}"
+
+    def condition(self, where: str) -> str:
+        """The same as what may be so for a reader."""
+        return f"your load is {where}" if self.is_load else f"{self.of} is {where}"
+
     def named(self, cell: Cell) -> str:
         """What is chosen with a cell."""
         return spoken(self.option, cell.varying[self.option])
@@ -85,9 +94,9 @@ def load_words(title: str, value: str) -> str:
 
 
 def levels_of(cells: Sequence[Cell]) -> Levels | None:
-    """The levels of a sweep in which two knobs vary: those of its load; or where none of the two is
-    the load, their effects do not multiply, and the best option is not always the same, those of
-    the second.
+    """The levels of a sweep in which two knobs vary: those of its load; where none of the two is
+    the load, those of its batching; and where none is that, their effects do not multiply, and the
+    best option is not always the same, those of the second.
 
     Returns:
         None for any other sweep.
@@ -98,9 +107,11 @@ def levels_of(cells: Sequence[Cell]) -> Levels | None:
         return None
     keys = {title: key for key, title in cells[0].columns.items()}
     loads = [title for title in knobs if of_load(keys[title])]
-    if len(loads) == 2 or (not loads and not factors.interact(cells)):
+    batching = [title for title in knobs if keys[title].startswith(BATCHING)]
+    chosen = loads or batching
+    if len(chosen) == 2 or (not chosen and not factors.interact(cells)):
         return None
-    of = loads[0] if loads else knobs[1]
+    of = chosen[0] if chosen else knobs[1]
     option = next(title for title in knobs if title != of)
     metric = find_metric(rank(done).metrics[0])
     groups: dict[str, list[Cell]] = {}
@@ -115,7 +126,7 @@ def levels_of(cells: Sequence[Cell]) -> Levels | None:
         return None
     options = dict.fromkeys(spoken(option, cell.varying[option]) for cell in done)
     found = Levels(option, of, bool(loads), metric, tuple(levels), tuple(options))
-    return found if loads or len(runs(found)) > 1 else None
+    return found if chosen or len(runs(found)) > 1 else None
 
 
 def _level(of: str, value: str, cells: Sequence[Cell], metric: MetricRef) -> Level | None:
@@ -138,9 +149,9 @@ def sentence(found: Levels) -> str:
         verb = "is" if len(run.options) == 1 else "are"
         what = "load" if found.is_load else found.of
         return f"{' and '.join(run.options)} {verb} the {noun} at every {what} ({run.ahead})."
-    parts = [f"at {run.where} {run.name} ({run.ahead})" for run in all_runs[:MOST_TOLD]]
+    parts = [f"{found.at(run.where)} {run.name} ({run.ahead})" for run in all_runs[:MOST_TOLD]]
     if len(all_runs) > MOST_TOLD:
-        parts.append(f"and so on at {len(all_runs) - MOST_TOLD} more")
+        parts.append(f"and {len(all_runs) - MOST_TOLD} further changes of the best")
     return f"The {noun}: {', '.join(parts)}."
 
 

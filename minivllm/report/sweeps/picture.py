@@ -18,7 +18,7 @@ from minivllm.report.figures.opening import (
 )
 from minivllm.report.figures.palette import BLUE, GREY, MARKERS, ORANGE, PALETTE
 from minivllm.report.figures.plots import THROUGHPUT, time_unit
-from minivllm.report.sweeps.levels import Levels, levels_of
+from minivllm.report.sweeps.levels import Levels, levels_of, runs
 from minivllm.report.sweeps.loads import LoadSweep, load_sweep
 
 BLOCKS = "A line through a mark: least and greatest block."
@@ -30,7 +30,8 @@ def of_ranking(cells: Sequence[Cell]) -> Chart | None:
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
     if len(done) < 2:
         return None
-    if (levels := levels_of(cells)) is not None:
+    levels = levels_of(cells)
+    if levels is not None and (levels.is_load or len(runs(levels)) > 1):
         return by_level(levels)
     if (loads := load_sweep(cells)) is not None:
         return against_load(loads)

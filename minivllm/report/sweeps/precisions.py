@@ -70,9 +70,7 @@ def precisions(cells: Sequence[Cell]) -> Precisions | None:
         return None
     levels = levels_of(cells)
     if levels is not None:
-        return (
-            Precisions(title, known, levels) if levels.option == title and levels.is_load else None
-        )
+        return Precisions(title, known, levels) if levels.option == title else None
     timed = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT)) and stat.mean > 0]
     names = {spoken(title, cell.varying[title]) for cell, _ in timed}
     if len(timed) < 2 or len(names) < len(timed):
@@ -85,7 +83,8 @@ def sentence(found: Precisions) -> str:
     """Which precision for which load, and its cost in quality, as one sentence."""
     if found.levels is not None:
         parts = [
-            f"{run.name} if your load is {run.where}{_priced(found, run.options, run.ahead)}"
+            f"{run.name} if {found.levels.condition(run.where)}"
+            f"{_priced(found, run.options, run.ahead)}"
             for run in runs(found.levels)
         ]
         return f"Take {', '.join(parts)}."

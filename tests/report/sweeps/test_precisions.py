@@ -59,3 +59,21 @@ def test_several_loads_have_a_precision_each(tmp_path: Path) -> None:
     )
     chart = picture(found)
     assert chart is not None and [*chart.legend][1].startswith("nf4: KL 0.031")
+
+
+def test_batching_is_told_apart_where_the_load_is_one(tmp_path: Path) -> None:
+    """Which precision is the fastest depends on how many requests a step has."""
+    speeds = {"sequential": {"fp16": 10.0, "nf4": 15.0}, "continuous": {"fp16": 120.0, "nf4": 80.0}}
+    records = []
+    for block in range(3):
+        for batching, by_quant in speeds.items():
+            for quant, speed in by_quant.items():
+                name = f"{quant}-{batching}"
+                made = judged(quant, block, arm=name, cell_id=name, run_id=f"{name}-{block}")
+                made.config["choices"]["batching"] = batching
+                made.metrics.output_tokens_per_s = speed * (1 + 0.001 * block)
+                records.append(made)
+    assert verdict(cells_of(tmp_path, records)).headline == (
+        "Take fp16 if batching is continuous (1.50× nf4; KL 0.00020, top-1 99.9 %), nf4 if "
+        "batching is sequential (1.50× fp16; KL 0.031, top-1 90.7 %)."
+    )
