@@ -13,13 +13,16 @@ from minivllm.analysis.rows import number, started
 
 FEWEST_BLOCKS = 3  # of which one may lie apart from the others
 # The gap between two levels: at least this share of the median, and so many times the range within
-# either.
-GAP, RANGES = 0.15, 3.0
+# either; fewer times for the first block, which is the one that may not be warm.
+GAP, RANGES, RANGES_OF_FIRST = 0.15, 3.0, 1.0
 NAMED = 3  # cells
 
 
 def levels(values: Sequence[float]) -> tuple[list[int], list[int]] | None:
     """The places of the fewer and of the more values, where they lie on two levels.
+
+    Args:
+        values: in the order in which they were measured.
 
     Returns:
         None where the greatest gap between neighbours is no larger than chance makes it, or there
@@ -31,10 +34,10 @@ def levels(values: Sequence[float]) -> tuple[list[int], list[int]] | None:
     ranked = [values[i] for i in order]
     gap, cut = max((b - a, i) for i, (a, b) in enumerate(pairwise(ranked), 1))
     within = max(ranked[cut - 1] - ranked[0], ranked[-1] - ranked[cut])
-    if gap < max(GAP * abs(ranked[len(ranked) // 2]), RANGES * within):
-        return None
-    low, high = sorted(order[:cut]), sorted(order[cut:])
-    return (low, high) if len(low) <= len(high) else (high, low)
+    few, many = sorted((sorted(order[:cut]), sorted(order[cut:])), key=len)
+    times = RANGES_OF_FIRST if few == [0] else RANGES
+    least = max(GAP * abs(ranked[len(ranked) // 2]), times * within)
+    return None if gap < least else (few, many)
 
 
 def apart(cells: Sequence[Cell]) -> list[str]:
