@@ -29,10 +29,11 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if scores.device.type != "cpu":
         ids = torch.where(values > values[:, -1:], ids, _last_equal(scores, values))
     else:
-        for row in cut.nonzero()[:, 0].tolist():
-            start = int((values[row] > values[row, -1]).sum())
-            equal = np.flatnonzero(scores[row].numpy() == values[row, -1].item())
-            ids[row, start:] = torch.from_numpy(equal[: count - start])
+        own, places, every = values.numpy(), ids.numpy(), scores.numpy()
+        for row in cut.numpy().nonzero()[0]:
+            last = own[row, -1]
+            start = np.count_nonzero(own[row] > last)
+            places[row, start:] = np.flatnonzero(every[row] == last)[: count - start]
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
