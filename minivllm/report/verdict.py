@@ -8,6 +8,7 @@ from dataclasses import replace
 from minivllm.analysis.ablation import factors
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.interleaving import caveat
 from minivllm.analysis.levels import apart
 from minivllm.analysis.liveness import Liveness, liveness, undistinguished
 from minivllm.analysis.moved import changed_weights, sentences
@@ -57,7 +58,7 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
             *doubts(cells),
             *_trust(done),
         ]
-        return Conclusion(headline + ".", lines)
+        return Conclusion(headline + caveat(cell) + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
     if (found := answer.headline(cells)) is not None:
         ranked = [headline, *lines]
