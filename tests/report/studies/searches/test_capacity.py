@@ -44,7 +44,10 @@ def measured(
         "tolerance": 0.05,
         "max_rates": 4,
     }
-    requests = [{"status": "ok", "ttft_ms": 300.0 if i % 100 < slow else 100.0} for i in range(100)]
+    requests = [
+        {"status": "ok", "output_tokens": 8, "ttft_ms": 300.0 if i % 100 < slow else 100.0}
+        for i in range(100)
+    ]
     write_record(root / "s" / f"{name}cell-{record.run_id}", record, requests=requests)
     return record
 
