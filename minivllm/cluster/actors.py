@@ -24,7 +24,7 @@ from minivllm.cluster.placement import placements, reservation
 from minivllm.cluster.ray_cluster import RayCluster
 from minivllm.errors import BadInput
 from minivllm.platform.plug_ins import locate
-from minivllm.platform.processes.channel import Channel
+from minivllm.platform.processes.channel import Channel, prepare_tcp
 from minivllm.platform.processes.children import module_path
 from minivllm.platform.processes.output import CopiedOutput
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
@@ -62,7 +62,7 @@ class RayHost:
 
 def _connect(address: tuple[str, int], token: bytes, purpose: str) -> socket.socket:
     connection = socket.create_connection(address)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    prepare_tcp(connection)
     said = {"purpose": purpose, "host": socket.gethostname(), "pid": os.getpid()}
     connection.sendall(token + json.dumps(said).encode().ljust(GREETING))
     return connection
@@ -125,10 +125,14 @@ class RayActor:
             f"{self._output.last or 'nothing'}"
         )
 
+    def kill(self) -> None:
+        """End it at once."""
+        self._ray.kill(self._handle)
+
     def stop(self, grace_s: float) -> None:
         """End it: it ends by itself once its connection is closed, and otherwise it is killed."""
         self._ray.wait([self._end], timeout=grace_s)
-        self._ray.kill(self._handle)
+        self.kill()
         self._pump.join(1)
 
 
@@ -192,9 +196,9 @@ class RayActors:
         self.places = (
             placements(runtime, count, gpus(), ranks) if own else [reservation(runtime)] * count
         )
-        cpus = [ranks * thread_count(place, ranks) for place in self.places]
+        cpus = sum(ranks * thread_count(place, ranks) for place in self.places)
         on_gpus = str(self.places[0]["device"]).startswith("cuda")
-        needed = {"CPU": float(sum(cpus)), "GPU": float(ranks * count * (on_gpus and not own))}
+        needed = {"CPU": float(cpus), "GPU": float(ranks * count * (on_gpus and not own))}
         self._cluster = RayCluster(address, needed)
         self._ray = ray = self._cluster.ray
         if not own and runtime["device"] == "auto" and ray.cluster_resources().get("GPU"):
@@ -203,29 +207,36 @@ class RayActors:
                 "runtime.device=auto: the cluster of RAY_ADDRESS has GPUs; use "
                 "runtime.device=cuda, or runtime.device=cpu"
             )
+        self._target, self._ranks, self._num_gpus = target, ranks, needed["GPU"] / count
         self._arrived: dict[bytes, dict[str, tuple[socket.socket, dict[str, Any]]]] = {}
         self._waiting: list[tuple[bytes, Any, Any]] = []
         try:
             host = "127.0.0.1" if own else ray.util.get_node_ip_address()
             self._listener = socket.create_server((host, 0))
             self._listener.settimeout(POLL_S)
-            for place, reserved in zip(self.places, cpus, strict=True):
-                threads = dict.fromkeys(THREAD_VARIABLES, str(thread_count(place, ranks)))
-                handle = (
-                    ray.remote(RayHost)
-                    .options(
-                        num_cpus=reserved,
-                        num_gpus=needed["GPU"] / count,
-                        runtime_env={"env_vars": {"PYTHONPATH": module_path(), **threads}},
-                    )
-                    .remote()
-                )
-                token = secrets.token_bytes(TOKEN)
-                end = handle.run.remote(target, self._listener.getsockname()[:2], token)
-                self._waiting.append((token, handle, end))
+            for number in range(count):
+                self.request(number)
         except BaseException:
             self.close()
             raise
+
+    def request(self, number: int) -> None:
+        """Ask the cluster for the actor of a replica, which `start` waits for."""
+        ranks = self._ranks
+        threads = thread_count(self.places[number], ranks)
+        variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
+        handle = (
+            self._ray.remote(RayHost)
+            .options(
+                num_cpus=ranks * threads,
+                num_gpus=self._num_gpus,
+                runtime_env={"env_vars": {"PYTHONPATH": module_path(), **variables}},
+            )
+            .remote()
+        )
+        token = secrets.token_bytes(TOKEN)
+        end = handle.run.remote(self._target, self._listener.getsockname()[:2], token)
+        self._waiting.append((token, handle, end))
 
     def start(self) -> RayActor:
         """The next of the actors, once it has connected.
@@ -272,7 +283,7 @@ class RayActors:
             for token, _, _ in self._waiting:
                 if hmac.compare_digest(data[:TOKEN], token):
                     connection.settimeout(None)
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    prepare_tcp(connection)
                     said = json.loads(data[TOKEN:])
                     self._arrived.setdefault(token, {})[said["purpose"]] = connection, said
                     return

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from minivllm.cache.prefix import TokenSequence
-from minivllm.cluster.router import LeastTokens, RoutedRequest
+from minivllm.cluster.router import LeastTokens, RoutedRequest, Router
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Content, Handover, Stored, drop
@@ -105,6 +105,10 @@ class Handovers:
             params: of the rest.
         """
         self.num_tokens += len(tokens)
+        return self.decodes(request_id, tokens, params)
+
+    def decodes(self, request_id: str, tokens: TokenSequence, params: SamplingParams) -> int:
+        """The same, of a request whose keys and values are lost with the replica that had it."""
         routed = RoutedRequest(request_id, tokens, params.max_tokens or 0)
         return self.num_prefill + self.decoders.route(routed)
 
@@ -132,6 +136,21 @@ class Handovers:
     def given(self) -> Sequence[int]:
         """Requests that each replica of the second kind got."""
         return self.decoders.given
+
+
+def chooser_of(router: Router, handovers: Handovers | None, number: int) -> tuple[Router, int]:
+    """Who chooses among the replicas of the same kind as this one, and its number among these."""
+    if handovers is None or number < handovers.num_prefill:
+        return router, number
+    return handovers.decoders, number - handovers.num_prefill
+
+
+def lose(router: Router, handovers: Handovers | None, number: int) -> list[str]:
+    """Note that a replica is dead, for who chooses among those of its kind; its requests."""
+    if handovers is not None:
+        handovers.lose(number)
+    chooser, place = chooser_of(router, handovers, number)
+    return chooser.lose(place)
 
 
 def make_handovers(

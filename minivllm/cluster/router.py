@@ -140,6 +140,11 @@ class Router:
         self.counters["requests_rerouted"] += len(orphans) if self.alive else 0
         return orphans
 
+    def join(self, replica: int) -> None:
+        """Note that a replica that was dead serves again, with nothing cached."""
+        self.alive.add(replica)
+        self._in_order = sorted(self.alive)
+
     def recount(self) -> None:
         """Count from 0."""
         self.counters = Counter(dict.fromkeys(self.counters, 0))

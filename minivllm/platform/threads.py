@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +98,21 @@ def pin(options: dict[str, Any], group: str = "runtime") -> None:
             with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(thread, cores)
         seen |= fresh
+
+
+@contextmanager
+def unpinned() -> Iterator[None]:
+    """While it is open, this thread and what it starts may use all cores that this process had
+    before it was pinned."""
+    if not _before:
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, _before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def physical_cores(cores: Iterable[int]) -> int:

@@ -25,12 +25,15 @@ def router(service: Service) -> APIRouter:
         return {"status": "ok"}
 
     @routes.get("/ready")
-    async def ready() -> dict[str, str]:
+    async def ready() -> dict[str, str | int]:
         """Say whether new requests are taken; a load balancer sends none where they are not."""
         require_engine()
         if service.is_draining:
             raise unavailable("the server finishes what runs, and ends")
-        return {"status": "ready"}
+        client = service.client
+        if client.num_replicas == 1:
+            return {"status": "ready"}
+        return {"status": "ready", "replicas": client.num_replicas, "alive": client.num_alive}
 
     @routes.get("/version")
     async def version() -> dict[str, str]:

@@ -59,7 +59,8 @@ class ScriptedClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self.prompts: list[str] = []  # so far
 
-    is_alive = True
+    is_alive, num_replicas, num_alive = True, 1, 1
+    replica_events: dict[str, int] = {}
     state = EngineState(0, 0, 0, None)
     counters: dict[str, float] = {}
 

@@ -191,6 +191,7 @@ class ServerMetrics(Collector):
         for name, words, value in (
             ("num_requests_running", "Requests in the batch.", state.num_running),
             ("num_requests_waiting", "Requests that wait for the batch.", state.num_waiting),
+            ("num_replicas_alive", "Replicas that serve.", service.client.num_alive),
             ("num_viewers", "Clients that watch the engine.", service.num_viewers),
             (
                 "kv_cache_usage_perc",
@@ -205,6 +206,10 @@ class ServerMetrics(Collector):
             family = CounterMetricFamily(self._name(name), words, labels=LABELS)
             family.add_metric(self._values, counters.get(own, 0.0))
             yield family
+        yield self._counts(
+            "replica_events", "Replicas that were lost or started again.", "event",
+            service.client.replica_events,
+        )  # fmt: skip
         yield self._counts(
             "client_events", "What clients did that is no served request.", "event",
             {name: service.counts[name] for name in CLIENT_EVENTS},

@@ -4,23 +4,20 @@ asked, and listened to by asyncio."""
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from minivllm.bench.hardware.gpu import replica_gpus
-from minivllm.cluster.actors import RayActors
-from minivllm.cluster.handover import make_handovers
-from minivllm.cluster.placement import ALONE, placements
+from minivllm.cluster.handover import chooser_of, lose, make_handovers
 from minivllm.cluster.router import CacheShape, RoutedRequest, RoutingFailed, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import make_folder
 from minivllm.serving.errors import ApiError, internal, too_late, unavailable
+from minivllm.serving.processes.cache_reset import CacheReset
 from minivllm.serving.processes.engine_link import EngineLink
+from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
@@ -29,14 +26,13 @@ from minivllm.serving.processes.messages import (
     Ready,
     Rejected,
     Reset,
-    ResetPrefixCache,
     Step,
     Submit,
     ViewFrame,
     Watch,
 )
-from minivllm.serving.processes.started import MODULE, ActorEngine, LocalEngine, StartedEngine
 from minivllm.serving.processes.token_stream import TokenStream
+from minivllm.serving.processes.unfinished import Unfinished
 
 DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
@@ -45,11 +41,12 @@ DIED_MIDWAY = "the replica that was answering has stopped"
 class EngineClient:
     """Starts the engine's processes and serves requests with them.
 
-    A request goes to the replica that the router chooses. Where that replica dies before it has
-    answered, another one gets the request; an answer that has begun ends with an error. With
-    `parallel.disaggregated` the router chooses among the replicas that compute prompts; after the
-    first token another replica continues. A request of several samples, or with images, is served
-    whole where its prompt is computed.
+    A request goes to the replica that the router chooses. Where that replica dies or falls silent,
+    another one computes the rest: of an answer that has begun, from the tokens that its client has.
+    Several samples or beams that have begun end with an error. A replica that has died is started
+    again. With `parallel.disaggregated` the router chooses among the replicas that compute prompts;
+    after the first token another replica continues. A request of several samples, or with images,
+    is served whole where its prompt is computed.
 
     Args:
         config: the resolved configuration.
@@ -72,17 +69,17 @@ class EngineClient:
             for number in range(self._parallel.replicas)
         ]
         self._at: dict[str, EngineLink] = {}  # who has each request
-        # Requests of which nothing has come back, and whether another replica may continue them.
-        self._unanswered: dict[str, tuple[RoutedRequest, Submit, bool]] = {}
+        self._unfinished: dict[str, Unfinished] = {}
         self._to_continue: dict[str, Submit] = {}  # requests that are to be handed over
         self._begun = False  # requests can be routed
         self._count = 0
-        self._reset: asyncio.Future[bool] | None = None
-        self._resetting: set[EngineLink] = set()  # who has not answered yet
+        self._reset = CacheReset()
         self._watched: EngineLink | None = None
         self._last_lost: EngineLink | None = None
-        self._actors: RayActors | None = None
-        self._warnings: set[asyncio.Task[None]] = set()  # that are being made
+        self._fleet = Fleet(config)
+        self._watching: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # of replicas that are started again
+        self.num_lost = 0  # replicas that have died or fallen silent
 
     async def start(self) -> Ready:
         """Start the processes and wait until the engines are built; what they say, as of one.
@@ -91,30 +88,9 @@ class EngineClient:
             BadInput: the engine cannot be built with this configuration.
             RuntimeError: its process failed.
         """
-        if len(self._links) == 1:
-            self.begin([await self._links[0].start(LocalEngine(), self._config)])
-            return self.info
-        runtime = self._config["runtime"]
-        if self._parallel.backend == "ray":
-            asked = partial(replica_gpus, self._config)
-            self._actors = RayActors(f"{MODULE}.serve", self._config["parallel"], runtime, asked)
-            places = self._actors.places
-        else:
-            gpus, ranks = replica_gpus(self._config), self._parallel.tensor
-            places = placements(runtime, len(self._links), gpus, ranks)
-        starts = []
-        for link, place in zip(self._links, places, strict=True):
-            config = {**self._config, "runtime": place}
-            config["parallel"] = {**self._config["parallel"], **ALONE}
-            starts.append(asyncio.ensure_future(link.start(await self._started(), config)))
-        self.begin(await asyncio.gather(*starts))
+        self._watching = asyncio.ensure_future(self._fleet.watch(self._links))
+        self.begin(await self._fleet.start(self._links))
         return self.info
-
-    async def _started(self) -> StartedEngine:
-        """The next process."""
-        if self._actors is None:
-            return LocalEngine()
-        return ActorEngine(await asyncio.to_thread(self._actors.start))
 
     def begin(self, ready: list[Ready]) -> None:
         """Route requests from now on, to engines that are built.
@@ -133,16 +109,7 @@ class EngineClient:
         self._begun = True
         for link in self._links:
             if not link.is_alive:  # it has died while others were still being built
-                self._lose(link.number)
-
-    def _lose(self, number: int) -> list[str]:
-        """Note that a replica is dead, for who chooses among those of its kind; its requests."""
-        if self.handovers is None:
-            return self.router.lose(number)
-        self.handovers.lose(number)
-        if number >= self.handovers.num_prefill:
-            return self.handovers.decoders.lose(number - self.handovers.num_prefill)
-        return self.router.lose(number)
+                lose(self.router, self.handovers, link.number)
 
     @property
     def is_alive(self) -> bool:
@@ -156,6 +123,27 @@ class EngineClient:
         """Why the engines have stopped."""
         failed = next((link for link in self._links if link.failure), self._last_lost)
         return "nobody knows why" if failed is None else await failed.last_words()
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas there are, with those that are dead."""
+        return len(self._links)
+
+    @property
+    def num_alive(self) -> int:
+        """How many of them serve."""
+        return sum(link.is_alive for link in self._links)
+
+    @property
+    def replica_events(self) -> dict[str, int]:
+        """How often replicas were lost and started again; requests that others took over."""
+        routers = [self.router, *([self.handovers.decoders] if self.handovers else [])]
+        moved = sum(router.counters["requests_rerouted"] for router in routers)
+        return {
+            "lost": self.num_lost,
+            "restarted": self._fleet.num_restarts,
+            "requests_rerouted": moved,
+        }
 
     @property
     def pids(self) -> list[int]:
@@ -208,26 +196,42 @@ class EngineClient:
         )
         keyed = prompt_token_ids if inputs is None else inputs.keyed(prompt_token_ids)
         self._send(
-            RoutedRequest(request_id, keyed, params.n * (params.max_tokens or 0), session),
-            Submit(request_id, prompt_token_ids, params, inputs),
-            hands_over=params.n == params.beam_width == 1 and inputs is None,
+            Unfinished(
+                RoutedRequest(request_id, keyed, params.n * (params.max_tokens or 0), session),
+                Submit(request_id, prompt_token_ids, params, inputs),
+                hands_over=params.n == params.beam_width == 1 and inputs is None,
+            )
         )
         self.streams[request_id] = stream
         for listener in self.submitted:
             listener(stream)
         return stream
 
-    def _send(self, request: RoutedRequest, message: Submit, hands_over: bool) -> None:
+    def _send(self, one: Unfinished) -> None:
+        """Have a replica compute a request, or what is left of one that another one had."""
+        message, request_id = one.to_send(), one.message.request_id
+        link = self._links[self._chosen(one)]
+        self._at[request_id], self._unfinished[request_id] = link, one
+        self._to_continue.pop(request_id, None)
+        if one.hands_over and not one.begun and self.handovers is not None:
+            message = message._replace(hands_over=self.handovers.by(link.number))
+            self._to_continue[request_id] = message
+        link.send(message)
+
+    def _chosen(self, one: Unfinished) -> int:
+        """The replica of a request.
+
+        Raises:
+            ApiError: the router fails.
+        """
+        if one.begun and self.handovers is not None:
+            message = one.message
+            tokens = [*message.prompt_token_ids, *one.token_ids]
+            return self.handovers.decodes(message.request_id, tokens, message.params)
         try:
-            link = self._links[self.router.route(request)]
+            return self.router.route(one.routed)
         except RoutingFailed as error:
             raise internal(str(error)) from None
-        self._at[request.request_id] = link
-        self._unanswered[request.request_id] = request, message, hands_over
-        if hands_over and self.handovers is not None:
-            message = message._replace(hands_over=self.handovers.by(link.number))
-            self._to_continue[request.request_id] = message
-        link.send(message)
 
     def _continue(self, done: HandedOver) -> None:
         """Let another replica continue a request, unless its client has left."""
@@ -249,7 +253,7 @@ class EngineClient:
     def _forget(self, request_id: str) -> EngineLink | None:
         """Note that a request has ended; who had it."""
         self.streams.pop(request_id, None)
-        self._unanswered.pop(request_id, None)
+        self._unfinished.pop(request_id, None)
         self._to_continue.pop(request_id, None)
         self.router.end(request_id)
         if self.handovers is not None:
@@ -265,23 +269,10 @@ class EngineClient:
         """Empty the prefix caches; False where requests are running."""
         if not self.is_alive:
             raise unavailable(DIED)
-        if self._reset is None or self._reset.done():
-            self._reset = asyncio.get_running_loop().create_future()
-            self._all_reset = True
-            self._resetting = {link for link in self._links if link.is_alive}
-            for link in self._resetting:
-                link.send(ResetPrefixCache())
-        return await asyncio.shield(self._reset)
-
-    def _note_reset(self, link: EngineLink, done: bool) -> None:
-        if link not in self._resetting:
-            return
-        self._resetting.discard(link)
-        self._all_reset &= done
-        if not self._resetting and self._reset is not None and not self._reset.done():
-            if self._all_reset:
-                self.router.forget_prefixes()
-            self._reset.set_result(self._all_reset)
+        done = await self._reset.run([link for link in self._links if link.is_alive])
+        if done:
+            self.router.forget_prefixes()
+        return done
 
     @property
     def watched(self) -> int:
@@ -331,12 +322,13 @@ class EngineClient:
                     self._forget(request_id)
                     stream.fail(ApiError(400, text))
             case Reset(done):
-                self._note_reset(link, done)
+                self._reset.note(link, done)
 
     def _deliver(self, piece: Piece, time_s: float) -> None:
         if (stream := self.streams.get(piece.request_id)) is None:
             return
-        self._unanswered.pop(piece.request_id, None)
+        if (one := self._unfinished.get(piece.request_id)) is not None:
+            one.note(piece)
         if piece.error is not None:
             wrong = ApiError(400, piece.error) if piece.bad_input else internal(piece.error)
             stream.end(wrong)  # with its other completions
@@ -348,46 +340,54 @@ class EngineClient:
 
     def _lost(self, link: EngineLink) -> None:
         """An engine's process is gone: others take the requests that it has not answered."""
-        self._note_reset(link, False)
+        self._reset.note(link, False)
         self._last_lost = link
+        self.num_lost += 1
         left = sum(one.is_alive for one in self._links) if self.is_alive else 0
         if not left:
             self.ended.set()
         if not self._begun:
             return
-        orphans = self._lose(link.number)
-        for request_id in orphans:
-            stream = self.streams.get(request_id)
-            if left and (asked := self._unanswered.get(request_id)) is not None:
-                try:
-                    self._send(*asked)
-                except ApiError as error:
-                    self._forget(request_id)
-                    if stream is not None:
-                        stream.fail(error)
-            elif stream is not None:
-                self._forget(request_id)
-                begun = f"{DIED_MIDWAY}, after {stream.num_output_tokens} tokens"
-                stream.fail(internal(begun) if left else unavailable(DIED))
+        for request_id in lose(self.router, self.handovers, link.number):
+            self._move(request_id, bool(left))
         if left:
-            warning = asyncio.ensure_future(self._warn(link, left))
-            self._warnings.add(warning)
-            warning.add_done_callback(self._warnings.discard)
+            self._tend(self._revive(link, left))
             if link is self._watched:
                 self.watch(True)
 
-    async def _warn(self, link: EngineLink, left: int) -> None:
-        words = await link.last_words()
-        print(
-            f"warning: replica {link.number} of {len(self._links)} has stopped ({words}); "
-            f"{left} left",
-            file=sys.stderr,
-        )
+    def _move(self, request_id: str, possible: bool) -> None:
+        """Have another replica compute what is left of a request, or end it with an error."""
+        one, stream = self._unfinished[request_id], self.streams[request_id]
+        error = unavailable(DIED)
+        if possible and one.can_move:
+            try:
+                self._send(one)
+                return
+            except ApiError as failed:
+                error = failed
+        elif possible:
+            error = internal(f"{DIED_MIDWAY}, after {stream.num_output_tokens} tokens")
+        self._forget(request_id)
+        stream.fail(error)
+
+    def _tend(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _revive(self, link: EngineLink, left: int) -> None:
+        """Have a replica started again that has stopped."""
+        if await self._fleet.revive(link, left) and link.is_alive:
+            chooser, place = chooser_of(self.router, self.handovers, link.number)
+            chooser.join(place)
 
     async def stop(self) -> None:
         """End the engines' processes."""
+        tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(link.stop() for link in self._links))
-        if self._actors is not None:
-            self._actors.close()
+        self._fleet.close()
         if self.handovers is not None:
             self.handovers.close()

@@ -1,4 +1,5 @@
-"""One engine's process as the process of HTTP sees it: written to, listened to, ended."""
+"""One engine's process as the process of HTTP sees it: written to, listened to, ended, and started
+again."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.platform.processes.channel import Frames, frame
+from minivllm.platform.processes.heartbeat import SILENT_BUILDING_S, SILENT_S, Beat, Silence
 from minivllm.serving.processes.messages import EngineState, Failed, Ready, Step
 from minivllm.serving.processes.started import StartedEngine
 
@@ -32,7 +34,14 @@ class EngineLink:
     Args:
         number: of the engine among its replicas.
         got: told each message that is not the link's own matter.
-        lost: told once when the process is gone without having been ended.
+        lost: told when the process is gone without having been ended. Of one that is started
+            again, only after it has served.
+
+    Attributes:
+        is_alive: whether its engine is built and serves.
+        counters: of all its processes so far.
+        failure: why it stopped by itself.
+        pid: process id of the engine on this machine; None: it is on another one.
     """
 
     def __init__(
@@ -43,13 +52,17 @@ class EngineLink:
     ) -> None:
         self.number = number
         self.state = EngineState(0, 0, 0, None)
-        self.counters: dict[str, float] = {}  # the last that have come
-        self.failure: str | None = None  # why it stopped by itself
+        self.failure: str | None = None
+        self.pid: int | None = None
+        self.is_alive = False
         self._got, self._on_lost = got, lost
-        self._gone = self._ended = False
+        self._ended = self._restarts = False
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._started: StartedEngine | None = None
         self._transport: asyncio.Transport | None = None
+        self._counters: dict[str, float] = {}  # the last that have come
+        self._past: dict[str, float] = {}  # of processes before this one
+        self._silence = Silence(SILENT_BUILDING_S)
 
     async def start(self, started: StartedEngine, config: dict[str, Any]) -> Ready:
         """Wait until the engine is built.
@@ -63,6 +76,7 @@ class EngineLink:
             RuntimeError: its process failed.
         """
         self._started = started
+        self.pid = None if started.is_elsewhere else started.pid
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(
             lambda: _Connection(self.receive, self.lose), sock=started.connection
@@ -71,16 +85,30 @@ class EngineLink:
         self.send(config)
         return await self._ready
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether its engine is built and serves."""
-        return self._ready.done() and not self._gone
+    async def restart(self, started: StartedEngine, config: dict[str, Any]) -> Ready:
+        """Have a process in the place of one that is gone; see `start`."""
+        await self.discard()
+        self._past, self._counters = self.counters, {}
+        self.failure, self._restarts = None, True
+        self.state, self._silence = EngineState(0, 0, 0, None), Silence(SILENT_BUILDING_S)
+        self._ready = asyncio.get_running_loop().create_future()
+        return await self.start(started, config)
 
     @property
-    def pid(self) -> int | None:
-        """Process id of the engine on this machine; None: it is on another one."""
-        assert self._started is not None
-        return None if self._started.is_elsewhere else self._started.pid
+    def counters(self) -> dict[str, float]:
+        names = dict.fromkeys((*self._past, *self._counters))
+        return {name: self._past.get(name, 0) + self._counters.get(name, 0) for name in names}
+
+    def end_if_silent(self) -> None:
+        """End the process if it is silent for too long: it is gone from then on. To be called every
+        BEAT_S."""
+        if self._transport is None or not self._silence.is_over_limit():
+            return
+        self.failure = self.failure or f"it {self._silence}"
+        self._silence = Silence(SILENT_BUILDING_S)
+        self._transport.abort()
+        if self._started is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._started.kill)
 
     def send(self, message: Any) -> None:
         """Send the engine a message."""
@@ -89,8 +117,12 @@ class EngineLink:
 
     def receive(self, message: Any) -> None:
         """Take a message of the engine."""
+        self._silence.heard()
         match message:
+            case Beat():
+                pass
             case Ready():
+                self.is_alive, self._silence.limit_s = True, SILENT_S
                 self._ready.set_result(message)
             case Failed(text, bad_input):
                 self.failure = text
@@ -100,7 +132,7 @@ class EngineLink:
                 if isinstance(message, Step):
                     message = self._dated(message)
                     self.state = message.state
-                    self.counters = message.state.counters or self.counters
+                    self._counters = message.state.counters or self._counters
                 self._got(self, message)
 
     def _dated(self, message: Step) -> Step:
@@ -113,10 +145,11 @@ class EngineLink:
 
     def lose(self) -> None:
         """Note that the engine's process is gone."""
-        self._gone = True
+        served, self.is_alive, self._transport = self.is_alive, False, None
         if not self._ready.done():
-            self._ready.set_exception(RuntimeError("the engine's process ended while it started"))
-        if not self._ended:
+            why = self.failure or "the engine's process ended while it started"
+            self._ready.set_exception(RuntimeError(why))
+        if not self._ended and (served or not self._restarts):
             self._on_lost(self)
 
     async def last_words(self) -> str:
@@ -128,7 +161,12 @@ class EngineLink:
     async def stop(self) -> None:
         """End the engine's process."""
         self._ended = True
+        await self.discard()
+
+    async def discard(self) -> None:
+        """Free what is left of a process, which ends if it runs."""
         if self._transport is not None:
             self._transport.close()
-        if self._started is not None:
-            await asyncio.to_thread(self._started.stop)
+        started, self._started = self._started, None
+        if started is not None:
+            await asyncio.to_thread(started.stop)

@@ -22,6 +22,7 @@ from minivllm.llm import LLM
 from minivllm.parallel.handover import Handover, HandoverFailed
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.children import die_with
+from minivllm.platform.processes.heartbeat import beat_over, beating
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.processes.messages import (
     Abort,
@@ -275,6 +276,11 @@ def serve(channel: Channel) -> int:
     """Build the engine of the configuration that comes first, and serve until the other end is
     gone; returns the exit code."""
     (config,) = channel.receive(None)
+    with beating(beat_over(channel)):
+        return _serve(config, channel)
+
+
+def _serve(config: dict[str, Any], channel: Channel) -> int:
     try:
         llm = LLM.from_config(config)
     except Exception as error:

@@ -35,6 +35,9 @@ class StartedEngine(Protocol):
     def last_words(self) -> str:
         """How it ended, once its connection has."""
 
+    def kill(self) -> None:
+        """End it at once."""
+
     def stop(self) -> None:
         """End it; its connection is closed."""
 
@@ -61,6 +64,9 @@ class LocalEngine:
             return f"its process ended with exit code {self._process.wait(FATE_S)}"
         return "its connection has ended"
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def stop(self) -> None:
         for end in (lambda: None, self._process.terminate, self._process.kill):
             end()
@@ -83,6 +89,9 @@ class ActorEngine:
 
     def last_words(self) -> str:
         return f"it {self._actor.last_words()}"
+
+    def kill(self) -> None:
+        self._actor.kill()
 
     def stop(self) -> None:
         self._actor.stop(STOP_S)

@@ -65,7 +65,7 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
         """Describe the server; without a key that is needed, say only that it is."""
         if keys and not any([keys.fit(key) for key in keys.given(request.headers)]):
             return {"key": True}
-        tokenizer, count = service.tokenizer, len(service.client.pids)
+        tokenizer, count = service.tokenizer, service.client.num_replicas
         several = {"replicas": count, "replica": service.client.watched} if count > 1 else {}
         return {
             **several,
@@ -106,8 +106,8 @@ def _add_choice(routes: APIRouter, service: Service, viewers: Viewers) -> None:
     async def choose_replica(body: ReplicaBody) -> dict[str, Any]:
         """Let all who watch see another replica."""
         body.require_known()
-        if body.number >= len(service.client.pids):
-            raise ApiError(400, f"number: {len(service.client.pids)} replicas count from 0")
+        if body.number >= (count := service.client.num_replicas):
+            raise ApiError(400, f"number: {count} replicas count from 0")
         if not viewers:
             raise ApiError(409, "nobody watches")
         viewers.choose(body.number)

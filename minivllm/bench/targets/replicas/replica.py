@@ -29,6 +29,7 @@ from minivllm.cluster.router import CacheShape
 from minivllm.config.compose import build
 from minivllm.errors import BadInput, first_line
 from minivllm.platform.processes.channel import Channel
+from minivllm.platform.processes.heartbeat import beat_over, beating
 from minivllm.platform.threads import thread_count
 
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
@@ -117,6 +118,11 @@ def broken(error: Exception) -> Broken:
 def serve(channel: Channel) -> int:
     """Build the engine of the configuration that comes first, and serve; returns the exit code."""
     (config,) = channel.receive(None)
+    with beating(beat_over(channel)):
+        return _serve(config, channel)
+
+
+def _serve(config: dict[str, Any], channel: Channel) -> int:
     try:
         engine = build(
             config["engine"],

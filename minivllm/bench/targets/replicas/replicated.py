@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,13 @@ from minivllm.errors import BadInput, Crashed
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.parallel.handover import Content, make_folder
 from minivllm.platform.processes.channel import wait
+from minivllm.platform.processes.heartbeat import (
+    BEAT_S,
+    SILENT_BUILDING_S,
+    SILENT_S,
+    Beat,
+    Silence,
+)
 
 
 def is_replicated(config: Mapping[str, Any]) -> bool:
@@ -67,7 +75,7 @@ class ReplicatedEngine(RoutedEngine):
     Raises:
         BadInput: an option cannot serve this model here, or there are too few GPUs.
         MemoryError: a replica has no room for the weights.
-        Crashed: a replica has died.
+        Crashed: a replica has died, or is silent for too long.
     """
 
     def __init__(
@@ -87,6 +95,8 @@ class ReplicatedEngine(RoutedEngine):
         self._open: set[str] = set()  # unfinished requests
         self._sessions: dict[str, str] = {}  # of requests that are to come
         self._replicas: list[Replica] = []
+        self._silences: list[Silence] = []
+        self._looked_s = begin
         self._handovers = None
         try:
             folder = make_folder(view.parallel, view.tree.get("cache") or {})
@@ -96,7 +106,10 @@ class ReplicatedEngine(RoutedEngine):
                 of_one = {**view.tree, "runtime": place, "parallel": alone}
                 self._replicas.append(self._backend.start(of_one))
                 self._replicas[-1].channel.send(of_one)
+                self._silences.append(Silence(SILENT_BUILDING_S))
             built: list[Built] = [self._answer(number) for number in range(len(self._replicas))]
+            for silence in self._silences:
+                silence.limit_s = SILENT_S
             self.router = make_router(view.parallel, built[0].cache)
         except BaseException:
             self.close()
@@ -182,8 +195,14 @@ class ReplicatedEngine(RoutedEngine):
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens; see BenchEngine."""
         channels = {replica.channel: number for number, replica in enumerate(self._replicas)}
-        for channel in wait(list(channels), 0.0 if self._outputs else timeout_s):
-            self._receive(channels[channel])
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = 0.0 if self._outputs else max(0.0, end - time.monotonic())
+            for channel in wait(list(channels), min(left_s, BEAT_S)):
+                self._receive(channels[channel])
+            self._require_signs()
+            if self._outputs or not left_s:
+                break
         outputs, self._outputs = self._outputs, []
         return [one if one.finish_reason is None else self._ended(one) for one in outputs]
 
@@ -203,12 +222,15 @@ class ReplicatedEngine(RoutedEngine):
         """Take what a replica has sent, and return answers.
 
         Raises:
-            Crashed: it has ended.
+            Crashed: it has ended, or another one is silent for too long.
             BadInput, MemoryError, RuntimeError: what it says has failed.
         """
         replica, answers = self._replicas[number], []
         for message in replica.channel.receive(timeout_s):
+            self._silences[number].heard()
             match message:
+                case Beat():
+                    pass
                 case Outputs(outputs):
                     self._outputs += [_dated(one, replica.ahead_s) for one in outputs]
                 case NextTokens(names, tokens):
@@ -230,16 +252,25 @@ class ReplicatedEngine(RoutedEngine):
                 case _:
                     answers.append(message)
         if replica.channel.closed:
-            count = len(self._replicas)
-            raise Crashed(f"replica {number} of {count} {replica.last_words()}")
+            raise Crashed(f"replica {number} of {len(self._places)} {replica.last_words()}")
         return answers
+
+    def _require_signs(self) -> None:
+        """Raise Crashed where a replica is silent for too long; looks every BEAT_S."""
+        if (now := time.monotonic()) - self._looked_s < BEAT_S:
+            return
+        self._looked_s = now
+        for number, silence in enumerate(self._silences):
+            if silence.is_over_limit():
+                words, count = self._replicas[number].last_words(), len(self._places)
+                raise Crashed(f"replica {number} of {count} {silence}; it {words}")
 
     # ---- calls
 
     def _answer(self, number: int) -> Any:
         """What a replica answers, once it does."""
-        while not (answers := self._receive(number, None)):
-            pass
+        while not (answers := self._receive(number, BEAT_S)):
+            self._require_signs()
         return answers[0]
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ class CountingEngine:
         self.running: dict[str, tuple[int, int]] = {}  # prompt's length, tokens left
         self.count = 0
         self.fails = False
+        self.hangs = threading.Event()
         self.started_s: float | None = None  # of every output
 
     def submit(self, request_id: str, prompt_token_ids: list[int], params: Any) -> None:
@@ -43,6 +45,8 @@ class CountingEngine:
         self.fails = self.fails or params.max_tokens == 13
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        while self.hangs.is_set():
+            time.sleep(0.01)
         if self.fails:
             raise MemoryError("no room")
         outputs = []

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from minivllm.bench.metrics.rows import breakdown
 from minivllm.bench.records import identity, storage
 from minivllm.bench.targets.base import SessionEngine
 from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.bench.targets.replicas import replicated
 from minivllm.bench.targets.replicas.replicated import ReplicatedEngine, is_replicated
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
@@ -28,6 +30,7 @@ from minivllm.cluster.placement import ALONE
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
+from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Silence
 from tests.bench.targets.replicas.pretended import LIMIT, PretendedBackend
 from tests.forked import fork_known
 from tests.seeing import make_smolvlm
@@ -126,6 +129,26 @@ def test_an_engine_that_fails_says_how(group: Group) -> None:
         group.engine.submit("r0", [2, 3], SamplingParams(max_tokens=13))
         while True:
             group.engine.poll(1.0)
+
+
+@pytest.mark.parametrize("moment", ["polling", "asking"])
+def test_a_replica_that_falls_silent_ends_the_measurement(
+    group: Group, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine does not go on. A look is 10 ms, and half a second of the clock."""
+    engine, ticks = group.engine, count()
+    monkeypatch.setattr(replicated, "BEAT_S", 0.01)
+    engine._silences[1] = Silence(SILENT_S, lambda: BEAT_S * next(ticks))
+    engine._silences[1].heard()
+    group.replicas[1].engine.hangs.set()
+    with pytest.raises(Crashed, match=r"^replica 1 of 3 has not answered for 8 s; it ended"):
+        for number in range(6):
+            engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
+        if moment == "asking":
+            engine.liveness()
+        while True:
+            engine.poll(1.0)
+    group.replicas[1].engine.hangs.clear()
 
 
 @pytest.mark.parametrize("moment", ["polling", "asking", "submitting"])

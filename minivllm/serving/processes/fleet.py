@@ -1,0 +1,136 @@
+"""The processes of an engine's replicas: they are started together, and one that has died again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from minivllm.bench.hardware.gpu import replica_gpus
+from minivllm.cluster.actors import RayActors
+from minivllm.cluster.placement import ALONE, placements
+from minivllm.config.typed import Config
+from minivllm.errors import BadInput, first_line
+from minivllm.platform.processes.heartbeat import BEAT_S
+from minivllm.platform.threads import unpinned
+from minivllm.serving.processes.engine_link import EngineLink
+from minivllm.serving.processes.messages import Ready
+from minivllm.serving.processes.started import MODULE, ActorEngine, LocalEngine, StartedEngine
+
+DELAYS_S = (0.5, 2.0, 8.0, 30.0, 60.0)  # before each start of a replica that has died again
+STEADY_S = 300.0  # of service, after which a replica's deaths are counted from 0
+
+
+class Fleet:
+    """Starts the processes of replicas.
+
+    Args:
+        config: the resolved configuration of the whole.
+        sleep, now: of seconds; a monotonic clock.
+
+    Attributes:
+        num_restarts: replicas that were started again and serve.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_restarts = 0
+        self._config, self._sleep, self._now = config, sleep, now
+        self._places: Sequence[Any] = ()
+        self._actors: RayActors | None = None
+        self._one_by_one = asyncio.Lock()  # actors connect in the order of their start
+        self._attempts: Counter[int] = Counter()  # by the number of a replica
+        self._served_since: dict[int, float] = {}
+
+    async def start(self, links: Sequence[EngineLink]) -> list[Ready]:
+        """Start all replicas and wait until they are built; what each says of itself.
+
+        Raises:
+            BadInput: an engine cannot be built with this configuration.
+            RuntimeError: a process failed.
+        """
+        if len(links) == 1:
+            return [await links[0].start(LocalEngine(), self._config)]
+        parallel, runtime = self._config["parallel"], self._config["runtime"]
+        if Config.of(self._config).parallel.backend == "ray":
+            asked = partial(replica_gpus, self._config)
+            self._actors = RayActors(f"{MODULE}.serve", parallel, runtime, asked)
+            self._places = self._actors.places
+        else:
+            gpus = replica_gpus(self._config)
+            self._places = placements(runtime, len(links), gpus, parallel["tensor"])
+        starts = []
+        for link in links:
+            started = await self._started()
+            starts.append(asyncio.ensure_future(link.start(started, self._config_of(link))))
+        return await asyncio.gather(*starts)
+
+    async def _started(self) -> StartedEngine:
+        """The next process."""
+        if self._actors is None:
+            with unpinned():
+                return LocalEngine()
+        return ActorEngine(await asyncio.to_thread(self._actors.start))
+
+    def _config_of(self, link: EngineLink) -> dict[str, Any]:
+        alone = {**self._config["parallel"], **ALONE}
+        return {**self._config, "runtime": self._places[link.number], "parallel": alone}
+
+    async def watch(self, links: Sequence[EngineLink]) -> None:
+        """End replicas that are silent for too long, until this is cancelled."""
+        while True:
+            await self._sleep(BEAT_S)
+            for link in links:
+                link.end_if_silent()
+
+    async def revive(self, link: EngineLink, left: int) -> bool:
+        """Say that a replica has stopped, start it again, and wait until it serves. Each try comes
+        later than the one before.
+
+        Args:
+            left: replicas that serve.
+
+        Returns:
+            False where it has died too often, or cannot be started.
+        """
+        which = f"replica {link.number} of {self._config['parallel']['replicas']}"
+        words = await link.last_words()
+        print(f"warning: {which} has stopped ({words}); {left} left", file=sys.stderr)
+        number, now = link.number, self._now()
+        if now - self._served_since.get(number, now) > STEADY_S:
+            self._attempts[number] = 0
+        while (attempt := self._attempts[number]) < len(DELAYS_S):
+            self._attempts[number] += 1
+            await self._sleep(DELAYS_S[attempt])
+            try:
+                async with self._one_by_one:
+                    started = await self._again(number)
+                await link.restart(started, self._config_of(link))
+            except (BadInput, RuntimeError, OSError) as error:
+                why = first_line(error)
+                print(f"warning: {which} does not start: {why}", file=sys.stderr)
+                continue
+            self.num_restarts += 1
+            self._served_since[number] = self._now()
+            print(f"{which} serves again", file=sys.stderr)
+            return True
+        print(f"warning: {which} is not started again: it stops each time", file=sys.stderr)
+        return False
+
+    async def _again(self, number: int) -> StartedEngine:
+        if self._actors is not None:
+            self._actors.request(number)
+        return await self._started()
+
+    def close(self) -> None:
+        """End what the processes were started in, when all of them are stopped."""
+        if self._actors is not None:
+            self._actors.close()

@@ -1,0 +1,91 @@
+"""A replica that has died is started again: later each time, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from minivllm.errors import BadInput
+from minivllm.serving.processes.engine_link import EngineLink
+from minivllm.serving.processes.fleet import DELAYS_S, STEADY_S, Fleet
+
+
+class Link:
+    """Stands in for an EngineLink, with a process that starts unless a failure is next."""
+
+    number = 1
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.given: list[dict[str, Any]] = []
+
+    async def last_words(self) -> str:
+        return "its process ended with exit code -9"
+
+    async def restart(self, started: Any, config: dict[str, Any]) -> None:
+        self.given.append(config)
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+class Started(Fleet):
+    """A fleet that starts nothing, on a clock of the test's own."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self.now_s = 0.0
+        config = {"parallel": {"replicas": 2, "disaggregated": True}, "runtime": {"cores": None}}
+        super().__init__(config, self.sleep, lambda: self.now_s)
+        self._places = [{"cores": "0"}, {"cores": "1"}]
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+    async def _started(self) -> Any:
+        return object()
+
+
+def revive(fleet: Fleet, link: Link) -> bool:
+    return asyncio.run(fleet.revive(cast(EngineLink, link), 1))
+
+
+@pytest.fixture
+def fleet() -> Started:
+    async def made() -> Started:
+        return Started()
+
+    return asyncio.run(made())
+
+
+def test_it_is_started_with_what_it_had(fleet: Started, capsys: pytest.CaptureFixture[str]) -> None:
+    link = Link()
+    assert revive(fleet, link) and fleet.num_restarts == 1 and fleet.slept == [DELAYS_S[0]]
+    (config,) = link.given
+    assert config["runtime"] == {"cores": "1"} and config["parallel"]["replicas"] == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: replica 1 of 2 has stopped (its process ended with exit code -9); 1 left",
+        "replica 1 of 2 serves again",
+    ]
+
+
+def test_each_try_comes_later_and_there_are_few(
+    fleet: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = Link()
+    assert revive(fleet, link)
+    link.failures = [BadInput("no room"), RuntimeError("ended"), OSError("no files")] * 3
+    assert not revive(fleet, link) and fleet.slept == list(DELAYS_S)
+    told = capsys.readouterr().err
+    assert "replica 1 of 2 does not start: no room" in told and "not started again" in told
+    assert not revive(fleet, link) and fleet.num_restarts == 1
+
+
+def test_after_long_service_deaths_are_counted_from_0(fleet: Started) -> None:
+    link = Link()
+    for _ in range(2 * len(DELAYS_S)):
+        assert revive(fleet, link)
+        fleet.now_s += STEADY_S + 1
+    assert set(fleet.slept) == {DELAYS_S[0]}
