@@ -151,7 +151,7 @@ def over_loads(
     if any(len(lines) > MOST_LINES for _, _, lines in panels):
         caption += f" The first {MOST_LINES} lines."
     if any(line.wins is not None for _, _, lines in panels for line in lines):
-        caption += " Full: the best at its load."
+        caption += " Full: the best there."
     named = ", ".join(dict.fromkeys(line.label for _, _, lines in panels for line in lines))
     alt = f"{title} Lines over {x_label}: {named}."
     return Chart(NAME, title, alt, caption, [("", drawn)])

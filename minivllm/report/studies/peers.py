@@ -69,10 +69,10 @@ class PeersStudy(Study[PeersTable]):
         ]
         return over_loads(
             "How far is minivllm ahead?",
-            [("", "output tokens/s, best other engine = 1", lines)],
+            [("", "best other engine = 1", lines)],
             "requests at once",
-            f"{DEFAULT.capitalize()} unless it is named. A line through a point: its interval, or "
-            "the least and the greatest block.",
+            f"Output tokens/s. {DEFAULT.capitalize()} unless it is named. A line through a point: "
+            "its interval, or the least and the greatest block.",
             ticks=loads,
             even=1.0,
         )

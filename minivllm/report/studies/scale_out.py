@@ -125,7 +125,7 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
 
     def question(self, result: list[ScaledLoad], inputs: ReportInputs) -> str:
         """Names the model."""
-        return "What does each further device give {model}?"
+        return "What does each further device give with {model}?"
 
     def conclusion(self, result: list[ScaledLoad], inputs: ReportInputs) -> Conclusion:
         """The first statement, and what has to be known of the records."""

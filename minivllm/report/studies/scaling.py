@@ -135,7 +135,7 @@ class ScalingStudy(Study[list[Ladder]]):
             "Growth of the time over that of the work or, where it is more, of the least time by "
             "the limits: above 1 the time grows faster than they explain."
         )
-        panels = [("", "time / work or limit, first = 1", lines)]
+        panels = [("", "time / limit, first = 1", lines)]
         return over_loads(self.title, panels, "work, first = 1", caption, even=1.0)
 
     def files(self, result: list[Ladder], inputs: ReportInputs) -> dict[str, str]:

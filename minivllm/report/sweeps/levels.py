@@ -45,8 +45,9 @@ class Level:
 
     @property
     def best(self) -> list[Cell]:
-        """The first, and the second where no order of the two is shown."""
-        return [self.ranked[0][0], *([self.tie.second] if self.tie else [])]
+        """The first, and the second where the two are not separated."""
+        second = [self.tie.second] if self.tie and self.tie.how == "not separated" else []
+        return [self.ranked[0][0], *second]
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,12 @@ def runs(found: Levels) -> list[Run]:
 
 def _margin(members: Sequence[Level], found: Levels) -> str:
     """How far the best is ahead of the next."""
-    if (tie := members[0].tie) is not None:
-        return "measured apart" if tie.how == "apart" else tie.how
+    ties = [level.tie.how for level in members if level.tie is not None]
+    if "not separated" in ties:
+        return "not separated"
     leads = [level.ranked[0][1].mean / level.ranked[1][1].mean for level in members]
     ends = [ratio(lead**found.metric.better) for lead in sorted(leads)]
     seconds = {found.named(level.ranked[1][0]) for level in members}
     over = seconds.pop() if len(seconds) == 1 else "the next"
-    return f"{' to '.join(dict.fromkeys((ends[0], ends[-1])))} {over}"
+    apart = ", measured apart" if ties else ""
+    return f"{' to '.join(dict.fromkeys((ends[0], ends[-1])))} {over}{apart}"

@@ -92,9 +92,10 @@ def sentence(found: Precisions) -> str:
     name, tie = found.named(best), tie_of(found.ranked, THROUGHPUT, "fastest")
     names, (slowest, least) = [name], found.ranked[-1]
     ahead = f"{ratio(most.mean / least.mean)} the output tokens/s of {found.named(slowest)}"
-    if tie is not None:
-        names = [name, found.named(tie.second)]
-        ahead = "measured apart" if tie.how == "apart" else tie.how
+    if tie is not None and tie.how == "apart":
+        ahead += ", measured apart"
+    elif tie is not None:
+        names, ahead = [name, found.named(tie.second)], tie.how
     text = f"Take {' or '.join(names)} for speed{_priced(found, names, ahead)}"
     small = min(
         (cell for cell, _ in found.ranked if cell.mean(WEIGHTS)),

@@ -42,7 +42,7 @@ def test_what_wins_at_its_load_is_full() -> None:
     points = [LoadPoint(1.0, 2.0, 1.5, 2.5), LoadPoint(8.0, 1.0)]
     lines = [LoadLine("nf4", BLUE, points, wins=frozenset({1.0}))]
     chart = over_loads("Which?", [("", "speed", lines)], "requests", "A caption.", even=1.0)
-    assert chart is not None and chart.caption.endswith("Full: the best at its load.")
+    assert chart is not None and chart.caption.endswith("Full: the best there.")
     _, line, whisker, full, hollow = chart.rows[0][1][0].series
     assert (line.label, line.kind) == ("nf4", "line")
     assert (whisker.x, whisker.y) == ([1.0, 1.0], [1.5, 2.5])

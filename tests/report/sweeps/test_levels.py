@@ -100,3 +100,21 @@ def test_a_sweep_of_one_knob_or_of_one_answer_is_ranked(tmp_path: Path) -> None:
     ]
     cells = gather(read_rows(write(tmp_path / "two", records, parquet=False))[0])
     assert headline(cells) is None  # one option is the best with either way of batching
+
+
+def test_levels_that_were_measured_apart_say_so(tmp_path: Path) -> None:
+    """All blocks of one cell, then those of the next: the best is named, and no order is shown."""
+    records = []
+    for place, (batch, quant, speed) in enumerate(
+        [(1, "fp16", 10.0), (1, "nf4", 15.0), (16, "fp16", 120.0), (16, "nf4", 80.0)]
+    ):
+        for block in range(3):
+            made = record(quant, batch, speed, block)
+            made.provenance["started_at"] = f"2025-03-04T{10 + place}:{block:02d}:00+0000"
+            records.append(made)
+    cells = gather(read_rows(write(tmp_path, records, parquet=False))[0])
+    found = levels_of(cells)
+    assert found is not None and sentence(found) == (
+        "The fastest: at 1 at once nf4 (1.50× fp16, measured apart), at 16 at once fp16 (1.50× "
+        "nf4, measured apart)."
+    )

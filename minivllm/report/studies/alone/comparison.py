@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ TONES: dict[ChangeVerdict, str] = {
     "not comparable": "mixed",
 }
 TINGES: dict[ChangeVerdict, str] = {"faster": "better", "slower": "worse"}  # of a ratio
+MOST_CHARACTERS = 240  # of a headline
 COLOURS: dict[ChangeVerdict, str] = {
     "slower": WORSE,
     "failed": WORSE,
@@ -118,8 +120,14 @@ class ComparisonStudy(Study[ComparedRuns]):
         both = gather([row for rows in result.sides for row in rows])
         lines = [*result.comparison.notes, *changed_weights(both)]
         lines += busy(result.names, result.sides)
+        headline, compared = result.comparison.conclusion, result.comparison.cells
+        if len(headline) > MOST_CHARACTERS:  # it names every cell, which the first line does
+            begin, lines = headline.partition(":")[0], [headline, *lines]
+            verdicts = Counter(cell.verdict for cell in compared).most_common()
+            counts = listing([f"{number} {state}" for state, number in verdicts])
+            headline = f"{begin}: of {count(len(compared), 'cell')} {counts}."
         cells = [cell for rows in result.sides for cell in gather(rows)]
-        return verdict.with_others(Conclusion(result.comparison.conclusion, lines), cells)
+        return verdict.with_others(Conclusion(headline, lines), cells)
 
     def tables(self, result: ComparedRuns, inputs: ReportInputs) -> list[Table]:
         return [comparison_table(result.comparison)]

@@ -81,7 +81,7 @@ class CapacityStudy(Study[list[CapacityRun]]):
         goal = 100 * first.criterion.attainment
         return over_loads(
             "At which rates are the objectives met?",
-            [("", "% that met their objectives", lines)],
+            [("", "% that met them", lines)],
             f"rate of arrival, {first.unit}",
             f"Dashed: the {sig(goal)} % that are wanted; a line through a point: its interval.",
             even=goal,
