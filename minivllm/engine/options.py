@@ -16,6 +16,7 @@ from minivllm.platform.given import (
     Range,
     as_given,
     biases,
+    is_salt,
     known_fields_only,
     named,
     texts,
@@ -143,6 +144,7 @@ _RANGES: dict[str, Range] = {
     "priority": Range(-(2**31), 2**31 - 1, "in [-2**31, 2**31)", whole=True),
     "deadline_ms": Range(5e-324, FLOAT32, "above 0, or null", nullable=True),
 }
+_EARLY = (True, False, "never")
 _FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 
 
@@ -268,6 +270,7 @@ class SamplingParams:
         logprobs: also return the log-probabilities of this many most likely tokens at each step
             (and of the chosen one); None returns none, -1 those of all tokens.
         prompt_logprobs: the same for every prompt token after the first.
+        cache_salt: the prefix cache is shared by requests of the same salt, or without any.
         priority: lower is more urgent; a request gains one for every `batching.aging_s` it waits.
         deadline_ms: milliseconds after arrival by which the request should have ended; among
             requests of equal priority the earliest deadline is served first.
@@ -302,6 +305,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    cache_salt: str | None = knob(None, unasked=True)
     priority: int = 0
     deadline_ms: float | None = None
 
@@ -337,6 +341,7 @@ class SamplingParams:
             ),
             ("top_p", self.top_p >= LEAST["top_p"], _RANGES["top_p"].words),
             ("allowed_token_ids", self.allowed_token_ids != (), "at least one id, or null for all"),
+            ("cache_salt", is_salt(self.cache_salt), "1 to 1,024 characters, or null"),
             ("bad_words", all(word.strip() for word in self.bad_words), "words"),
             (
                 "token_mask",
@@ -344,11 +349,7 @@ class SamplingParams:
                 "a function, or null",
             ),
             *((name, isinstance(getattr(self, name), bool), "true or false") for name in _FLAGS),
-            (
-                "early_stopping",
-                self.early_stopping in (True, False, "never"),
-                "true, false or never",
-            ),
+            ("early_stopping", self.early_stopping in _EARLY, "true, false or never"),
         )
         for name, holds, expected in rules:
             if not holds:

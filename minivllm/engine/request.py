@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from minivllm.cache.manager import CacheManager
-from minivllm.cache.prefix import TokenSequence
+from minivllm.cache.prefix import SaltedTokens, TokenSequence
 from minivllm.cache.sequence import CachedSequence
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
@@ -129,8 +129,11 @@ class Request:
 
     @property
     def cache_keys(self) -> TokenSequence:
-        """The tokens as the prefix cache compares them: those of images carry their digests."""
-        return self.token_ids if self.inputs is None else self.inputs.keyed(self.token_ids)
+        """The tokens as the prefix cache compares them: those of images carry their digests, and
+        all of them the salt of the request."""
+        tokens = self.token_ids if self.inputs is None else self.inputs.keyed(self.token_ids)
+        salt = self.params.cache_salt
+        return tokens if salt is None else SaltedTokens(tokens, salt)
 
     @property
     def reusable_token_ids(self) -> TokenSequence:

@@ -17,6 +17,7 @@ from minivllm.errors import BadInput, nearest
 FLOAT32 = 3.4028234663852886e38  # the largest finite float32
 # The least positive values of SamplingParams; that of top_p is the smallest float32.
 LEAST = {"temperature": 1e-3, "top_p": 1e-45, "repetition_penalty": 1e-30}
+LONGEST_SALT = 1024  # characters
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character, which cannot be encoded
 T = TypeVar("T")
 
@@ -127,3 +128,8 @@ def biases(what: str, value: Any) -> dict[int, float] | None:
     if not all(math.fabs(bias) <= FLOAT32 for bias in numbers.values()):
         raise BadInput(f"{what}={value!r} must be numbers that are finite in float32")
     return numbers
+
+
+def is_salt(value: Any) -> bool:
+    """Whether this is a salt of the prefix cache, or none."""
+    return value is None or (isinstance(value, str) and 0 < len(value) <= LONGEST_SALT)

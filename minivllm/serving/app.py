@@ -63,7 +63,8 @@ def build_app(service: Service, gpu: NullGpu) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def wrong_body(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return error_response(request, _validation(error.errors()))
+        is_openai = not anthropic_forms.is_path(request.url.path)
+        return error_response(request, _validation(error.errors(), is_openai))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> JSONResponse:
@@ -114,15 +115,15 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
     )
 
 
-def _validation(errors: Any) -> ApiError:
-    """The first error of a body that does not fit its model."""
+def _validation(errors: Any, is_openai: bool) -> ApiError:
+    """The first error of a body that does not fit its model; see `_path`."""
     first = errors[0]
     if first["type"] == "json_invalid":
         (_, at), why = first["loc"], first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: at character {at}: {why}"[:500])
     if first["loc"] == ("body",) and first["type"] in _NO_OBJECT:
         return ApiError(400, "the body must be a JSON object")
-    where = _path(first["loc"])[:200]
+    where = _path(first["loc"], is_openai)[:200]
     message = str(first["msg"])[:500]
     code = "missing_required_parameter" if first["type"] == "missing" else None
     return ApiError(
@@ -130,12 +131,13 @@ def _validation(errors: Any) -> ApiError:
     )
 
 
-def _path(places: Sequence[str | int]) -> str:
-    """The path of a field, as messages[0].role; kinds of a union are no parts of it."""
+def _path(places: Sequence[str | int], is_openai: bool) -> str:
+    """The path of a field: messages[0].role as OpenAI writes it, messages.0.role as Anthropic does.
+    Kinds of a union are no parts of it."""
     path = ""
     for place in places[1:]:
         if isinstance(place, int):
-            path += f"[{place}]"
+            path += f"[{place}]" if is_openai else f".{place}"
         elif _IS_NAME.fullmatch(place) and place not in _KINDS:
             path += f".{place}" if path else place
     return path

@@ -86,6 +86,7 @@ class Tokenizer:
         messages: list[dict[str, Any]],
         /,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """A conversation as the chat template writes it, special tokens included.
@@ -93,11 +94,13 @@ class Tokenizer:
         Args:
             messages: {"role": ..., "content": ...} in order; see `parse_messages`.
             add_generation_prompt: end where the assistant speaks.
+            continue_final_message: end with the last message's text instead, which an answer
+                continues, as transformers' `apply_chat_template` has it.
             variables: passed to the template, e.g. enable_thinking.
 
         Raises:
             BadInput: the checkpoint has no chat template, or the template rejects the messages,
-                takes too long or too much memory.
+                takes too long or too much memory; or it does not show the text to continue.
         """
         if self.chat_template is None:
             raise BadInput(
@@ -105,8 +108,10 @@ class Tokenizer:
             )
         from minivllm.models.load.chat_template import render  # only models with a template need it
 
-        known = {"add_generation_prompt": add_generation_prompt, **self.special_tokens, **variables}
-        return render(self.chat_template, for_template(self.chat_template, messages), known)
+        adds = add_generation_prompt and not continue_final_message
+        known = {"add_generation_prompt": adds, **self.special_tokens, **variables}
+        text = render(self.chat_template, for_template(self.chat_template, messages), known)
+        return _up_to(text, messages) if continue_final_message else text
 
     @property
     def special_ids(self) -> list[int]:
@@ -128,6 +133,23 @@ class Tokenizer:
         token_id = self.fast.token_to_id(text)
         added = self.fast.get_added_tokens_decoder().get(token_id) if token_id is not None else None
         return token_id if added is not None and added.special else None
+
+
+def _up_to(text: str, messages: Sequence[dict[str, Any]]) -> str:
+    """A rendered conversation up to the end of its last message's text. Raises BadInput where it
+    is not there."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if part.get("type") == "text"]
+        content = texts[-1] if texts else None
+    begin = text.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
+    if not isinstance(content, str) or begin < 0:
+        raise BadInput(
+            "the last message has no text that the chat template shows: none to continue"
+        )
+    whole = begin + len(content.lstrip())  # with the space behind it, where the template keeps it
+    is_whole = text[begin:whole] == content.lstrip()
+    return text[: whole if is_whole else begin + len(content.strip())]
 
 
 def chat_renderer(

@@ -95,7 +95,10 @@ def _calls(tools: Tools, form: ToolForm, is_asked: bool, rules: list[str]) -> st
         )
     # A call that is spelled otherwise than by this grammar would not be strict.
     marker = _pattern(re.escape(form.begin))
-    rules.append(f"TEXT: /{_ANY}+/ & ~/{_ANY}*{marker}{_ANY}*/")
+    # Nor would one be of which a text has the beginning at its end.
+    torn = "|".join(_pattern(re.escape(form.begin[:end])) for end in range(2, len(form.begin)))
+    whole_texts = f" & ~/{_ANY}*({torn})/" if torn else ""
+    rules.append(f"TEXT: /{_ANY}+/ & ~/{_ANY}*{marker}{_ANY}*/{whole_texts}")
     several = "*" if tools.parallel and form.end else "?"
     return f"TEXT? (tool_call SPACE?){several}"
 

@@ -30,7 +30,12 @@ from minivllm.serving.service import Service
 
 EFFORT = "reasoning_effort"  # as templates call it
 _NEXT = {"minimal": "low", "xhigh": "high", "max": "high"}
-_SETTLED = ("messages", "tools", "self")  # which are no variables that a client may set
+_SETTLED = (
+    "messages",
+    "tools",
+    "self",
+    "continue_final_message",
+)  # which are no variables that a client may set
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class ChatModel:
         messages: Any,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> ChatPrompt:
         """Write a conversation as the chat template does, in a thread.
 
@@ -114,6 +120,7 @@ class ChatModel:
             messages: in OpenAI's form.
             tools: in OpenAI's form, that the model may call.
             variables: further ones of the template (`chat_template_kwargs`).
+            continues: end with the last message's text, which the answer continues.
 
         Raises:
             ApiError: the model cannot chat; these are no messages, or the template rejects them;
@@ -145,6 +152,8 @@ class ChatModel:
             parsed = with_tools_in_system(parsed, tools)
         elif tools:
             known["tools"] = list(tools)
+        if continues:
+            known["continue_final_message"] = True
         ids = await self.service.render_chat(parsed, **known)
         inputs = None
         if pictures is not None and parts is not None and parts.sources:

@@ -24,7 +24,7 @@ from minivllm.serving.service import Service
 
 _SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k"),
-    *("seed", "ignore_eos", "priority", "deadline_ms"),
+    *("seed", "ignore_eos", "priority", "deadline_ms", "cache_salt"),
 )
 # How a field is named here that a parameter's error names.
 _FIELDS = {
@@ -40,13 +40,6 @@ async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, T
     body.require_known()
     chat_model.service.require_model(body.model)
     chat_model.require()
-    if body.messages[-1].role == "assistant":
-        raise ApiError(
-            400,
-            f"messages.{len(body.messages) - 1}: the last turn is the assistant's, and an answer "
-            "that has been begun for the model is not supported: end with a turn of the user",
-            param="messages",
-        )
     tools = read_tools(body.tools, body.tool_choice)
     if tools is not None:
         chat_model.require_tools()
@@ -54,6 +47,7 @@ async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, T
         conversation(body),
         None if tools is None else tools.tools,
         template_variables(chat_model, body) | (body.chat_template_kwargs or {}),
+        continues=body.messages[-1].role == "assistant",
     )
     return prompt, tools
 

@@ -185,6 +185,7 @@ class MessagesBody(CountBody):
     # As the other APIs of this server have them.
     seed: int | None = None
     ignore_eos: bool | None = None
+    cache_salt: str | None = None
     priority: int | None = None
     deadline_ms: float | None = None
 

@@ -38,6 +38,8 @@ class ChatBody(SamplingFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     reasoning_effort: str | None = None
     reasoning: ReasoningFields | None = None
     modalities: list[str] | None = None
@@ -169,6 +171,12 @@ def _require_supported(body: ChatBody) -> None:
     """Raise ApiError for what this server does not do."""
     if body.store:
         raise ApiError(400, "store=true is not supported: nothing is stored here", param="store")
+    if body.continue_final_message == (body.add_generation_prompt is not False):
+        raise ApiError(
+            400,
+            "continue_final_message=true and add_generation_prompt=false need each other",
+            param="continue_final_message",
+        )
     if body.modalities not in (None, ["text"]):
         raise ApiError(
             400, 'modalities must be ["text"]: the model writes text', param="modalities"
@@ -201,6 +209,7 @@ def router(service: Service) -> APIRouter:
             body.messages,
             None if tools is None else tools.tools,
             chat_model.variables(body.chat_template_kwargs, body.effort()),
+            body.continue_final_message,
         )
         with naming(_field(body, tools)):
             params = await chat_model.constrained(params, prompt, tools)

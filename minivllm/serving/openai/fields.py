@@ -93,6 +93,7 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    cache_salt: str | None = None
     priority: int | None = None
     deadline_ms: float | None = None
     return_token_ids: bool = False

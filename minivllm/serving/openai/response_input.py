@@ -125,4 +125,9 @@ def chat_choice(choice: Any) -> Any:
     match choice:
         case {"type": "function", "name": name}:
             return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "tools": list(tools), **rest}:
+            return {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": rest.get("mode"), "tools": chat_tools(tools)},
+            }
     return choice

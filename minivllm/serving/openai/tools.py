@@ -102,6 +102,7 @@ def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
         raise ApiError(400, f"tools must be a list of at most {MOST_TOOLS} tools", param="tools")
     for number, tool in enumerate(given):
         _check(tool, f"tools[{number}]")
+    given, choice = _allowed(given, choice)
     is_strict = any(tool["function"].get("strict") for tool in given)
     tools = Tools(
         [_without_strict(tool) for tool in given],
@@ -118,6 +119,35 @@ def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
     return None if tools.choice == "none" else tools
 
 
+def _allowed(given: list[Any], choice: Any) -> tuple[list[Any], Any]:
+    """The tools that `tool_choice` of the type allowed_tools leaves, and its mode in place of it:
+    the model is shown no others."""
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required"} as kept}:
+            mode, asked = kept["mode"], kept.get("tools")
+        case {"type": "allowed_tools"}:
+            raise ApiError(
+                400,
+                "tool_choice.allowed_tools.mode must be auto or required",
+                param="tool_choice.allowed_tools.mode",
+            )
+        case _:
+            return given, choice
+    where = "tool_choice.allowed_tools.tools"
+    if not isinstance(asked, list) or not asked:
+        raise ApiError(400, f"{where} must be a list of tools", param=where)
+    known = {tool["function"]["name"]: tool for tool in given}
+    names = []
+    for number, one in enumerate(asked):
+        match one:
+            case {"type": "function", "function": {"name": str(name)}} if name in known:
+                names.append(name)
+            case _:
+                place = f"{where}[{number}]"
+                raise ApiError(400, f"{place} is none of the tools", param=place)
+    return [tool for name, tool in known.items() if name in names], mode
+
+
 def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool without what only this server reads."""
     function = {key: value for key, value in tool["function"].items() if key != "strict"}
@@ -127,21 +157,23 @@ def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
 def _check(tool: Any, where: str) -> None:
     """Raise ApiError for what is no function tool."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise ApiError(400, f'{where}.type must be "function"', param="tools")
+        raise ApiError(400, f'{where}.type must be "function"', param=f"{where}.type")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise ApiError(400, f"{where} must describe a function", param="tools")
+        raise ApiError(400, f"{where} must describe a function", param=f"{where}.function")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ApiError(
             400,
             f"{where}: the name must be made of letters, digits, _, . and -",
-            param="tools",
+            param=f"{where}.function.name",
         )
     if not isinstance(function.get("strict"), bool | None):
-        raise ApiError(400, f"{where}: strict must be true or false", param="tools")
+        place = f"{where}.function.strict"
+        raise ApiError(400, f"{where}: strict must be true or false", param=place)
     if not isinstance(function.get("parameters") or {}, dict):
-        raise ApiError(400, f"{where}: parameters must be a JSON schema", param="tools")
+        place = f"{where}.function.parameters"
+        raise ApiError(400, f"{where}: parameters must be a JSON schema", param=place)
 
 
 def _choice(choice: Any) -> tuple[Choice, str | None]:
@@ -155,6 +187,6 @@ def _choice(choice: Any) -> tuple[Choice, str | None]:
             return "required", name
     raise ApiError(
         400,
-        "tool_choice must be none, auto, required or a function's name in an object",
+        "tool_choice must be none, auto, required, allowed_tools or a function's name in an object",
         param="tool_choice",
     )

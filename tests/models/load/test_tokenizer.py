@@ -44,3 +44,19 @@ def test_the_embedded_model_joins_contents() -> None:
     ]
     assert embedded.chat_text(messages) == "# <|im_start|>\ndef f(a):\n    return\n"
     assert embedded.chat_text(messages[:1]) == contents[0]  # the model goes on in this line
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("So: ", "So: "),
+        (" two  ", "two  "),
+        ([{"type": "text", "text": "b"}], "b"),
+    ],
+)
+def test_an_answer_that_is_begun_has_no_end(tokenizer: Tokenizer, content: str, end: str) -> None:
+    messages = [{"role": "user", "content": "So: b"}, {"role": "assistant", "content": content}]
+    text = tokenizer.chat_text(messages, continue_final_message=True)
+    assert text.startswith("<user>So: b<assistant>") and text.endswith(end)
+    with pytest.raises(BadInput, match="none to continue"):
+        tokenizer.chat_text([messages[0], {"role": "a", "content": " "}], True, True)

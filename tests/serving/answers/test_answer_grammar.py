@@ -89,7 +89,10 @@ def test_strict_tools_leave_text_free_and_bind_calls(tokenizer: Tokenizer) -> No
     grammar = answer_grammar(None, STRICT, HERMES, tokenizer, False)
     for text in ("", "any {text}", f"so:\n{CALL}\n{OTHER}", f"<think>x</think>y{CALL}"):
         assert allows(tokenizer, grammar, text), text
-    for text in (CALL.replace("2", "3"), "x<tool_call>y", f"{CALL} x"):
+    for text in ("a <", "<tool_x", "<tool_cal>"):
+        assert allows(tokenizer, grammar, text), text
+    torn = [f"so: {'<tool_call>'[:end]}" for end in range(2, 11)]
+    for text in (CALL.replace("2", "3"), "x<tool_call>y", f"{CALL} x", *torn):
         assert not allows(tokenizer, grammar, text), text
     alone = Tools(TOOLS, "auto", parallel=False, strict=True)
     one = answer_grammar(None, alone, HERMES, tokenizer, False)

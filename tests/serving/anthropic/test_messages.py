@@ -264,7 +264,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "most"}}, "output_config.effort"),
     ({"chat_template_kwargs": {"nothing": 1}}, "'nothing'"),
     ({"system": [{"type": "image"}]}, "system.0"),
-    ({"messages": [*USER, {"role": "assistant", "content": "The"}]}, "messages.1: the last turn"),
     ({"stop_sequences": ["x"] * 1025}, "stop_sequences"),
 ]
 
@@ -398,3 +397,12 @@ def test_the_embedded_model_continues_the_text(server: RunningServer) -> None:
     assert answer.usage.output_tokens == 8 and answer.stop_reason == "max_tokens"
     with pytest.raises(anthropic.BadRequestError, match="takes no tools"):
         ask(client, model="tiny", tools=[{"name": "f", "input_schema": {"type": "object"}}])
+
+
+def test_an_answer_that_is_begun_is_continued(client: anthropic.Anthropic) -> None:
+    begun = [*USER, {"role": "assistant", "content": "It is"}]
+    answer, usual = (ask(client, messages=one, max_tokens=4) for one in (begun, USER))
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens > (
+        usual.usage.input_tokens + usual.usage.cache_read_input_tokens
+    )
+    assert answer.role == "assistant"

@@ -24,6 +24,7 @@ from tests.serving.running import RunningServer, until_idle
 
 openai = Later("openai")
 
+IDS = {"return_token_ids": True}
 USER = [{"role": "user", "content": "naïve 値?"}]
 
 
@@ -48,6 +49,12 @@ def streamed(client: openai.OpenAI, messages: Any = USER, /, **fields: Any) -> A
     """The answer that the openai package makes of a stream."""
     with client.chat.completions.stream(model="talker", messages=messages, **fields) as stream:
         return stream.get_final_completion()
+
+
+def allowed(*names: str, mode: str = "required") -> dict[str, Any]:
+    """A choice among some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -215,7 +222,7 @@ def test_history_reaches_the_template(talking: LLM, talker: openai.OpenAI) -> No
         {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": call}]},
         {"role": "tool", "tool_call_id": "c", "content": "sunny"},
     ]
-    answer = ask(talker, messages, max_tokens=1, extra_body={"return_token_ids": True})
+    answer = ask(talker, messages, max_tokens=1, extra_body=IDS)
     assert talking.tokenizer is not None
     assert talking.tokenizer.decode(answer.prompt_token_ids, False) == (
         "<|system|>Be brief.<|end|><|user|>naïve 値?<|end|><|assistant|><think>hm</think>yes<|end|>"
@@ -351,13 +358,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
         ({"modalities": ["text", "audio"]}, "modalities", "the model writes text"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tools": [{"type": 3}]}, "tools", 'tools[0].type must be "function"'),
+        ({"tools": [{"type": 3}]}, "tools[0].type", 'tools[0].type must be "function"'),
         (
             {"tools": [{"type": "code"}], "tool_choice": "required"},
             "tool_choice",
             "tool_choice needs tools",
         ),
-        ({"tools": [function("a b")]}, "tools", "tools[0]: the name must be"),
+        ({"tools": [function("a b")]}, "tools[0].function.name", "tools[0]: the name must be"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "names of their own"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}},
@@ -386,8 +393,30 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
             "without tools",
         ),
         ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice", "must be none, auto"),
-        ({"chat_template_kwargs": {"budget": 1}}, "chat_template_kwargs", "no variable 'budget'"),
-        ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "no variable 'tools'"),
+        (
+            {"chat_template_kwargs": {"budget": 1}},
+            "chat_template_kwargs.budget",
+            "no variable 'budget'",
+        ),
+        ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs.tools", "no variable"),
+        *(
+            ({"chat_template_kwargs": {name: "x"}}, f"chat_template_kwargs.{name}", "no variable")
+            for name in ("raise_exception", "tojson", "range", "message", "continue_final_message")
+        ),
+        ({"continue_final_message": True}, "continue_final_message", "need each other"),
+        ({"messages": [{"role": "user", "content": [3]}]}, "messages", "messages"),
+        ({"stop": [1]}, "stop", "string"),
+        ({"stop_token_ids": [1, "x"]}, "stop_token_ids[1]", "integer"),
+        (
+            {"tools": [WEATHER], "tool_choice": allowed("f")},
+            "tool_choice.allowed_tools.tools[0]",
+            "is none of the tools",
+        ),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice.allowed_tools.mode",
+            "must be auto or required",
+        ),
     ],
 )
 def test_a_wrong_field_is_a_clear_400(
@@ -449,3 +478,43 @@ def test_the_embedded_model_continues_the_text(server: RunningServer) -> None:
     assert answer.choices[0].message.content == text.choices[0].text == other.output_text
     with pytest.raises(openai.BadRequestError, match="takes no tools"):
         chat.create(model="tiny", messages=[user], tools=[WEATHER])
+
+
+def test_allowed_tools_are_the_only_ones(talker: openai.OpenAI) -> None:
+    for name in ("get_weather", "get_time"):
+        choice = allowed(name)
+        answer = ask(talker, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=200)
+        (made,) = answer.choices[0].message.tool_calls
+        assert made.function.name == name
+        alone = ask(talker, tools=[function(name)], max_tokens=5, extra_body=IDS)
+        both = ask(
+            talker,
+            tools=[WEATHER, TIME],
+            tool_choice=allowed(name, mode="auto"),
+            max_tokens=5,
+            extra_body=IDS,
+        )
+        assert both.prompt_token_ids == alone.prompt_token_ids
+
+
+def test_an_answer_that_is_begun_is_continued(talking: LLM, talker: openai.OpenAI) -> None:
+    begun = [*USER, {"role": "assistant", "content": "It is"}]
+    more = {"add_generation_prompt": False, "continue_final_message": True}
+    fields = {"max_tokens": 4, "extra_body": {**more, **IDS}}
+    answer = ask(talker, begun, **fields)
+    assert talking.tokenizer is not None
+    assert talking.tokenizer.decode(answer.prompt_token_ids, False).endswith("It is")
+    with pytest.raises(openai.BadRequestError, match="none to continue"):
+        ask(talker, [*USER, {"role": "assistant", "content": ""}], **fields)
+
+
+def test_a_salt_keeps_prefixes_apart(talker: openai.OpenAI) -> None:
+    def reused(salt: str | None) -> int:
+        asked = [{"role": "user", "content": "salted " * 40}]
+        answer = ask(talker, asked, max_tokens=1, extra_body={"cache_salt": salt})
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert [reused(salt) for salt in ("a", "b", None)] == [0, 0, 0]
+    assert all(reused(salt) for salt in ("a", "b", None))
+    with pytest.raises(openai.BadRequestError, match="cache_salt=''"):
+        reused("")
