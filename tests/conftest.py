@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.alone import hear_nobody
 from tests.announcing import announcement
 from tests.compiled_ahead import compile_ahead
 from tests.forked import fork_known, fork_test_processes, probe_briefly
@@ -112,13 +113,14 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _done_once() -> Iterator[None]:
-    """What libraries would do again and again, what the hardware is asked at every start, and what
-    the disk is waited for."""
+    """What libraries would do again and again, what the hardware is asked at every start, what the
+    disk is waited for, and what other processes do."""
     with pytest.MonkeyPatch.context() as patch:
         parse_once(patch.setattr)
         prepare_once(patch)
         probe_briefly(patch.setattr)
         sync_nothing(patch.setattr)
+        hear_nobody(patch.setattr)
         yield
 
 

@@ -37,6 +37,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tests.alone import hear_nobody
 from tests.unsynced import sync_nothing
 
 if TYPE_CHECKING:
@@ -343,6 +344,7 @@ def main(descriptor: int, *further: str) -> None:
     if words != TEST_PROCESS:  # in which fixtures do so, and take it back
         probe_briefly()
         sync_nothing()
+        hear_nobody()
     os._exit(run(words))  # freeing what was imported takes longer than many a test
 
 

@@ -14,6 +14,7 @@ from minivllm.analysis.format import count
 from minivllm.bench.completion import write_failure
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.folder_lock import folder_lock
+from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import record_in
 from minivllm.bench.records.record import Failure, Validity
 from minivllm.config.compose import quoted
@@ -261,7 +262,7 @@ def _record_lost(
     """
     tracker = SafeTracker(plan.config)
     for number, (job, code) in enumerate(zip(plan.jobs, codes, strict=True)):
-        lost = [m for m in job if _stamp(m.path / storage.RECORD) in (None, stamps[m.run_id])]
+        lost = [m for m in job if _is_lost(m, code, stamps[m.run_id])]
         if not lost or code == 0:
             continue
         if isinstance(code, int):
@@ -299,6 +300,17 @@ def _warn_of_old_terms(plan: Plan) -> None:
                 "keep it; sweep.fresh=true measures anew",
                 file=sys.stderr,
             )
+
+
+def _is_lost(
+    measurement: Measurement, code: int | Exception, before: tuple[int, int] | None
+) -> bool:
+    """Whether a job has left a measurement without a record, or with one that knows only that its
+    worker was killed, where the scheduler knows why."""
+    if _stamp(measurement.path / storage.RECORD) in (None, before):
+        return True
+    error = (record_in(measurement.path) or {}).get("error") or {}
+    return isinstance(code, LostJob) and error.get("type") in ("SIGTERM", "SIGKILL")
 
 
 def _job_overrides(plan: Plan, paths: Sequence[Path]) -> list[list[str]]:

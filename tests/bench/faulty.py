@@ -14,6 +14,7 @@ from typing import Any
 from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
+from minivllm.platform.support import EVERY_KNOB, Support
 
 MAX_MODEL_LEN = 256
 
@@ -35,6 +36,8 @@ class FaultyEngine:
             the file `go`.
         progress: told of loading once.
     """
+
+    support = Support(knobs=EVERY_KNOB)  # so that a test may set any of them
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class FaultyEngine:
                 file.write(f"{os.getpid()}\n")
         self.hoard: list[bytearray] = []
         self.running: dict[str, int] = {}
+        self.prompts: dict[str, int] = {}  # tokens that no step has computed
         self._steps: list[dict[str, Any]] = []
         self.info = EngineInfo(
             name="faulty",
@@ -80,6 +84,7 @@ class FaultyEngine:
         if self.fault == "reject_request":
             raise BadInput("the request is larger than the cache: raise cache.num_blocks")
         self.running[request_id] = params.max_tokens or 1
+        self.prompts[request_id] = len(prompt_token_ids)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """See BenchEngine; this is where most faults strike."""
@@ -89,12 +94,13 @@ class FaultyEngine:
         time.sleep(self.delay_s)
         start = time.monotonic() - self.delay_s
         batch = list(self.running)[: self.info.max_num_seqs]
+        first = [self.prompts.pop(request_id) for request_id in batch if request_id in self.prompts]
         self._steps.append(
             {
                 "start_s": start,
                 "num_requests": len(batch),
-                "num_tokens": len(batch),
-                "num_prefill_tokens": 0,
+                "num_tokens": sum(first) + len(batch) - len(first),
+                "num_prefill_tokens": sum(first),
                 "context_tokens": 10 * len(batch),
                 "waiting": len(self.running) - len(batch),
                 "kv_blocks_used": len(batch),
@@ -147,6 +153,7 @@ class FaultyEngine:
 
     def reset(self) -> None:
         self.running.clear()
+        self.prompts.clear()
         self._steps.clear()
 
     def steps(self) -> list[dict[str, Any]]:

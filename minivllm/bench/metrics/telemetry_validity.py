@@ -71,7 +71,9 @@ def check_telemetry(
     heard = inside or [row for row in rows if row["t_s"] > end_s][:1]
     taken = _mean(heard, "cpu_taken")
     others = _others(_mean(heard, "cpu_other_percent"), taken)
-    (reasons if taken is not None and taken > MOST_TAKEN else notes).extend(others)
+    # A reading spans the time since the one before it, so that a single one may be of other times.
+    filled = taken is not None and taken > MOST_TAKEN and len(inside) > 1
+    (reasons if filled else notes).extend(others)
     reasons += _slowdowns(inside)
     notes += [
         *_power_cap(inside),
