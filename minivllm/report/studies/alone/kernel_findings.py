@@ -23,7 +23,10 @@ def shares_by_kernel(record: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def answer(record: dict[str, Any]) -> str:
-    """How near the kernels come to the limit, in one sentence; "" where no limit is known."""
+    """How near the kernels come to the limit, in one sentence; "" where no limit is known, or an
+    output is wrong, which comes first."""
+    if any(row.get("reference") is not None and not row.get("ok") for row in record["rows"]):
+        return ""
     parts = [f"{kernel} {_span(shares)} %" for kernel, shares in shares_by_kernel(record).items()]
     more = f" and {len(parts) - MOST_TOLD} more" if len(parts) > MOST_TOLD else ""
     return f"Of the measured limit: {', '.join(parts[:MOST_TOLD])}{more}." if parts else ""
