@@ -89,7 +89,7 @@ class Session:
         self._tell_s = 0.0  # when to speak of loading again
         self._cold = True
         self._jumped: str | None = None  # what is wrong with the clocks of the last window
-        self._tick_s: float | None = None  # of the machine's clock
+        self._tick_s: float | None = None
         self._has_steps = False  # whether the engine has reported a step
         self._quality = QualityEvaluator(emit)
         self._maker = WorkloadMaker()
@@ -122,7 +122,8 @@ class Session:
             pin(runtime)
             self._notes += crowded(runtime, parallel.replicas * parallel.tensor)
         self._engine = build_target(self._config, self._tell_loading)
-        self._emit("loading", **self._engine.info.watched)
+        if watched := self._engine.info.watched:
+            self._emit("loading", **watched)
         self._digest = content_digest(self._engine.info.weights_from)
         self._notes += undeclared_cache(self._engine)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
@@ -204,12 +205,10 @@ class Session:
         warm = measure.prefix_cache == "warm"
         if warm:  # every prompt has been seen
             warmed = max(warmed or 0, len(load.workload.openings))
-        info, arrival = self.engine.info, load.arrival
+        info = self.engine.info
         others = (info.keeps_prefixes or info.warms_with_others) and not warm
-        first_batch = warm_up(
-            *(self.engine, load.workload, arrival, load.params, clock or Clock()),
-            *(warmed, load.seed, others),
-        )
+        timing = clock or Clock(), warmed, load.seed, others
+        first_batch = warm_up(self.engine, load.workload, load.arrival, load.params, *timing)
         self._has_steps = self._has_steps or bool(self.engine.steps())
         self.engine.reset()
         gc.collect()

@@ -90,9 +90,9 @@ class EngineInfo:
 
     @property
     def watched(self) -> dict[str, tuple[int, ...]]:
-        """The processes that telemetry counts with the worker."""
+        """The processes that telemetry counts with the worker; nothing where there are none."""
         servers = {} if self.servers is None else {"servers": self.servers}
-        return {"processes": self.processes, **servers}
+        return {"processes": self.processes, **servers} if self.processes or servers else {}
 
 
 class BenchEngine(Protocol):
