@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -83,11 +84,11 @@ def sweep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def records(folder: Path) -> dict[str, dict[str, object]]:
+def records(folder: Path) -> dict[str, dict[str, Any]]:
     """Every record by its arm."""
     found = [json.loads(p.read_text()) for p in (folder / "runs" / "fates").glob("*/record.json")]
     assert len({record["run_id"] for record in found}) == len(found)
-    return {record["arm"].partition("=")[2]: record for record in found}
+    return {record["arm"].split()[0].partition("=")[2]: record for record in found}
 
 
 def test_every_job_has_a_row_with_the_reason(
@@ -116,11 +117,9 @@ def test_every_job_has_a_row_with_the_reason(
         arm: (r["status"], (r["error"] or {}).get("type")) for arm, r in records(tmp_path).items()
     }
     assert found.pop("0.001")[0] in ("ok", "invalid")  # a machine that others fill
-    assert found == {
-        "0.002": ("crashed", "CANCELLED"),
-        "0.003": ("crashed", "FAILED"),
-        "0.004": ("crashed", "CANCELLED"),
-    }
+    killed = found.pop("0.003")  # which Slurm calls either, by what it sees first
+    assert killed in (("crashed", "FAILED"), ("crashed", "CANCELLED"))
+    assert found == {"0.002": ("crashed", "CANCELLED"), "0.004": ("crashed", "CANCELLED")}
     assert not (tmp_path / "runs" / "fates" / ".jobs").exists()
 
 
