@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,8 @@ from minivllm.config.compose import compose, conf_dir, given_knobs
 from minivllm.config.decoding import check_streamable, params_of, params_of_each
 from minivllm.config.typed import Config
 from minivllm.config.words import model_overrides
-from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.options import SamplingParams
-from minivllm.engine.request import Request, RequestState
+from minivllm.engine.request import Request
 from minivllm.errors import BadInput, meant
 from minivllm.extras.beam import BeamSearch
 from minivllm.extras.scoring import sequence_logits
@@ -27,14 +26,13 @@ from minivllm.outputs import (
     CompletionOutput,
     OnError,
     RequestOutput,
-    StreamPiece,
     beam_completions,
     check_on_error,
     new_completions,
     report_errors,
 )
 from minivllm.passes.determinism import close_engine
-from minivllm.platform.loading_bar import LoadingBar
+from minivllm.platform.progress_bar import ProgressBar
 from minivllm.prompts import (
     Message,
     Prompt,
@@ -44,6 +42,7 @@ from minivllm.prompts import (
     template_variables,
     text_or_ids,
 )
+from minivllm.streams import EngineRequests, Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,10 +109,11 @@ class LLM:
             )
         self.config = config
         try:
-            with LoadingBar() as bar:
+            with ProgressBar("loading") as bar:
                 self.engine = build_engine(config, bar)
         except MemoryError as error:
             raise BadInput(str(error) or "there is not enough memory for the weights") from error
+        self._requests = EngineRequests(self.engine)
         self.tokenizer = self.engine.tokenizer
         # The checkpoint's values of the decoding parameters that the user has not set.
         self.checkpoint_defaults = unset_defaults(
@@ -123,22 +123,23 @@ class LLM:
         processor = None if vision is None else vision.processor
         self.pictures = Pictures(processor, self.tokenizer, Config.of(config).vision)
         self._warned_of_defaults = False
-        self._counter = 0
         self._warned_of_equal_noise = False
-        self._outputs: dict[str, list[TokenOutput]] = {}  # by request id, until taken
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = True,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Complete all prompts, which run together as the batching policy allows.
 
         Args:
             prompts: texts or lists of token ids; see prompts.py for the forms that these may have.
-            params: one for all, or one a prompt; None takes the configuration's `decoding`.
+            sampling_params: one for all, or one a prompt; None takes the configuration's
+                `decoding`.
+            use_tqdm: whether a terminal shows the progress, after the first second.
             on_error: a completion that fails on the way (no token is allowed, logits are not
                 finite) has the finish reason "error" and its `error`. "return" warns of it, "raise"
                 raises the first such error once all prompts are done.
@@ -151,7 +152,7 @@ class LLM:
             Exception: with on_error="raise", what ended a completion.
         """
         batch = [self._encoded(prompt) for prompt in as_batch(prompts)]
-        return self._generate(batch, params, on_error)
+        return self._generate(batch, sampling_params, use_tqdm, on_error)
 
     def _encoded(self, prompt: Prompt) -> EncodedPrompt:
         """A prompt's text, if it has one, its token ids and its images."""
@@ -163,6 +164,7 @@ class LLM:
         self,
         batch: Sequence[EncodedPrompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
         on_error: OnError,
     ) -> list[RequestOutput]:
         check_on_error(on_error)
@@ -176,11 +178,12 @@ class LLM:
             for (text, ids, inputs), one in zip(batch, chosen, strict=True):
                 results.append(RequestOutput(text, ids, []))
                 firsts.append(self._begin(results[-1], one, completions, inputs))
-            self._complete(completions, started)
+            self._complete(completions, started, use_tqdm)
         finally:
             for request_id in completions:
-                self._forget(request_id)
+                self._requests.forget(request_id)
         for request, result in zip(firsts, results, strict=True):
+            result.finished = True
             result.prompt_logprobs = request.prompt_logprobs
             if isinstance(request.group, BeamSearch) and request.finish_reason != "error":
                 result.outputs = beam_completions(request, request.group, self.tokenizer)
@@ -194,31 +197,38 @@ class LLM:
         inputs: RequestInputs | None,
     ) -> Request:
         """Submit the prompt of `result`, and add its completions there and to `completions`."""
-        first = self._submit(result.prompt_token_ids, params, inputs)
+        first = self._requests.submit(result.prompt_token_ids, params, inputs)
+        result.request_id = first.request_id
         for request_id, completion in new_completions(first, self.tokenizer is not None):
             result.outputs.append(completion)
             completions[request_id] = (result, completion)
         return first
 
-    def _complete(self, completions: Completions, started: float) -> None:
+    def _complete(self, completions: Completions, started: float, use_tqdm: bool) -> None:
         """Step the engine until each of these requests has ended; `started` is in seconds of
         `time.perf_counter`."""
-        unfinished = set(completions)
-        while unfinished:
-            self._step()
-            for request_id in list(unfinished):
-                result, completion = completions[request_id]
-                for output in self._take(request_id):
-                    completion.add(output)
-                    result.metrics.add(output, time.perf_counter() - started)
+        unfinished = dict.fromkeys(completions)
+        with ProgressBar("generating") as bar:
+            while unfinished:
+                outputs = self._requests.collect(unfinished)
+                for output in outputs:
+                    result, completion = completions[output.request.request_id]
+                    result.add(completion, output, time.perf_counter() - started)
                     if output.finish_reason is not None:
-                        unfinished.discard(request_id)
+                        del unfinished[output.request.request_id]
+                if not outputs and self._requests.lost(unfinished):  # a step elsewhere has failed
+                    for request_id in unfinished:
+                        completions[request_id][1].finish_reason = "abort"
+                    return
+                if use_tqdm:
+                    bar(len(completions) - len(unfinished), len(completions))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -228,7 +238,7 @@ class LLM:
 
         Args:
             messages: {"role": ..., "content": ...} in order, or a list of such conversations.
-            params: as for `generate`.
+            sampling_params, use_tqdm: as for `generate`.
             add_generation_prompt: whether the prompt ends where the assistant's answer begins.
             tools: descriptions of functions for the chat template.
             chat_template_kwargs: further variables of the chat template, such as enable_thinking;
@@ -253,7 +263,7 @@ class LLM:
             text = self.tokenizer.chat_text(one, **variables)
             ids = self.tokenizer.encode(text, False)
             batch.append((text, *self.pictures.add(ids, parts)))
-        return self._generate(batch, params, on_error)
+        return self._generate(batch, sampling_params, use_tqdm, on_error)
 
     def _warn_of_equal_noise(self, params: Sequence[SamplingParams]) -> None:
         """Warn once where several prompts draw with the same seed."""
@@ -266,50 +276,25 @@ class LLM:
                 stacklevel=3,
             )
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Generator[StreamPiece]:
-        """Complete one prompt, a piece for each token; closing the iterator ends the request.
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
+        """Complete one prompt, a piece for each token; closing the stream ends the request.
 
-        Several streams may be open at once: each step of the engine serves all of them.
+        `async for` leaves the event loop free while the engine computes. Several streams may be
+        open at once: each step of the engine serves all of them.
 
         Raises:
             BadInput: the prompt cannot be served, the LLM is closed, or `n`, `beam_width` or
                 `prompt_logprobs` ask for more than one stream of tokens can carry.
         """
-        params = params or self.get_default_sampling_params()
+        params = sampling_params or self.get_default_sampling_params()
         check_streamable(params)
         _, ids, inputs = self._encoded(prompt)
-        pieces = self._stream(self._submit(ids, params, inputs))
-        next(pieces)
-        return pieces
-
-    def _stream(self, request: Request) -> Generator[StreamPiece]:
-        """The pieces of a request, after an empty one that starts the generator.
-
-        Closing a generator that has not started would not run its `finally`, and so not end the
-        request.
-        """
-        try:
-            yield StreamPiece(None, "", None)
-            while request.state is not RequestState.DONE or self._outputs[request.request_id]:
-                if not self._outputs[request.request_id]:
-                    self._step()
-                for output in self._take(request.request_id):
-                    if request.error is not None:
-                        raise request.error
-                    yield StreamPiece(
-                        output.token_id, output.text, output.finish_reason, output.logprobs
-                    )
-            if request.finish_reason == "abort":
-                yield StreamPiece(None, "", "abort")
-        finally:
-            self._forget(request.request_id)
+        return self._requests.stream(self._requests.submit(ids, params, inputs))
 
     def logits(self, prompt: Prompt) -> Tensor:
         """The logits at every position of a prompt: float32 [tokens, vocab]."""
         _, ids, inputs = self._encoded(prompt)
-        return sequence_logits(self._opened(), ids, inputs)
+        return sequence_logits(self._requests.engine, ids, inputs)
 
     @property
     def default_params(self) -> SamplingParams:
@@ -344,49 +329,10 @@ class LLM:
             raise BadInput("this checkpoint has no tokenizer.json: give token ids instead of text")
         return self.tokenizer.encode(prompt)
 
-    def _opened(self) -> Engine:
-        """The engine, while the LLM is open. Raises BadInput after `close`."""
-        if "engine" not in self.__dict__:
-            raise BadInput("this LLM is closed; make another one")
-        return self.engine
-
-    def _submit(
-        self, ids: list[int], params: SamplingParams, inputs: RequestInputs | None
-    ) -> Request:
-        request = self._opened().add_request(str(self._counter), ids, params, inputs=inputs)
-        self._counter += 1
-        for one in (request,) if request.is_joint else (request, *request.unstarted):
-            self._outputs[one.request_id] = []
-        return request
-
-    def _step(self) -> None:
-        """Step the engine once, and file its tokens by request.
-
-        An exception ends all requests: the step may have lost tokens of other requests.
-        """
-        engine = self._opened()
-        try:
-            outputs = engine.step()
-        except BaseException:
-            engine.abort_all()
-            raise
-        for output in outputs:
-            self._outputs[output.request.request_id].append(output)
-
-    def _take(self, request_id: str) -> list[TokenOutput]:
-        """Remove and return the waiting tokens of a request."""
-        taken, self._outputs[request_id] = self._outputs[request_id], []
-        return taken
-
-    def _forget(self, request_id: str) -> None:
-        """End a request, if it is still running, and drop its waiting tokens."""
-        if hasattr(self, "engine"):
-            self.engine.abort(request_id)
-        self._outputs.pop(request_id, None)
-
     def close(self) -> None:
         """Release the model and the cache; the LLM cannot be used afterwards."""
-        if engine := self.__dict__.pop("engine", None):
+        if engine := self._requests.close():
+            del self.engine
             close_engine(engine)
 
     def __enter__(self) -> LLM:

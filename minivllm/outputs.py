@@ -74,6 +74,16 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, float]] | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    request_id: str = ""  # of its first completion; unique in one LLM
+    finished: bool = False  # whether all completions have ended
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+
+    def add(self, completion: CompletionOutput, output: TokenOutput, elapsed: float) -> None:
+        """Append one token to a completion; `elapsed` is in seconds from the call."""
+        if self.metrics.first_token_s is None:  # a preempted request finds its own tokens later
+            self.num_cached_tokens = output.request.cache.num_reused
+        completion.add(output)
+        self.metrics.add(output, elapsed)
 
 
 def new_completions(first: Request, has_text: bool) -> Iterator[tuple[str, CompletionOutput]]:

@@ -34,6 +34,7 @@ ROOMS = (
     *(
         "outputs",
         "prompts",
+        "streams",
         "llm",
         "serving",
         "interactive",

@@ -15,6 +15,7 @@ import torch
 
 from minivllm import LLM, BadInput, SamplingParams
 from minivllm.extras.speculative.speculation import Speculator
+from minivllm.platform.progress_bar import ProgressBar
 from tests.reference import PROMPTS, make_checkpoint
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -294,6 +295,34 @@ def test_samples_of_neighbouring_seeds_are_others(plain: LLM) -> None:
     assert [second.token_ids] != tokens(plain, [[5, 6]], replace(params, n=1, seed=2))
 
 
+def test_calls_and_outputs_have_the_names_of_vllm(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[tuple[int, int]] = []
+
+    class Bar(ProgressBar):
+        def __call__(self, done: int, total: int) -> None:
+            bars.append((done, total))
+
+    monkeypatch.setattr("minivllm.llm.ProgressBar", Bar)
+    overrides = ["cache.num_blocks=50", "cache.prefix_caching=true"]
+    with LLM(str(qwen3), quant="fp32", device="cpu", overrides=overrides) as llm:
+        bars.clear()
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        prompts = [list(range(1, 41)), [5]]
+        first = llm.generate(prompts=prompts, sampling_params=params)
+        assert set(bars) == {(0, 2), (2, 2)}
+        bars.clear()
+        again = llm.generate(prompts=prompts, sampling_params=params, use_tqdm=False)
+        assert not bars
+        stream = llm.stream(prompt=prompts[1], sampling_params=params)
+        assert [piece.token_id for piece in stream] == again[1].outputs[0].token_ids
+    outputs = [*first, *again]
+    assert all(output.finished for output in outputs)
+    assert len({output.request_id for output in outputs}) == 4
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 32, 0]
+
+
 def test_closing_a_stream_frees_its_blocks(plain: LLM) -> None:
     stream = plain.stream([5, 6], GREEDY)
     next(stream)
@@ -307,7 +336,7 @@ def test_a_stream_that_is_never_read_leaves_nothing(plain: LLM) -> None:
     pieces = plain.stream([1, 2, 3])
     assert plain.engine.has_unfinished
     del pieces
-    assert not plain.engine.has_unfinished and not plain._outputs
+    assert not plain.engine.has_unfinished and not plain._requests.uncollected
     with pytest.raises(BadInput, match="empty prompt"):
         plain.stream([])
 

@@ -266,7 +266,11 @@ class MiniVLLM(TemplateLM):
         together = [i for i, whole in enumerate(wholes) if len(whole) < self.max_length]
         params = SamplingParams(max_tokens=1, prompt_logprobs=1)
         outputs = dict(
-            zip(together, self.llm.generate([wholes[i] for i in together], params), strict=True)
+            zip(
+                together,
+                self.llm.generate([wholes[i] for i in together], params, use_tqdm=False),
+                strict=True,
+            )
             if together
             else ()
         )
@@ -317,7 +321,9 @@ class MiniVLLM(TemplateLM):
         texts = [""] * len(requests)
         lengths = [len(prompt) for prompt in prompts]
         for chunk in self._chunks(lengths, "Running generate_until requests", disable_tqdm):
-            outputs = self.llm.generate([prompts[i] for i in chunk], [params[i] for i in chunk])
+            outputs = self.llm.generate(
+                [prompts[i] for i in chunk], [params[i] for i in chunk], use_tqdm=False
+            )
             for i, output in zip(chunk, outputs, strict=True):
                 if output.outputs[0].error is not None:
                     continue

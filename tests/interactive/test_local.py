@@ -9,7 +9,7 @@ import pytest
 from minivllm.engine.options import SamplingParams
 from minivllm.interactive.answer import Answer
 from minivllm.interactive.local import stream_answer
-from minivllm.llm import StreamPiece
+from minivllm.outputs import StreamPiece
 
 
 class FakeLLM:

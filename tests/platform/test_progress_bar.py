@@ -14,7 +14,7 @@ import pytest
 
 from minivllm import LLM
 from minivllm.models.load.weights import CheckpointWeights
-from minivllm.platform.loading_bar import LoadingBar
+from minivllm.platform.progress_bar import ProgressBar
 from tests.reference import make_checkpoint
 
 
@@ -51,7 +51,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 def test_nothing_for_a_second_then_a_bar_that_disappears(terminal: Terminal) -> None:
     now = [100.0]
-    with LoadingBar(terminal.stream, lambda: now[0]) as bar:
+    with ProgressBar("loading", terminal.stream, lambda: now[0]) as bar:
         bar(0, 100)
         now[0] = 100.9
         bar(30, 100)
@@ -65,14 +65,14 @@ def test_nothing_for_a_second_then_a_bar_that_disappears(terminal: Terminal) -> 
 
 
 def test_what_loads_within_a_second_shows_nothing(terminal: Terminal) -> None:
-    with LoadingBar(terminal.stream, lambda: 0.0) as bar:
+    with ProgressBar("loading", terminal.stream, lambda: 0.0) as bar:
         bar(100, 100)
     assert terminal.read() == ""
 
 
 def test_nothing_is_drawn_into_a_file() -> None:
     stream, now = io.StringIO(), iter(range(0, 1000, 100))
-    with LoadingBar(stream, lambda: float(next(now))) as bar:
+    with ProgressBar("loading", stream, lambda: float(next(now))) as bar:
         bar(50, 100)
     assert stream.getvalue() == ""
 
@@ -92,7 +92,8 @@ def test_a_model_that_loads_slowly_shows_the_bar(
 
     monkeypatch.setattr(CheckpointWeights, "fill", slow)
     monkeypatch.setattr(
-        "minivllm.llm.LoadingBar", lambda: LoadingBar(terminal.stream, lambda: now[0])
+        "minivllm.llm.ProgressBar",
+        lambda title: ProgressBar(title, terminal.stream, lambda: now[0]),
     )
     LLM(str(tmp_path), device="cpu", quant="fp32").close()
     assert "loading" in terminal.read()

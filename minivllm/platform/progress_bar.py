@@ -1,4 +1,4 @@
-"""The progress bar of a loading model, shown on a terminal after the first second."""
+"""A progress bar, shown on a terminal after the first second."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-PATIENCE_S = 1.0  # a model that loads faster shows no bar
+PATIENCE_S = 1.0  # work that ends sooner shows no bar
 
 
-class LoadingBar:
-    """A context manager that `load_model(progress=...)` calls with (done, total).
+class ProgressBar:
+    """A context manager that is called with (done, total), as by `load_model(progress=...)`.
 
     Args:
+        title: the words before the bar.
         stream: where to draw, if that is a terminal. None takes stderr.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        title: str,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._title = title
         self._stream = stream or sys.stderr
         self._clock = clock
         self._bar: Progress | None = None
 
-    def __enter__(self) -> LoadingBar:
+    def __enter__(self) -> ProgressBar:
         self._began = self._clock()
         return self
 
@@ -60,11 +65,16 @@ class LoadingBar:
             TimeRemainingColumn,
         )
 
-        columns = TextColumn("loading"), BarColumn(24), TaskProgressColumn(), TimeRemainingColumn()
+        columns = (
+            TextColumn(self._title),
+            BarColumn(24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
         # Standard output holds answers, so the bar's stream must not take it over.
         bar = Progress(
             *columns, console=Console(file=self._stream), transient=True, redirect_stdout=False
         )
-        bar.add_task("loading")
+        bar.add_task(self._title)
         bar.start()
         return bar
