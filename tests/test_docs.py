@@ -404,7 +404,7 @@ def test_the_examples_of_the_python_page_run(capsys: pytest.CaptureFixture[str])
     sources = blocks(GUIDES / "python.md", "python")
     for source in sources:
         exec(compile(source, "python.md", "exec"), {})
-    assert len(sources) == 3 and "first token after" in capsys.readouterr().out
+    assert len(sources) == 4 and "first token after" in capsys.readouterr().out
 
 
 def test_the_notebook_runs_and_is_shown_with_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

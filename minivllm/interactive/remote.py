@@ -7,7 +7,6 @@ import queue
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import urlsplit
 
 from minivllm.bench.targets.http.stream import read_events
 from minivllm.bench.targets.http.stream_event import (
@@ -63,11 +62,9 @@ class RemoteModel:
         except ImportError as error:
             raise NotInstalled(f"task.url needs aiohttp ({error}): {INSTALL}") from error
         task = Config.of(config).task
-        parts = urlsplit(task.url)
-        url = task.url if parts.path.strip("/") else parts._replace(path="/v1").geturl()
         self.decoding = ChatDecoding(params_of(config["decoding"]), _given(config))
         self.check(self.decoding)
-        self._client = Client(url, os.environ.get(task.api_key_env), 1, "task.url")
+        self._client = Client(task.url, os.environ.get(task.api_key_env), 1, "task.url")
         try:
             self.form = self._client.address("").removesuffix("/v1").partition("://")[2]
             self.name = self._served_name(task.served_model_name)
@@ -79,7 +76,7 @@ class RemoteModel:
 
     def _served_name(self, chosen: str | None) -> str:
         try:
-            served = served_models(self._client.wait(self._client.ask_json("models")), "task.url")
+            served = served_models(self._client.wait(self._client.models()), "task.url")
         except (OSError, ServerError) as error:
             raise BadInput(
                 f"task.url={self._client.address('')}: no server answers there as it should "

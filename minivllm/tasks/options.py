@@ -114,7 +114,8 @@ class ViewTaskOptions(Options):
     """task=view.
 
     Args:
-        url: of a running server's events, which are shown in the terminal.
+        url: of a running server, whose events are shown in the terminal: its address, or that of
+            the events.
         api_key_env: environment variable with the server's key; none is sent where it is not set.
     """
 
@@ -124,8 +125,8 @@ class ViewTaskOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.url is not None and not re.match(r"wss?://[^/]", self.url):
-            raise self.bad("url", "must begin with ws:// or wss://")
+        if self.url is not None and not re.match(r"(wss?|https?)://[^/]", self.url):
+            raise self.bad("url", "must begin with ws://, wss://, http:// or https://")
 
 
 @option("minivllm.tasks.kernels.run")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from minivllm.analysis.format import count
 from minivllm.config.typed import Config
@@ -15,6 +16,7 @@ from minivllm.errors import BadInput, NotInstalled, install
 from minivllm.tasks.options import ViewOptions, ViewTaskOptions
 from minivllm.tasks.report import find_runs, joined_name
 
+EVENTS_PATH = "/ws/events"
 OPEN_S = 10.0  # for a server to answer
 TURNED_AWAY = (1008, 1013)  # codes with which a server closes: the key is wrong, too many viewers
 
@@ -104,6 +106,17 @@ def _follow(task: ViewTaskOptions, url: str, settings: ViewOptions, runs: list[s
     return 0
 
 
+def events_url(url: str) -> str:
+    """The WebSocket of a server's events, from it or from the address of the server or of its API.
+
+    Raises:
+        ValueError: it is no URL.
+    """
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/").removesuffix("/v1") or EVENTS_PATH
+    return parts._replace(scheme=parts.scheme.replace("http", "ws"), path=path).geturl()
+
+
 def _batches(url: str, key: str | None) -> Iterator[list[dict[str, Any]]]:
     """The messages of a server. Raises BadInput if it cannot be reached, or turns viewers away."""
     try:
@@ -112,7 +125,7 @@ def _batches(url: str, key: str | None) -> Iterator[list[dict[str, Any]]]:
     except ImportError:
         raise NotInstalled(f"task.url needs websockets: {install('serve')}") from None
     try:
-        socket = connect(url, open_timeout=OPEN_S, max_size=None)
+        socket = connect(events_url(url), open_timeout=OPEN_S, max_size=None)
     except (OSError, ValueError, WebSocketException) as error:  # ValueError: it is no URL
         raise BadInput(f"task.url={url}: no events are to be had there ({error})") from None
     with socket:

@@ -12,6 +12,7 @@ import pytest
 
 from minivllm.bench.records.events import write_events
 from minivllm.bench.records.record import RecordedEvents
+from minivllm.tasks.view import events_url
 from tests.report.synthetic import make_record, write
 from tests.report.view.recording import ENGINE
 
@@ -89,9 +90,11 @@ def test_damaged_events_are_one_line(cli: Callable[..., Any], runs: Path) -> Non
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.url=http://x"], "must begin with ws:// or wss://"),
+        (["task.url=ftp://x"], "must begin with ws://, wss://, http:// or https://"),
+        (["task.url=http://x"], "add view.tui=true"),
         (["task.url=ws://x"], "add view.tui=true"),
         (["task.url=ws://x", "view.tui=true", "runs=[a]"], "leave out runs"),
+        (["task.url=http://127.0.0.1:1", "view.tui=true"], "no events are to be had"),
         (["task.url=ws://127.0.0.1:1/ws/events", "view.tui=true"], "no events are to be had"),
         (["task.url=ws://127.0.0.1:99999/x", "view.tui=true"], "no events are to be had"),
         (["task.url='ws://['", "view.tui=true"], "no events are to be had"),
@@ -106,6 +109,19 @@ def test_what_cannot_be_shown_is_one_line(
     done = cli("task=view", *overrides)
     assert done.code == 2 and message in done.err and done.err.count("\n") == 1
     assert not done.out
+
+
+@pytest.mark.parametrize(
+    ("url", "events"),
+    [
+        ("http://host:8000", "ws://host:8000/ws/events"),
+        ("https://host/v1/", "wss://host/ws/events"),
+        ("ws://host:1/", "ws://host:1/ws/events"),
+        ("wss://host/proxy/ws/events?a=b", "wss://host/proxy/ws/events?a=b"),
+    ],
+)
+def test_the_address_of_a_server_leads_to_its_events(url: str, events: str) -> None:
+    assert events_url(url) == events
 
 
 @pytest.mark.parametrize("key", ["abcdef123", None])

@@ -184,7 +184,7 @@ class OpenAIEngine(Adapter):
         """A line that a started server has printed."""
 
     def _models(self) -> dict[str, int | None]:
-        return served_models(self._client.wait(self._client.ask_json("models")))
+        return served_models(self._client.wait(self._client.models()))
 
     def _chosen(self, served: Mapping[str, Any], model: str | None) -> str:
         if model is None and served:

@@ -35,8 +35,8 @@ class Client:
     A redirect is an error: it would be a detour in every measured time, and lead away with the key.
 
     Args:
-        url: where the API is; a user and password in it are sent as basic authentication, a query
-            with every request.
+        url: where the API is: /v1 where it has no path (see `models`). A user and password in it
+            are sent as basic authentication, a query with every request.
         key: sent as a bearer token, unless the URL has a user; None for none.
         connections: most requests under way at once.
         knob: the knob that the URL is of, for messages.
@@ -61,7 +61,8 @@ class Client:
             raise BadInput(f"{knob} is no address ({error}); give http://host:port/v1") from None
         self._query = f"?{parts.query}" if parts.query else ""
         self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._path = parts.path.rstrip("/")
+        self._may_be_root = not parts.path.strip("/")
+        self._path = "/v1" if self._may_be_root else parts.path.rstrip("/")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
@@ -107,6 +108,26 @@ class Client:
     def beside(self, path: str) -> str:
         """Where a path is that lies beside the API's /v1; free of secrets."""
         return f"{self._root}{self._path.removesuffix('/v1')}/{path.lstrip('/')}"
+
+    async def models(self) -> Any:
+        """The JSON value of the server's list of models.
+
+        Where the URL has no path, and only the root of the server has the list, the API is there.
+
+        Raises:
+            ServerError: see `ask_json`.
+        """
+        try:
+            return await self.ask_json("models")
+        except ServerError:
+            if not self._may_be_root:
+                raise
+            path, self._path = self._path, ""
+            try:
+                return await self.ask_json("models")
+            except (OSError, ServerError):
+                self._path = path
+            raise
 
     async def ask(self, method: str, address: str) -> bytes:
         """The body of a short answer.

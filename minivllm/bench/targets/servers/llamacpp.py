@@ -151,7 +151,7 @@ class LlamaServer(StartedServer):
     def settings(self, now: MetricsPage) -> dict[str, float | str]:
         """The precision of the file, as the server says it."""
         try:
-            listed = self._client.wait(self._client.ask_json("models"))
+            listed = self._client.wait(self._client.models())
             meta = listed["data"][0]["meta"]
             kind, size = str(meta["ftype"]), float(meta["size"])
         except (OSError, ServerError, LookupError, TypeError, ValueError):

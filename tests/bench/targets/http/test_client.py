@@ -22,6 +22,7 @@ from tests.bench.targets.fake_server import POLL_S
 
 class Handler(http.server.BaseHTTPRequestHandler):
     asked: list[tuple[str, str | None]] = []
+    missing = staticmethod(lambda path: False)
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -31,7 +32,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = {"/v1/deep": b"[" * 100_000, "/v1/long": b"1" * 5000}.get(
             self.path.partition("?")[0], b'{"a": 1}'
         )
-        self.send_response(302 if "elsewhere" in self.path else 200)
+        self.send_response(
+            302 if "elsewhere" in self.path else 404 if self.missing(self.path) else 200
+        )
         self.send_header("Location", "http://localhost:1/stolen")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -70,6 +73,40 @@ def test_keys_users_and_queries_go_along_and_are_no_part_of_the_address(
         client.address("x") == f"http://{host}/v1/x" and client.beside("/x") == f"http://{host}/x"
     )
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "root", "asked_for", "found"),
+    [
+        ("", "/v1", ["/v1/models"], "/v1"),
+        ("/", "/v1", ["/v1/models"], "/v1"),
+        ("", "", ["/v1/models", "/models"], ""),
+        ("/own", "/v1", ["/own/models"], None),
+        ("", "/own", ["/v1/models", "/models"], None),
+    ],
+)
+def test_an_address_without_a_path_is_that_of_a_server_with_v1(
+    server: tuple[str, list[tuple[str, str | None]]],
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    root: str,
+    asked_for: list[str],
+    found: str | None,
+) -> None:
+    host, asked = server
+    monkeypatch.setattr(Handler, "missing", staticmethod(lambda path: path != f"{root}/models"))
+    client = Client(f"http://{host}{given}", None, 4)
+    try:
+        if found is None:
+            with pytest.raises(ServerError, match="HTTP 404"):
+                client.wait(client.models())
+        else:
+            assert client.wait(client.models()) == {"a": 1}
+        assert [path for path, _ in asked] == asked_for
+        path = asked_for[0].removesuffix("/models") if found is None else found
+        assert client.address("x") == f"http://{host}{path}/x"
+    finally:
+        client.close()
 
 
 def test_a_redirect_is_told_and_not_followed(
