@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import signal
 import socket
 import subprocess
@@ -121,7 +123,7 @@ def test_a_killed_replica_leaves_the_others_serving(tmp_path) -> None:
     log = tmp_path / "log"
     words = ("parallel.replicas=2", "parallel.router=round_robin")
     with serving(*words, log=log) as server:
-        first, second = engines(server)
+        first, _ = engines(server)
         answers: list[int] = []
         fields = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
 
@@ -134,9 +136,15 @@ def test_a_killed_replica_leaves_the_others_serving(tmp_path) -> None:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert answers == [200] * 6  # none had begun
+        assert answers == [200] * 6
         assert ask(server.url, "/health", method="GET").status == 200
         assert "replica 0 of 2 has stopped" in log.read_text()
-        second.kill()
+        assert wait_until(lambda: "replica 0 of 2 serves again" in log.read_text())
+        ready = json.loads(ask(server.url, "/ready", method="GET").body)
+        assert ready == {"status": "ready", "replicas": 2, "alive": 2}
+        text = ask(server.url, "/metrics", method="GET").body.decode()
+        assert re.search(r'replica_events_total\{.*event="restarted".*\} 1\.0', text)
+        for one in engines(server):
+            one.kill()
         assert server.process.wait(60) == 1
     assert "error: the engine has stopped" in log.read_text()

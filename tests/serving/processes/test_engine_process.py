@@ -40,6 +40,15 @@ class Loop:
         self.loop = EngineLoop(llm.engine, self.channel)  # type: ignore[arg-type]
         self.engine = llm.engine
 
+    def seed_of(self, message: Submit) -> int:
+        """The seed that a request gets here."""
+        self.loop._handle(message)
+        while self.loop._compiler.is_busy:
+            self.loop._take_compiled()
+        (member,) = self.loop._members[message.request_id]
+        self.loop._handle(Abort(message.request_id))
+        return member.seed
+
     def serve(self, message: Submit) -> tuple[list[Piece], list[HandedOver], list[str]]:
         """What a request gives: pieces, a handover, and who has begun."""
         self.channel.messages.clear()
@@ -104,6 +113,34 @@ def test_an_answer_is_the_same_where_another_engine_continues(
         )
         assert both.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
     assert first[0].prompt_logprobs == whole[0].prompt_logprobs
+
+
+MORE_CASES = {
+    **CASES,
+    "stop": SamplingParams(max_tokens=24, ignore_eos=True, stop=("e",)),
+    "bad words": SamplingParams(max_tokens=24, ignore_eos=True, bad_words=("return",)),
+}
+
+
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_an_answer_that_has_begun_goes_on_elsewhere_as_if_nothing_had_happened(
+    case: str, llms: tuple[LLM, LLM]
+) -> None:
+    params, ids = MORE_CASES[case], [5, 6, 7, 8, 9, 10, 11]
+    one, other = map(Loop, llms)
+    whole, _, _ = one.serve(Submit("whole", ids, params))
+    seed = one.seed_of(Submit("seed", ids, params))
+    for seen in sorted({1, len(whole) // 2, len(whole) - 1} - {0}):
+        tokens = [piece.token_id for piece in whole[:seen] if piece.token_id is not None]
+        sent = replace(params, prompt_logprobs=None, seed=seed)
+        done = HandedOver("r", tokens, seed, b"")
+        rest, none, begun = other.serve(Submit("r", ids, sent, rest=done))
+        assert not none and not begun and len(rest) == len(whole) - seen
+        for new, old in zip(rest, whole[seen:], strict=True):
+            assert new._replace(request_id="", logprobs=None, num_cached_tokens=0) == old._replace(
+                request_id="", logprobs=None, num_cached_tokens=0
+            )
+            assert new.logprobs == pytest.approx(old.logprobs, abs=1e-4)
 
 
 def test_a_stop_string_may_begin_in_the_first_token(llms: tuple[LLM, LLM]) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,6 +15,13 @@ import pytest
 from minivllm.errors import BadInput
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import DELAYS_S, STEADY_S, Fleet
+from tests.serving.running import RunningServer, engines, serving
+
+FIELDS = {
+    **{"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True},
+    **{"temperature": 0.9, "seed": 7, "presence_penalty": 0.5, "logprobs": 2, "stream": True},
+    "stream_options": {"include_usage": True},
+}
 
 
 class Link:
@@ -89,3 +101,48 @@ def test_after_long_service_deaths_are_counted_from_0(fleet: Started) -> None:
         assert revive(fleet, link)
         fleet.now_s += STEADY_S + 1
     assert set(fleet.slept) == {DELAYS_S[0]}
+
+
+def streamed(server: RunningServer, after: int, do: Callable[[], None]) -> list[dict[str, Any]]:
+    """The events of a stream; `do` is called after so many."""
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions",
+        json.dumps(FIELDS).encode(),
+        {"content-type": "application/json"},
+    )
+    events = []
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                events.append(json.loads(line[6:]))
+                if len(events) == after:
+                    do()
+    return events
+
+
+def told(events: list[dict[str, Any]]) -> Any:
+    """What events say, however they are cut."""
+    assert not [one for one in events if "error" in one], events[-1]
+    choices = [choice for one in events for choice in one["choices"]]
+    scores = [one["logprobs"] for one in choices if one.get("logprobs")]
+    return (
+        "".join(one["text"] for one in choices),
+        [value for one in scores for value in one["token_logprobs"]],
+        [value for one in scores for value in one["tokens"]],
+        [one["finish_reason"] for one in choices if one["finish_reason"]],
+        events[-1]["usage"],
+    )
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_stream_goes_on_byte_for_byte_when_its_replica_is_gone(
+    end: signal.Signals, tmp_path: Path
+) -> None:
+    knobs = ("parallel.replicas=2", "parallel.router=round_robin", "runtime.determinism=batch")
+    with serving(*knobs, log=tmp_path / "log") as server:
+        victim = engines(server)[1]
+        known = told(streamed(server, 0, lambda: None))  # of replica 0
+        assert told(streamed(server, 10, lambda: victim.send_signal(end))) == known
+        assert known[-1]["completion_tokens"] == 200
+        assert "replica 1 of 2 has stopped" in (tmp_path / "log").read_text()
