@@ -22,15 +22,16 @@ from minivllm.platform.processes.children import die_with
 def serve(place: Place) -> None:
     """Build a part of each engine that rank 0 names, and repeat its calls, until rank 0 is gone."""
     heard = place.heard()
-    for kind, arguments in heard:
-        if kind != "build":
-            continue
-        (config,) = arguments
-        redaction.learn(config)
-        engine, drafting = build_part(config, place.join, place.local_rank)
-        place.channel.send(facts(engine))
-        follow(engine, drafting, place.ranks, heard)
-        engine.close()
+    with place.beating():
+        for kind, arguments in heard:
+            if kind != "build":
+                continue
+            (config,) = arguments
+            redaction.learn(config)
+            engine, drafting = build_part(config, place.join, place.local_rank)
+            place.say(facts(engine))
+            follow(engine, drafting, place.ranks, heard)
+            engine.close()
 
 
 def follow_launched() -> int:

@@ -23,6 +23,7 @@ class Member:
 
     def __init__(self, rank: int, command: Sequence[str], died: Callable[[Member], None]) -> None:
         self.rank, self._died = rank, died
+        self._why_ended: str | None = None
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -41,10 +42,20 @@ class Member:
         self.process.wait()
         self._died(self)
 
+    def end(self, why: str) -> None:
+        """Kill it.
+
+        Args:
+            why: what it did, for messages.
+        """
+        self._why_ended = f"{why}, and was ended"
+        self.process.kill()
+
     @property
     def fate(self) -> str:
         """How it has ended, and what it printed last."""
         code = self.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        how = self._why_ended or how
         said = self._output.last
         return f"rank {self.rank} {how}" + (f"; it printed last: {said}" if said else "")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,21 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from minivllm.parallel.ranks import GroupRanks
+from minivllm.platform.processes.channel import prepare_tcp
+from minivllm.platform.processes.heartbeat import Beat, beating
 
 JOIN = timedelta(minutes=2)  # for all ranks to find one another
 CALLS = "calls"  # key of the store: where rank 0 is to be reached
+STUCK_S = 5.0  # of a rank that waits for one that has died
 STORE = "store"  # file of the store, in the folder of ranks that rank 0 has started
+
+
+def prepare(channel: Connection) -> None:
+    """Let a channel over TCP not hold back the end of a long message for an acknowledgement, and
+    end where the other host is gone."""
+    if sys.platform != "win32":
+        with socket.socket(fileno=os.dup(channel.fileno())) as same:
+            prepare_tcp(same)
 
 
 class Launch:
@@ -70,7 +84,11 @@ class Place:
         self.local_rank = rank if local_rank is None else local_rank
         address, key = json.loads(store.get(CALLS))
         where = tuple(address) if isinstance(address, list) else address
-        self.channel = Client(where, authkey=bytes.fromhex(key))
+        self._channel = Client(where, authkey=bytes.fromhex(key))
+        prepare(self._channel)
+        self._lock = threading.Lock()  # two threads send
+        self._done = threading.Event()
+        self.say(rank)
 
     @classmethod
     def started(cls, folder: str, size: int, rank: int) -> Place:
@@ -90,6 +108,34 @@ class Place:
 
     def heard(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """What rank 0 says, until it is gone."""
-        with suppress(EOFError, ConnectionError):
+        with suppress(EOFError, OSError):
             while True:
-                yield self.channel.recv()
+                yield self._channel.recv()
+
+    def say(self, message: Any) -> None:
+        """Send rank 0 a message.
+
+        Raises:
+            OSError: rank 0 is gone.
+        """
+        with self._lock:
+            self._channel.send(message)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """While it is open, rank 0 gets signs of life. Once it is gone, this process ends within
+        STUCK_S, though a collective waits."""
+        try:
+            with beating(self._beat):
+                yield
+        finally:
+            self._done.set()
+
+    def _beat(self) -> None:
+        try:
+            self.say(Beat())
+        except OSError:
+            if not self._done.wait(STUCK_S):
+                os.write(2, b"rank 0 is gone, and a collective waits for it\n")
+                os._exit(1)
+            raise

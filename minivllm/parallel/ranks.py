@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-TIMEOUT = timedelta(minutes=30)  # of a collective; a rank that dies is noticed at once
+# Of a collective, for ranks that build their parts at different speeds. A rank that dies or falls
+# silent is noticed within seconds.
+TIMEOUT = timedelta(minutes=5)
 LOOPBACK = "127.0.0.1"
 
 

@@ -31,18 +31,19 @@ from torch.distributed.distributed_c10d import Store
 
 from minivllm.errors import BadInput, Crashed
 from minivllm.parallel.member import Member
-from minivllm.parallel.place import CALLS, JOIN, STORE, launched
+from minivllm.parallel.place import CALLS, JOIN, STORE, STUCK_S, launched, prepare
 from minivllm.parallel.ranks import GroupRanks
+from minivllm.parallel.watch import RankWatch
 from minivllm.platform.folders import TemporaryFolder
 
 MODULE = "minivllm.cluster.rank"  # the program of a rank that is started from here
 LATE_S = 2.0  # between the error of a collective and the end of the process that has caused it
-STUCK_S = 5.0  # of a rank that waits for one that has died
 END_S = 5.0  # for a rank to end by itself
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Tell = weakref.WeakMethod[Any]  # told that a member has ended
+Tell = weakref.WeakMethod[Any]  # told that a member has ended, or that a rank is lost
+NAME_S = 10.0  # for a rank that has connected to say its number
 
 
 class Team:
@@ -62,7 +63,8 @@ class Team:
     def __init__(self, size: int) -> None:
         self.size, self._closing = size, threading.Event()
         self._members: list[Member] = []
-        self._channels: list[Connection] = []
+        self._channels: list[Connection] = []  # of ranks 1, 2, ...
+        self._watch: RankWatch | None = None
         self._fates: list[str] = []  # of members that have died
         self._out_of_step = False
         self._launched = launched()
@@ -128,13 +130,18 @@ class Team:
             waiting: socket.socket = listener._listener._socket  # type: ignore[attr-defined]
             waiting.settimeout(0.2)
             end = time.monotonic() + JOIN.total_seconds()
-            while len(self._channels) < self.size - 1:
+            joined: dict[int, Connection] = {}
+            while len(joined) < self.size - 1:
                 with suppress(TimeoutError, AuthenticationError):
                     channel = listener.accept()
-                    _send_at_once(channel)
-                    self._channels.append(channel)
+                    prepare(channel)
+                    if channel.poll(NAME_S):
+                        joined[channel.recv()] = channel
                 if self._fates or time.monotonic() > end:
                     raise Crashed("; ".join(self._fates) or "a rank has not joined")
+        self._channels += [channel for _, channel in sorted(joined.items())]
+        tell: Tell = weakref.WeakMethod(self._note_loss)
+        self._watch = RankWatch(dict(enumerate(self._channels, 1)), partial(_tell, tell))
 
     def send(self, kind: str, *arguments: Any) -> None:
         """Tell every other rank what comes next.
@@ -153,7 +160,9 @@ class Team:
 
     def await_parts(self) -> None:
         """Wait until every other rank has built its part."""
-        self.facts = [channel.recv() for channel in self._channels]
+        watch = self._watch
+        assert watch is not None
+        self.facts = [watch.answer(rank) for rank in range(1, self.size)]
 
     def repeated(
         self, number: int, call: Callable[Arguments, Result]
@@ -196,17 +205,31 @@ class Team:
         return self._fates
 
     def _note_death(self, member: Member) -> None:
-        """A member has ended. This process ends, too, where a collective waits for it all the
+        """A process that was started from here has ended."""
+        self._note_end(member.fate)
+
+    def _note_loss(self, rank: int, what: str, is_silent: bool) -> None:
+        """A rank is silent, or its connection has ended, of which the end of a process that was
+        started from here says more."""
+        for member in self._members:
+            if member.rank == rank:
+                if is_silent:
+                    member.end(what)
+                return
+        self._note_end(f"rank {rank} {what}")
+
+    def _note_end(self, fate: str) -> None:
+        """A rank has ended. This process ends, too, where a collective waits for it all the
         same."""
         if self._closing.is_set():
             return
-        self._fates.append(member.fate)
+        self._fates.append(fate)
         if (ranks := getattr(self, "ranks", None)) is None:
             return
         ranks.abort()
         since = ranks.waiting_since
         if not self._closing.wait(STUCK_S) and since is not None and since == ranks.waiting_since:
-            os.write(2, f"{member.fate}, and a collective waits for it\n".encode())
+            os.write(2, f"{fate}, and a collective waits for it\n".encode())
             os._exit(1)
 
     def close(self, patience_s: float = END_S) -> None:
@@ -216,6 +239,8 @@ class Team:
             patience_s: for ranks that wait for a call, and end where there will be none.
         """
         self._closing.set()
+        if self._watch is not None:
+            self._watch.close()
         if hasattr(self, "ranks"):
             self.ranks.close()
         for channel in self._channels:
@@ -227,9 +252,9 @@ class Team:
         self._end()
 
 
-def _tell(method: Tell, member: Member) -> None:
+def _tell(method: Tell, *arguments: Any) -> None:
     if (call := method()) is not None:
-        call(member)
+        call(*arguments)
 
 
 def _end(
@@ -246,11 +271,3 @@ def _end(
         member.watch.join(1.0)
     if folder is not None:
         folder.close()
-
-
-def _send_at_once(channel: Connection) -> None:
-    """Let a channel over TCP not hold back the end of a long message for an acknowledgement."""
-    if sys.platform != "win32":
-        with socket.socket(fileno=os.dup(channel.fileno())) as same:
-            if same.family in (socket.AF_INET, socket.AF_INET6):
-                same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

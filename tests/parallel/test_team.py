@@ -87,6 +87,24 @@ def test_a_killed_rank_is_told_at_once_and_nothing_of_it_is_left(
     assert_nothing_is_left(team, folder, before)
 
 
+@pytest.mark.real
+def test_a_stopped_rank_ends_the_engine_with_a_line_that_names_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, team = held(), Team(2)
+    monkeypatch.setattr("minivllm.llm.build_engine", partial(build_engine, team=team))
+    llm = LLM("tiny", overrides=OVERRIDES)
+    pieces = llm.stream([5, 6, 7], LONG)
+    next(pieces)
+    (pid,) = team.processes
+    psutil.Process(pid).suspend()
+    with pytest.raises(Crashed, match="rank 1 has not answered for 8 s, and was ended"):
+        for _ in pieces:
+            pass
+    del llm, pieces
+    assert_nothing_is_left(team, folder, before)
+
+
 def test_a_rank_that_dies_before_it_has_joined_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
