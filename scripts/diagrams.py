@@ -40,7 +40,7 @@ mermaid.initialize({{startOnLoad: false, ...settings}});
 
 def missing() -> str | None:
     """What this machine lacks to draw diagrams; None where nothing is missing."""
-    if _browser() is None:
+    if browser() is None:
         return "Chromium"
     if not (FOLDER / "mermaid.min.js").exists() and shutil.which("npm") is None:
         return "npm"
@@ -61,9 +61,9 @@ def draw(sources: Sequence[str]) -> list[str]:
     page.write_text(
         PAGE.format(settings=json.dumps(SETTINGS), sources=json.dumps(list(sources))), "utf-8"
     )
-    browser = _browser()
-    assert browser is not None, "the caller has asked `missing`"
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+    program = browser()
+    assert program is not None, "the caller has asked `missing`"
+    command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
     command += ["--disable-background-networking", f"--user-data-dir={FOLDER / 'profile'}"]
     command += ["--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
@@ -85,7 +85,8 @@ def _sized(svg: str) -> str:
     )
 
 
-def _browser() -> str | None:
+def browser() -> str | None:
+    """The path of Chromium or Chrome, where one is installed."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 

@@ -4,22 +4,28 @@
     python scripts/docs_figures.py preemption offload # some
 
 Each function draws one picture; the page that shows it names the command that measured its records.
+Pictures of pages need Chromium, and are left out without.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from docs_pages import live_view, missing, report, view_page, words
+from docs_pictures import EXAMPLES, ROOT, Picture
 
 from minivllm.bench.records import storage
 from minivllm.bench.records.reading import load_records
 from minivllm.bench.records.tables import read_table
-from minivllm.platform import files
 from minivllm.report.figures.palette import (
     BLUE,
     FAINT,
@@ -34,16 +40,14 @@ from minivllm.report.figures.palette import (
 from minivllm.report.figures.render import finish, paint, png
 from minivllm.report.figures.style import canvas, heading, legend_below, mark, patch
 
-ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = ROOT / "reports" / "examples" / "cpu"
-IMAGES = ROOT / "docs" / "images"
 TOKENS_PER_S, TTFT = "metrics.output_tokens_per_s", "metrics.ttft_ms.p50"
 PERCENT = 100
+PRECISION = "runs/precision.tar.xz"
 
 
-def records(name: str) -> pd.DataFrame:
+def records(path: Path) -> pd.DataFrame:
     """The ok records of a committed example, a row each, ordered by arm and block."""
-    frame = load_records(EXAMPLES / "runs" / f"{name}.tar.xz")
+    frame = load_records(path)
     return frame[frame["status"] == "ok"].sort_values(["arm", "block"])
 
 
@@ -87,9 +91,9 @@ def bars(
     heading(ax, title)
 
 
-def paging() -> bytes:
+def paging(path: Path) -> bytes:
     """Slots of the cache that hold a token and slots that are allocated for nothing, over time."""
-    frame = records("paging")
+    frame = records(path)
     figure, axes = canvas(2, 1, height=4.2, sharex=True, sharey=True)
     for ax, name in zip(axes, ("contiguous", "paged"), strict=True):
         chosen = frame[frame["choices.cache"] == name]
@@ -108,9 +112,9 @@ def paging() -> bytes:
     return png(paint(figure))
 
 
-def kv_dtype() -> bytes:
+def kv_dtype(path: Path) -> bytes:
     """Memory, speed and quality of 8-bit keys and values."""
-    frame, names = records("kv-dtype"), ("auto", "int8", "fp8")
+    frame, names = records(path), ("auto", "int8", "fp8")
     panels = {
         "liveness.cache.kv_bytes_per_token": ("Bytes a token", "{:,.0f}", 1),
         TOKENS_PER_S: ("Output tokens/s", "{:,.0f}", 1),
@@ -123,9 +127,9 @@ def kv_dtype() -> bytes:
     return png(paint(figure))
 
 
-def prefix_caching() -> bytes:
+def prefix_caching(path: Path) -> bytes:
     """The TTFT of each request, with and without the prefix cache."""
-    frame = records("prefix")
+    frame = records(path)
     figure, ax = canvas(height=2.8)
     shades = {False: (GREY, "x", "computed"), True: (BLUE, "o", "found in the cache")}
     for caching, (colour, marker, _) in shades.items():
@@ -142,10 +146,10 @@ def prefix_caching() -> bytes:
     return png(paint(figure))
 
 
-def preemption() -> bytes:
+def preemption(path: Path) -> bytes:
     """Who runs, what is computed and what the cache holds, step by step, when the cache is too
     small."""
-    frame = records("preemption")
+    frame = records(path)
     frame = frame[frame["config.cache.num_blocks"] == 64]
     figure, grid = canvas(3, 3, height=5.6, sharex=True, sharey="col")
     for axes, name in zip(grid, ("recompute", "swap", "reserve"), strict=True):
@@ -169,9 +173,9 @@ def preemption() -> bytes:
     return png(paint(figure))
 
 
-def eviction() -> bytes:
+def eviction(path: Path) -> bytes:
     """The cache in use over time, and the quality that eviction costs."""
-    frame, names = records("eviction"), ("none", "streaming", "h2o", "snapkv")
+    frame, names = records(path), ("none", "streaming", "h2o", "snapkv")
     figure, (left, right) = canvas(1, 2, height=2.9, width_ratios=[1.3, 1])
     colours = dict(zip(names, (GREY, BLUE, ORANGE, PURPLE), strict=True))
     for name, dashes in zip(
@@ -199,14 +203,14 @@ def eviction() -> bytes:
     return png(paint(figure))
 
 
-def offload() -> bytes:
+def offload(ram: Path, disk: Path) -> bytes:
     """Prefixes found again, and the time to the first token, as more prompts come back than the
     device holds."""
     figure, grid = canvas(2, 2, height=4.8, sharex=True, sharey="col")
     rows = (
-        ("offload", "config.cache.offload_gb", (0.0, 2.0), ("dropped", "2 GB of host memory")),
+        (ram, "config.cache.offload_gb", (0.0, 2.0), ("dropped", "2 GB of host memory")),
         (
-            "offload-disk",
+            disk,
             "config.cache.offload_disk_gb",
             (0.0, 4.0),
             ("16 MB of host memory", "and 4 GB of disk"),
@@ -237,9 +241,9 @@ def offload() -> bytes:
     return png(paint(figure))
 
 
-def decoding() -> bytes:
+def decoding(path: Path, beams_path: Path) -> bytes:
     """Throughput by decoding option, and the part of a step that chooses tokens."""
-    frame, beams = records("decoding"), records("beam-width")
+    frame, beams = records(path), records(beams_path)
     names = ["greedy", "sample", "top_k", "top_p"]
     chosen = {name: frame[frame["choices.decoding"] == name] for name in names}
     chosen |= {
@@ -256,12 +260,12 @@ def decoding() -> bytes:
     return png(paint(figure))
 
 
-def simulation() -> bytes:
+def simulation(measured: Path, predicted: Path) -> bytes:
     """Each simulated figure over the measured one."""
     keys = ["batching", "arrival.concurrency"]
     columns = {TOKENS_PER_S: "output tokens/s", TTFT: "TTFT p50", "metrics.ttft_ms.p99": "TTFT p99"}
     found = []
-    for sweep in ("simulation-measured", "simulation-predicted"):
+    for sweep in (measured, predicted):
         frame = records(sweep)
         frame = frame.assign(
             batching=frame["choices.batching"], **{keys[1]: frame["config.arrival.concurrency"]}
@@ -288,9 +292,9 @@ def simulation() -> bytes:
     return png(paint(figure))
 
 
-def planning() -> bytes:
+def planning(path: Path) -> bytes:
     """The cost of planning a step, by running and by waiting requests."""
-    record = json.loads((EXAMPLES / "planning_cost.json").read_text())
+    record = json.loads(path.read_text())
     figure, (left, right) = canvas(1, 2, height=2.8)
     for level, colour in (("p50_ms", BLUE), ("p90_ms", VERMILION)):
         rows = record["by_running"]
@@ -315,32 +319,56 @@ def planning() -> bytes:
     return png(paint(figure))
 
 
-def effects() -> bytes:
+def effects(path: Path) -> bytes:
     """The effect of each optimisation of the example ablation, as its report draws it."""
     from minivllm.report.inputs import read
     from minivllm.report.studies.ablation import AblationStudy, forest
 
-    analysis = AblationStudy().finding(read(EXAMPLES / "runs" / "ablation.tar.xz"))
+    analysis = AblationStudy().finding(read(path))
     drawn = analysis and forest(analysis)
     assert drawn
     return finish(drawn).png
 
 
-PICTURES: dict[str, Callable[[], bytes]] = {
-    function.__name__: function
-    for function in (
-        *(
-            paging,
-            kv_dtype,
-            prefix_caching,
-            preemption,
-            eviction,
-            offload,
-            decoding,
-            simulation,
-            planning,
+def quantization_error(path: Path) -> bytes:
+    """Codebooks, error by value and error by bits of each way to quantise."""
+    from quantization_error import picture
+
+    return picture(json.loads(path.read_text()))
+
+
+def drawing_of(module: str, function: str) -> str:
+    """The source of a function of the package or of another script that draws a picture."""
+    return inspect.getsource(getattr(importlib.import_module(module), function))
+
+
+ON_PAGES = ("report", "live_view")
+PICTURES: dict[str, Picture] = {
+    picture.draw.__name__: picture
+    for picture in (
+        Picture(paging, ("runs/paging.tar.xz",)),
+        Picture(kv_dtype, ("runs/kv-dtype.tar.xz",)),
+        Picture(prefix_caching, ("runs/prefix.tar.xz",)),
+        Picture(preemption, ("runs/preemption.tar.xz",)),
+        Picture(eviction, ("runs/eviction.tar.xz",)),
+        Picture(offload, ("runs/offload.tar.xz", "runs/offload-disk.tar.xz")),
+        Picture(decoding, ("runs/decoding.tar.xz", "runs/beam-width.tar.xz")),
+        Picture(
+            simulation, ("runs/simulation-measured.tar.xz", "runs/simulation-predicted.tar.xz")
         ),
-        effects,
+        Picture(planning, ("planning_cost.json",)),
+        Picture(
+            effects,
+            ("runs/ablation.tar.xz",),
+            partial(drawing_of, "minivllm.report.studies.ablation", "forest"),
+        ),
+        Picture(
+            quantization_error,
+            ("quantization_error.json",),
+            partial(drawing_of, "quantization_error", "picture"),
+        ),
+        Picture(report, (PRECISION,), lambda: words(EXAMPLES / PRECISION)),
+        Picture(live_view, ("runs/view-preemption.tar.xz",), view_page),
     )
 }
 
@@ -353,13 +381,16 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", help=f"which: {', '.join(PICTURES)}; all where none is given"
     )
-    for name in parser.parse_args().names or PICTURES:
-        if name not in PICTURES:
-            parser.error(f"no picture {name}; there are {', '.join(PICTURES)}")
-        target = IMAGES / f"{name}.png"
-        drawn = PICTURES[name]()
-        files.atomically(target, lambda path, drawn=drawn: path.write_bytes(drawn) and None)  # type: ignore[misc]
-        print(target.relative_to(ROOT))
+    names = parser.parse_args().names or list(PICTURES)
+    if unknown := set(names) - set(PICTURES):
+        parser.error(f"no picture {min(unknown)}; there are {', '.join(PICTURES)}")
+    lacking = missing()
+    for name in names:
+        if name in ON_PAGES and lacking:
+            print(f"left out: {name}, a picture of a page, which needs {lacking}", file=sys.stderr)
+            continue
+        PICTURES[name].write()
+        print(PICTURES[name].file.relative_to(ROOT))
 
 
 if __name__ == "__main__":

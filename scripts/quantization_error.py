@@ -4,7 +4,8 @@
 
 Every linear layer of the embedded model goes through each method; what the layer then computes from
 the identity matrix is the weight it means. Written are a record (JSON), the table of it that
-docs/reference/quantization.md shows (Markdown), and the figure there.
+docs/reference/quantization.md shows (Markdown); `picture` is of the figure there, which
+scripts/docs_figures.py writes.
 """
 
 from __future__ import annotations
@@ -227,12 +228,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("reports/examples/cpu"))
-    parser.add_argument("--images", type=Path, default=Path("docs/images"))
     args = parser.parse_args()
     record = measure()
     files.write_json(args.output / "quantization_error.json", record)
     files.write_text(args.output / "quantization_error.md", table(record))
-    (args.images / "quantization_error.png").write_bytes(picture(record))
     print(table(record), end="")
 
 

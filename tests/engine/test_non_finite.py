@@ -114,6 +114,10 @@ def test_it_is_named_and_leaves_nothing_for_others(llm: LLM) -> None:
         NonFiniteLogits, match=r"request \d+: .* at position 5 are not finite .*quant=fp32"
     ):
         llm.generate([[20, 21, 22, 23]], broken, on_error="raise")
+    [alone] = llm.generate(GOOD[0], GREEDY)
+    with pytest.warns(UserWarning, match="1 of 2 completions ended with an error"):
+        wrong, good = llm.generate([[20, 21, 22, 23], GOOD[0]], [broken, GREEDY])
+    assert wrong.outputs[0].finish_reason == "error" and good.outputs == alone.outputs
     pieces = llm.stream([20, 21, 22, 23], broken)
     assert next(pieces).token_id == BROKEN
     with pytest.raises(NonFiniteLogits, match="not finite"):
