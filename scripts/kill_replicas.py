@@ -7,7 +7,7 @@
 The embedded model on the CPU, with two replicas or two ranks. `replica`, `actor`, `rank` (1) and
 `rank_0` are killed in the measured window of a benchmark, whose record must say `crashed` and who
 died. Behind a server a replica is killed while it has running and waiting requests: each must be
-answered or end with an error. Then the other replica is killed, and the server must end. After each
+answered. Then all replicas that run are killed, and the server must end. After each
 kill nothing may be left: processes, folders, the port. What is not so raises AssertionError.
 """
 
@@ -192,7 +192,7 @@ def running(port: int) -> float:
 def kill_behind_a_server(
     kind: str, number: int, folder: Path, rng: random.Random
 ) -> dict[str, Any]:
-    """Kill one replica of a server under load, and then the other."""
+    """Kill one replica of a server under load, and then all."""
     overrides, word = SERVERS[kind]
     before = set(family())
     with server(*overrides) as (port, process, log):
@@ -207,8 +207,7 @@ def kill_behind_a_server(
         until(lambda: running(port) >= 8, 30.0, "the batches do not fill")
         time.sleep(rng.uniform(0.0, 0.3))
         victims = family(word)
-        victim = victims.pop(number % 2)
-        victim.kill()
+        victims[number % 2].kill()
         told_s = until(lambda: "has stopped" in log.read_text(), MOST_S, "no word of the death")
         healthy = ask(port, "/health")[0]
         for one in clients:
@@ -221,7 +220,8 @@ def kill_behind_a_server(
             one.start()
         until(lambda: running(port) >= 4, 30.0, "the last requests do not run")
         begin = time.monotonic()
-        victims[0].kill()
+        for one in family(word):
+            one.kill()  # the first has perhaps been started again
         code = process.wait(MOST_S)
         ended_s = time.monotonic() - begin
         for one in last:
@@ -233,7 +233,7 @@ def kill_behind_a_server(
         free.bind(("127.0.0.1", port))
     assert healthy == 200 and code == 1, (healthy, code)
     assert sum(answered.values()) == CLIENTS and not answered["lost"], answered
-    assert not answered["refused"] and answered["error"] <= 4, answered
+    assert not answered["refused"] and not answered["error"], answered
     assert after == {"answered": 4}, after
     assert sum(ending.values()) == 4 and not ending["answered"] + ending["lost"], ending
     return {

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from minivllm.platform.folders import TemporaryFolder
 from minivllm.redaction import hide
 
 OBJECT_STORE = 100_000_000  # bytes: no object is put there, and Ray asks for at least 75 MiB
+ANSWER_S = 5.0  # for the address of a cluster to take a connection
 MOST = 250  # characters of what Ray says
 NEEDED = "parallel.backend=ray needs Ray"
 QUIET = {
@@ -55,6 +57,8 @@ class RayCluster:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         if not ray.is_initialized():
+            if address:
+                _require_answer(address)
             options = {"address": address} if address else self._own(int(needed["CPU"]))
             try:
                 with _kept_handlers():
@@ -115,6 +119,22 @@ class RayCluster:
                 self.ray.shutdown()
             if self._folder is not None:
                 self._folder.close()
+
+
+def _require_answer(address: str) -> None:
+    """Raise BadInput where nobody listens at an address, which Ray would try for long. Words as
+    `auto` are left to Ray."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise BadInput(
+            f"parallel.backend=ray: nobody answers at RAY_ADDRESS={hide(address)} within "
+            f"{ANSWER_S:.0f} s ({first_line(error)}); start a cluster there with "
+            "`ray start --head`, or unset RAY_ADDRESS, and one is started on this machine"
+        ) from None
 
 
 def _said(error: BaseException) -> str:

@@ -42,6 +42,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PretendedRay:
     pretended = PretendedRay()
     monkeypatch.setitem(sys.modules, "ray", pretended)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cluster, "_require_answer", lambda address: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ray_cluster.QUIET:
         monkeypatch.setenv(name, "0")
@@ -70,9 +71,15 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
     assert first.last_words() == (
         f"has died: it was killed. (Ray actor of process {first.pid}); it printed last: hello 0"
     )
+    group.request(0)  # in the place of the first
+    again = group.start()
+    anew = Channel(again.connection)
+    anew.send("hello again")
+    assert anew.receive(None) == ["hello again"] and again.pid != first.pid
+    again.kill()
     channels[1].close()
     assert second.last_words().startswith("ended with exit code 3")
-    for one in (first, second):
+    for one in (first, second, again):
         one.stop(5.0)
     (folder,) = tmp_path.glob("ray-*")
     group.close()
