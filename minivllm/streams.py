@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.engine.request import Request, RequestState
 from minivllm.errors import BadInput
+from minivllm.kernels.device import thread_settings
 from minivllm.outputs import StreamPiece
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class EngineRequests:
         self._engine: Engine | None = engine
         self._lock = threading.RLock()  # the end of a stream may be collected as garbage in a step
         self._worker: ThreadPoolExecutor | None = None
+        self._settings = thread_settings()  # of the thread that has made the engine
         self._counter = 0
         self._outputs: dict[str, list[TokenOutput]] = {}  # by request id
 
@@ -123,7 +125,7 @@ class EngineRequests:
         with self._lock:
             _ = self.engine
             if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="stream")
+                self._worker = ThreadPoolExecutor(1, "stream", self._settings)
             return self._worker
 
     def close(self) -> Engine | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from minivllm import LLM, BadInput, SamplingParams
+from minivllm.streams import EngineRequests
 from tests.reference import make_checkpoint
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -50,6 +52,26 @@ def test_several_at_once_share_the_steps_and_give_the_tokens_of_plain_streams(
     assert asyncio.run(both()) == alone
     assert len(threads) < 2 * PARAMS.max_tokens  # type: ignore[operator]
     assert len(set(threads)) == 1 and threading.get_ident() not in threads
+
+
+def test_the_worker_has_the_processors_and_the_gpu_of_the_thread_that_made_the_engine(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    had: list[tuple[str, int, bool]] = []
+    here = threading.get_ident()
+
+    def note(name: str) -> Callable[[int], None]:
+        return lambda value: had.append((name, value, threading.get_ident() != here))
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", note("gpu"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    monkeypatch.setattr(torch, "set_num_threads", note("threads"))
+    requests = EngineRequests(llm.engine)
+    requests._executor().submit(int).result()
+    requests.close()
+    assert had == [("threads", 5, True), ("gpu", 3, True)]
 
 
 def test_cancelling_the_task_that_waits_ends_its_request_alone(llm: LLM) -> None:
@@ -90,6 +112,7 @@ def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
         del dropped
 
     asyncio.run(left())
+    llm._requests._executor().submit(int).result()  # the thread has let go of its last piece
     assert not llm._requests.uncollected
 
 

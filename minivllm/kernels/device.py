@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 import torch
 
@@ -42,3 +44,17 @@ def select_device(name: str, local_rank: int = 0, ranks: int = 1) -> torch.devic
         # Kernels, streams and memory statistics that name no device mean the current one.
         torch.cuda.set_device(device)
     return device
+
+
+def thread_settings() -> Callable[[], None]:
+    """A function that gives another thread the number of processor threads and the current GPU of
+    this one."""
+    threads = torch.get_num_threads()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def apply() -> None:
+        torch.set_num_threads(threads)
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+
+    return apply

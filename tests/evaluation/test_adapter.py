@@ -113,8 +113,8 @@ def test_answers_beside_one_that_fails_are_kept(
 
     generate = pair.ours.llm.generate
 
-    def one_fails(*given: Any) -> Any:
-        results = generate(*given)
+    def one_fails(*given: Any, **more: Any) -> Any:
+        results = generate(*given, **more)
         results[1].outputs[0].error = ArithmeticError("mine")
         return results
 
