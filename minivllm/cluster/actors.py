@@ -11,6 +11,7 @@ import hmac
 import json
 import os
 import secrets
+import signal
 import socket
 import struct
 import sys
@@ -126,13 +127,19 @@ class RayActor:
         )
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, as long as it has not ended. Ray asks a process to end, which one that is
+        stopped does not hear."""
+        if not self.is_elsewhere:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         self._ray.kill(self._handle)
 
     def stop(self, grace_s: float) -> None:
         """End it: it ends by itself once its connection is closed, and otherwise it is killed."""
-        self._ray.wait([self._end], timeout=grace_s)
-        self.kill()
+        if self._ray.wait([self._end], timeout=grace_s)[0]:
+            self._ray.kill(self._handle)
+        else:
+            self.kill()
         self._pump.join(1)
 
 

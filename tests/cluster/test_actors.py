@@ -76,7 +76,9 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
     anew = Channel(again.connection)
     anew.send("hello again")
     assert anew.receive(None) == ["hello again"] and again.pid != first.pid
+    psutil.Process(again.pid).suspend()
     again.kill()
+    assert not psutil.pid_exists(again.pid)
     channels[1].close()
     assert second.last_words().startswith("ended with exit code 3")
     for one in (first, second, again):

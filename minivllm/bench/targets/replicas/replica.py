@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -46,6 +47,7 @@ class ReplicaLoop:
     def __init__(self, engine: Any, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
         self._unfinished: set[str] = set()
+        self._handed_over: dict[str, float] = {}  # what was given and taken, for the liveness
         self._handing_over: dict[str, Serve] = {}
 
     def run(self) -> None:
@@ -68,7 +70,9 @@ class ReplicaLoop:
         match message:
             case Serve(request_id, prompt, params):
                 if message.prefix:
+                    begin = time.perf_counter()
                     self._engine.put_prefix(prompt, message.prefix)
+                    self._count("kv_ms_taken", 1e3 * (time.perf_counter() - begin))
                 if message.inputs is None:
                     self._engine.submit(request_id, prompt, params)
                 else:
@@ -80,10 +84,16 @@ class ReplicaLoop:
                     self._channel.send(Reply(None))
             case Ask(method, arguments):
                 value = getattr(self._engine, method)(*arguments)
+                if method == "liveness" and self._handed_over:
+                    value["parallel"] = {**value.get("parallel", {}), **self._handed_over}
                 if method in ("reset", "recount"):  # they end all requests
+                    self._handed_over.clear()
                     self._unfinished.clear()
                     self._handing_over.clear()
                 self._channel.send(Reply(value))
+
+    def _count(self, name: str, amount: float) -> None:
+        self._handed_over[name] = self._handed_over.get(name, 0.0) + amount
 
     def _reject(self, message: Serve | Ask, error: BadInput) -> None:
         """Say that a request is not taken, as the end of it where nobody waits for an answer."""
@@ -100,8 +110,11 @@ class ReplicaLoop:
                 self._unfinished.discard(one.request_id)
                 asked = self._handing_over.pop(one.request_id, None)
                 if asked and asked.hands_over and one.finish_reason == "length":
+                    begin = time.perf_counter()
                     content = self._engine.take_prefix(asked.prompt_token_ids)
                     given = asked.hands_over.give(content)
+                    self._count("kv_ms_given", 1e3 * (time.perf_counter() - begin))
+                    self._count("kv_bytes_handed_over", len(content))
                     self._channel.send(Prefix(one.request_id, given))
         if outputs:
             self._channel.send(step_message(outputs))

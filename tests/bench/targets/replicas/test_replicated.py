@@ -312,6 +312,11 @@ def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(
     assert [trace.finish_reason for trace in traces] == ["length"] * 5
     prompts = [len(request.prompt_token_ids) for request in requests]
     assert counted["parallel"]["tokens_handed_over"] == sum(prompts[1:]) + 4
+    num_bytes = float(counted["parallel"]["kv_bytes_handed_over"])
+    blocks = sum(length // 8 for length in prompts[1:])
+    assert num_bytes > 0 == num_bytes % blocks  # of full blocks, whose size is one
+    for name in ("kv_ms_given", "kv_ms_taken"):
+        assert float(counted["parallel"][name]) > 0
     given = str(counted["parallel"]["requests"]).split(" | ")
     assert given[0] == "5" and sum(map(int, given[1:])) == 4  # one had an answer of one token
     # What no full block of a prompt has is computed again.
