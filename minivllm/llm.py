@@ -273,7 +273,7 @@ class LLM:
             warnings.warn(
                 "several prompts have the same seed, so they draw with the same noise; give "
                 "each SamplingParams a seed of its own, or none (shown once)",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:

@@ -285,6 +285,7 @@ def test_one_seed_for_several_prompts_is_told_once(qwen3: Path) -> None:
         llm.generate([[5], [6]], drawn)
         llm.generate([[5], [6]], drawn)
     assert ["draw with the same noise" in str(warning.message) for warning in told] == [True]
+    assert told[0].filename == __file__, "the line of the caller is shown"
 
 
 def test_samples_of_neighbouring_seeds_are_others(plain: LLM) -> None:
