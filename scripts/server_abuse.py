@@ -101,7 +101,7 @@ def request(path: str, body: dict[str, Any] | None = None) -> bytes:
     data = b"" if body is None else json.dumps(body).encode()
     method = "GET" if body is None else "POST"
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: abuse\r\nconnection: close\r\n"
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

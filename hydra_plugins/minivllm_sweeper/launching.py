@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn, setup_globals
 from hydra.plugins.launcher import Launcher
 from omegaconf import OmegaConf, open_dict
 
-from minivllm.experiments.jobs import FailedJob, JobsContinue, LostJob
+from minivllm.experiments.jobs import FailedJob, JobsContinue, LostJob, mark_queued
 from minivllm.platform.files import log_tail
 
 Overrides = Sequence[Sequence[str]]
@@ -78,6 +78,9 @@ def _by_submitit(launcher: Any, jobs: Overrides) -> list[Return]:
         for number, overrides in enumerate(jobs)
     ]
     submitted = executor.map_array(launcher, *zip(*arguments, strict=True))
+    if cluster == "slurm":
+        for overrides in jobs:
+            mark_queued(overrides)
     try:
         return _collected(partial(_result, job) for job in submitted)
     except KeyboardInterrupt:

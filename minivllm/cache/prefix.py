@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # A list, or any object with a length and slices. Tokens of a simulation have `block_keys`, too.
 TokenSequence = Sequence[int]
@@ -15,25 +15,6 @@ def block_keys(token_ids: TokenSequence, block_size: int, blocks: range) -> Iter
     if hasattr(token_ids, "block_keys"):
         return iter(token_ids.block_keys(block_size, blocks))
     return (tuple(token_ids[i * block_size : (i + 1) * block_size]) for i in blocks)
-
-
-class SaltedTokens(Sequence[int]):
-    """Tokens whose slices carry a salt, so that they are the same as those of this salt alone.
-
-    Args:
-        token_ids: the tokens, or those that carry more already.
-        salt: of the request.
-    """
-
-    def __init__(self, token_ids: TokenSequence, salt: str) -> None:
-        self._token_ids, self._salt = token_ids, salt
-
-    def __len__(self) -> int:
-        return len(self._token_ids)
-
-    def __getitem__(self, index: Any) -> Any:
-        part = self._token_ids[index]
-        return (*part, self._salt) if isinstance(index, slice) else part
 
 
 class PrefixNode:

@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 from minivllm.cache.manager import CacheManager
-from minivllm.cache.prefix import SaltedTokens, TokenSequence
+from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.sequence import CachedSequence
 from minivllm.engine.options import SamplingParams
-from minivllm.models.vision.inputs import RequestInputs
+from minivllm.models.vision.inputs import RequestInputs, keyed
 
 
 def placeholder(row: int) -> int:
@@ -131,9 +131,7 @@ class Request:
     def cache_keys(self) -> TokenSequence:
         """The tokens as the prefix cache compares them: those of images carry their digests, and
         all of them the salt of the request."""
-        tokens = self.token_ids if self.inputs is None else self.inputs.keyed(self.token_ids)
-        salt = self.params.cache_salt
-        return tokens if salt is None else SaltedTokens(tokens, salt)
+        return keyed(self.token_ids, self.inputs, self.params.cache_salt)
 
     @property
     def reusable_token_ids(self) -> TokenSequence:

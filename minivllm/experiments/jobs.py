@@ -23,6 +23,7 @@ from minivllm.platform.untrusted import MAX_TEXT, read_object
 
 FOLDER = ".jobs"  # of a sweep's folder
 BEGUN = ".begun"  # of a file beside a job's, once it has read its own
+QUEUED = ".queued"  # of one beside it, where the job goes on without its command
 STATUSES = {"TIMEOUT": "timeout", "OUT_OF_MEMORY": "oom"}  # of a record, by a scheduler's state
 
 
@@ -115,6 +116,26 @@ def read_measurements(path: Path) -> tuple[list[Measurement], int, int]:
         raise BadInput(f"sweep.plan={path} is not a job that measures ({error})") from error
 
 
+def discard_left(folder: Path) -> None:
+    """Remove the files that a killed command has left in a sweep's folder, which this process has
+    locked; its jobs are gone with it, but for queued ones."""
+    place = folder / FOLDER
+    queued = {path.stem for path in place.glob(f"*{QUEUED}")}
+    with suppress(OSError):
+        for path in list(place.iterdir()):
+            if path.stem not in queued:
+                path.unlink()
+        place.rmdir()  # fails on purpose unless empty
+
+
+def mark_queued(overrides: Sequence[str]) -> None:
+    """Note that the job of these overrides goes on if its command ends: its file stays."""
+    for text in overrides:
+        if text.startswith("sweep.plan="):
+            path = Path(text.partition("=")[2].strip("'"))
+            path.with_suffix(QUEUED).touch()
+
+
 def has_begun(path: Path) -> bool:
     """Whether a job has read its file."""
     return path.with_suffix(BEGUN).exists()
@@ -140,7 +161,8 @@ def discard(path: Path) -> None:
     """Remove a job's files, and the folder with the last of them."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
-        path.with_suffix(BEGUN).unlink(missing_ok=True)
+        for suffix in (BEGUN, QUEUED):
+            path.with_suffix(suffix).unlink(missing_ok=True)
         path.parent.rmdir()  # fails on purpose unless empty
 
 

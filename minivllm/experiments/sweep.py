@@ -23,7 +23,15 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.experiments import plain
 from minivllm.experiments.arms import Load
-from minivllm.experiments.jobs import FailedJob, JobsContinue, LostJob, has_begun, job_files, reason
+from minivllm.experiments.jobs import (
+    FailedJob,
+    JobsContinue,
+    LostJob,
+    discard_left,
+    has_begun,
+    job_files,
+    reason,
+)
 from minivllm.experiments.plain import Launch
 from minivllm.experiments.plan import Sweep
 from minivllm.experiments.repeats import more_blocks, too_few
@@ -132,6 +140,7 @@ def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
 def _recover(plan: Plan) -> None:
     """Look up the records again, after repairing folders of a process that ended while replacing
     them."""
+    discard_left(plan.folder)
     for measurement in plan.measurements:  # the lock keeps other processes from replacing them
         storage.recover(measurement.path)
     plan.look_up()

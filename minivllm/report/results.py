@@ -48,21 +48,6 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
     separations = Separations(alike, THROUGHPUT)
     rows = []
     for index, cell in enumerate(cells[:MAX_ROWS]):
-        figures = []
-        for column in columns:
-            value = _figure(cell, column)
-            share = 100 * value / top[column.key] if value and top.get(column.key) else None
-            figures.append(
-                {
-                    "text": MISSING if value is None else text(cell, column),
-                    "sort": value,
-                    "spread": ""
-                    if value is None or column is WINDOW
-                    else spread_text(cell, column),
-                    "bar": share,
-                    "why": _why_missing(cell, column) if value is None else "",
-                }
-            )
         rows.append(
             {
                 "names": names_of(cell, names),
@@ -71,7 +56,7 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
                 "speedup": ratios[index] if ratios else None,
                 "tinge": _tinge(cell, cells[0], separations) if ratios and ratios[index] else "",
                 "href": place_of(cell, index, out_dir),
-                "figures": figures,
+                "figures": [_shown(cell, column, top.get(column.key)) for column in columns],
                 "links": [
                     (show(row.get("block")), link(row, out_dir)) for row in cell.rows[:MAX_LINKS]
                 ],
@@ -110,6 +95,18 @@ def _figure(cell: Cell, column: Column) -> float | None:
 
 def _in_cache(cell: Cell) -> bool:
     return bool(cell.first("roofline.fits_cache"))
+
+
+def _shown(cell: Cell, column: Column, top: float | None) -> dict[str, Any]:
+    """One figure of the table; its bar is a share of the column's largest, `top`."""
+    value = _figure(cell, column)
+    return {
+        "text": MISSING if value is None else text(cell, column),
+        "sort": value,
+        "spread": "" if value is None or column is WINDOW else spread_text(cell, column),
+        "bar": 100 * value / top if value and top else None,
+        "why": _why_missing(cell, column) if value is None else "",
+    }
 
 
 def _why_missing(cell: Cell, column: Column) -> str:

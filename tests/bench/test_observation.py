@@ -31,7 +31,7 @@ LOAD = (
     *("cache.block_size=16", "measure.roofline=false", "runtime.threads=1", "measure.events=true"),
 )
 SIMULATED = (
-    *("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5"),
+    *("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5", "runtime.threads=null"),
     *("engine.overhead_ms=1", "arrival=poisson", "arrival.rate=40"),
 )
 

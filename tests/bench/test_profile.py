@@ -282,6 +282,9 @@ def make_engine(config: dict[str, Any], progress: Any = None, phases: bool = Tru
     return SimpleNamespace(**{name: getattr(engine, name) for name in names})
 
 
+make_engine.support = FaultyEngine.support  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("phases", [True, False])
 def test_an_engine_that_a_function_makes_is_judged_once_it_is_there(
     tmp_path: Path, phases: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ class Bench:
                 * math.exp(rng.normal(0, self.noise))
                 * (0.9 if "slow" in m.ablation["on"] else 1.0)
             )
-            record = m.record(
-                "ok", provenance={"host": "here", "code_hash": "c", "device": {"name": "cpu"}}
-            )
+            begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=len(self.measured))
+            provenance = {"host": "here", "code_hash": "c", "device": {"name": "cpu"}}
+            record = m.record("ok", provenance={**provenance, "started_at": begun.isoformat()})
             record.metrics.output_tokens_per_s = speed
             storage.write_record(m.path, record, config=m.config)
         return 0
@@ -224,7 +225,8 @@ def test_a_named_ablation_that_is_changed_is_told_as_it_is_now(
     first, more, less = analyses
     assert first.metric == "requests_per_s" and {e.verdict for e in first.effects} == {"failed"}
     assert more.metric == "output_tokens_per_s"
-    assert {e.name: e.verdict for e in more.effects} == {"slow": "slower", "free": "none"}
+    # The arm of `free` was measured after all others had ended.
+    assert {e.name: e.verdict for e in more.effects} == {"slow": "slower", "free": "apart"}
     assert {e.name: e.verdict for e in less.effects} == {"slow": "slower"}
     assert any("7 records of other ablations" in note for note in less.notes)
 

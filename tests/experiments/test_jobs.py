@@ -36,6 +36,16 @@ def test_files_of_jobs_that_go_on_stay(tmp_path: Path) -> None:
     assert not paths[0].parent.exists()
 
 
+def test_what_a_killed_command_has_left_goes_but_for_queued_jobs(tmp_path: Path) -> None:
+    with pytest.raises(jobs.JobsContinue), jobs.job_files(tmp_path, [{}, {}]) as left:
+        jobs.mark_queued(["a=b", f"sweep.plan='{left[1]}'"])
+        raise jobs.JobsContinue("it goes on")
+    jobs.discard_left(tmp_path)
+    assert [path.exists() for path in left] == [False, True]
+    jobs.discard(left[1])
+    assert not left[1].parent.exists()
+
+
 def test_no_two_commands_share_a_file(tmp_path: Path) -> None:
     with jobs.job_files(tmp_path, [{}]) as first, jobs.job_files(tmp_path, [{}]) as second:
         assert first != second

@@ -161,11 +161,11 @@ def test_more_threads_than_cores_are_noted_in_the_record(
     monkeypatch.setattr(threads, "allowed_cores", lambda: {0})
     small = ["workload.num_requests=1", "workload.output_len=2", "measure.roofline=false"]
     for engine, message in (
-        (["engine=minivllm"], [note.format(2, "1 core")]),
+        (["engine=minivllm", "runtime.threads=2"], [note.format(2, "1 core")]),
         # no thread computes
         (["engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=1"], []),
     ):
-        config = compose([*engine, *small, "runtime.threads=2", "runtime.device=cpu"])
+        config = compose([*engine, *small])
         measurement = Measurement("r", "c", "sweep", "a", 0, str(tmp_path / engine[0]), config)
         record = Session(config, lambda event, **details: None).measure(measurement).record
         assert [message for message in record.validity.notes if "threads" in message] == message

@@ -12,7 +12,6 @@ import pytest
 
 from minivllm.bench import supervisor
 from minivllm.bench.records import identity, storage
-from minivllm.bench.records.measurement import SIMULATED
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.experiments import preflight
@@ -220,7 +219,10 @@ def test_prompts_longer_than_the_context_are_seen_at_once(monkeypatch: pytest.Mo
     checked, fingerprint, warnings = preflight.check(config)
     assert checked["model"]["weights"] == "random" and fingerprint and "random" in warnings[0]
     # which has no weights
-    assert preflight.check({**config, "engine": {"_target_": SIMULATED}})[2] == []
+    whole = compose(["engine=simulated", "engine.bandwidth_gb_s=1", "engine.tflops=1"])
+    own = ("model", "workload", "speculative", "pruning")
+    simulated = {**whole, **{group: config[group] for group in own}}
+    assert preflight.check(simulated)[2] == []
     with pytest.raises(BadInput, match="context holds 128"):
         preflight.check({**config, "workload": {**config["workload"], "input_len": 120}})
     with pytest.raises(BadInput, match="context holds 64"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,19 +69,29 @@ class RequestInputs:
 
     def keyed(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The tokens of the request as the prefix cache compares them."""
-        return KeyedTokens(token_ids, self)
+        return KeyedTokens(token_ids, self._marks)
+
+    def _marks(self, start: int, end: int) -> Iterator[Hashable]:
+        """For each part of an image in these positions where it begins, the image's digest and the
+        first row of its embeddings."""
+        for part in self.within(start, end):
+            yield part.start - start, self.images[part.image].digest, part.offset
 
 
 class KeyedTokens(Sequence[int]):
-    """Tokens whose slices carry the digests of the images that they stand for, so that two blocks
-    are the same only where their images are.
+    """Tokens whose slices carry marks, so that two blocks are the same only where their marks are.
 
-    A slice is a tuple: the token ids, then for each part of an image where it begins, the image's
-    digest and the first row of its embeddings.
+    A slice is a tuple: the token ids, then the marks.
+
+    Args:
+        token_ids: the tokens, or those that carry other marks already.
+        marks: what stands for something else than the tokens between two positions.
     """
 
-    def __init__(self, token_ids: Sequence[int], inputs: RequestInputs) -> None:
-        self._token_ids, self._inputs = token_ids, inputs
+    def __init__(
+        self, token_ids: Sequence[int], marks: Callable[[int, int], Iterable[Hashable]]
+    ) -> None:
+        self._token_ids, self._marks = token_ids, marks
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -90,8 +100,13 @@ class KeyedTokens(Sequence[int]):
         if not isinstance(index, slice):
             return self._token_ids[index]
         start, end, _ = index.indices(len(self))
-        marks = (
-            (part.start - start, self._inputs.images[part.image].digest, part.offset)
-            for part in self._inputs.within(start, end)
-        )
-        return (*self._token_ids[index], *marks)
+        return (*self._token_ids[start:end], *self._marks(start, end))
+
+
+def keyed(
+    token_ids: Sequence[int], inputs: RequestInputs | None, salt: str | None
+) -> Sequence[int]:
+    """Tokens as the prefix cache compares them: those of images carry their digests, and all of
+    them the salt of the request."""
+    tokens = token_ids if inputs is None else inputs.keyed(token_ids)
+    return tokens if salt is None else KeyedTokens(tokens, lambda start, end: (salt,))

@@ -68,7 +68,7 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Line:
+class PeerLine:
     """A row of the table with its answers, in the order of the engines.
 
     `aheads` are of each column of ours that has an answer, by its name.
@@ -93,7 +93,7 @@ class PeersTable:
     """The table, and what its figures stand on."""
 
     engines: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[PeerLine, ...]
     settings: tuple[tuple[str, ...], ...]  # see SETTINGS
     notes: tuple[str, ...]
 
@@ -195,7 +195,7 @@ def _questions(batch: int, cells: Sequence[Cell], prompt: int | None) -> Iterabl
     ]
 
 
-def _line(bits: str, question: Question, engines: Sequence[str], cells: Sequence[Cell]) -> Line:
+def _line(bits: str, question: Question, engines: Sequence[str], cells: Sequence[Cell]) -> PeerLine:
     answers = tuple(
         _answer(question, [cell for cell in cells if engine_of(cell) == name]) for name in engines
     )
@@ -206,7 +206,7 @@ def _line(bits: str, question: Question, engines: Sequence[str], cells: Sequence
         for name, one in known.items()
         if _ours(name) and (ahead := _ahead(question, one, theirs)) is not None
     }
-    return Line(bits, question, answers, aheads, sum(map(_ours, engines)) > 1)
+    return PeerLine(bits, question, answers, aheads, sum(map(_ours, engines)) > 1)
 
 
 def _column(engine: str) -> str:

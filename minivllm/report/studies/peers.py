@@ -19,7 +19,7 @@ from minivllm.report.studies.peer_table import (
     SETTINGS,
     TO_BEST,
     Ahead,
-    Line,
+    PeerLine,
     PeersTable,
     compare,
 )
@@ -120,7 +120,7 @@ class PeersStudy(Study[PeersTable]):
         }
 
 
-def _words(line: Line) -> list[str]:
+def _words(line: PeerLine) -> list[str]:
     return [line.bits, line.question.text, *(answer.text for answer in line.answers), line.ahead]
 
 

@@ -157,7 +157,7 @@ def sentence(found: Levels) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
+class LevelRun:
     """Neighbouring levels with the same answer: the best there, or those two that cannot be told
     apart, and how far ahead it is."""
 
@@ -170,7 +170,7 @@ class Run:
         return " or ".join(self.options)
 
 
-def runs(found: Levels) -> list[Run]:
+def runs(found: Levels) -> list[LevelRun]:
     """The levels in order, neighbours with the same answer together."""
     groups: list[tuple[tuple[str, ...], list[Level]]] = []
     for level in found.levels:
@@ -180,7 +180,7 @@ def runs(found: Levels) -> list[Run]:
         else:
             groups.append((options, [level]))
     return [
-        Run(
+        LevelRun(
             options,
             " to ".join(dict.fromkeys((members[0].name, members[-1].name))),
             _margin(members, found),

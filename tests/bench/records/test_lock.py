@@ -23,7 +23,7 @@ def test_the_file_says_who_holds_it_and_since_when(tmp_path: Path) -> None:
     first, second = HolderLock(path, "x"), HolderLock(path, "x")
     assert first.acquire() and not second.acquire()
     said = json.loads(path.read_text())
-    assert said["pid"] == os.getpid() and said["command"] and said["started"].endswith("+0000")
+    assert said["pid"] == os.getpid() and said["command"] and said["started"].endswith("+00:00")
     told = f"process {os.getpid()} ({said['command']}), since {said['started'].replace('T', ' ')}"
     assert second.holder() == told
     first.release()

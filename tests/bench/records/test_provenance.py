@@ -18,6 +18,7 @@ from minivllm.bench.records.provenance import environment, provenance
 from tests.bench.fake_nvml import FakeNVML
 
 FIELDS = {
+    "weights_digest",
     "git_sha",
     "dirty_hash",
     "code_hash",
@@ -69,7 +70,7 @@ def test_the_beginning_is_told_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert text.endswith("+0000")
+    assert text.endswith("+00:00")
     assert abs(datetime.now(UTC) - datetime.fromisoformat(text)) < timedelta(minutes=1)
 
 

@@ -8,13 +8,14 @@ from minivllm.bench.targets.replicas.messages import Broken
 from minivllm.bench.targets.replicas.replica import broken, serve
 from minivllm.config.compose import compose
 from minivllm.platform.processes.channel import Channel
+from minivllm.platform.processes.heartbeat import Beat
 
 
 def test_an_engine_that_cannot_be_built_is_bad_input() -> None:
     ours, theirs = map(Channel, socket.socketpair())
     ours.send(compose(["runtime.device=cpu", "decoding=sample", "decoding.n=2"]))
     assert serve(theirs) == 2
-    (said,) = ours.receive(1.0)
+    (said,) = (message for message in ours.receive(1.0) if not isinstance(message, Beat))
     assert said.kind == "invalid" and "decoding.n=2" in said.message
 
 
