@@ -77,6 +77,9 @@ def best_seconds(
     return best
 
 
+SMALL, LOOP_FLOPS = 256, 3e9  # a product's size, and more than a plain loop does a second
+
+
 def probe(device: str, dtype: str) -> tuple[Roofline, list[str]]:
     """Measure this machine's memory bandwidth and matrix rate, on the run's own threads. Needs
     torch.
@@ -181,12 +184,24 @@ def _matrix_rate(
             functools.partial(linear, a, b),
             *_own_products(a, b),
         ]
+        if narrow and (cuda or _has_kernel(torch, dtype)):
+            products.append(_narrow_product(torch, dtype, *exact))
         if narrow:
-            products += [_narrow_product(torch, dtype, *exact), *_own_narrow_products(dtype, a, b)]
+            products += _own_narrow_products(dtype, a, b)
         if not cuda and dtype != "float32":
             products.append(functools.partial(linear, *exact))
         best = max(best, *(2 * n**3 / best_seconds(product, synchronise) for product in products))
     return best or None
+
+
+def _has_kernel(torch: Any, dtype: str) -> bool:
+    """Whether this processor multiplies in 8 bits by a kernel: some have a plain loop for it, which
+    takes minutes at the sizes of the probe."""
+    product = _narrow_product(torch, dtype, *(torch.randn(SMALL, SMALL) for _ in range(2)))
+    product()  # the first makes its kernel
+    begin = time.perf_counter()
+    product()
+    return 2 * SMALL**3 / (time.perf_counter() - begin) > LOOP_FLOPS
 
 
 def _narrow_product(torch: Any, dtype: str, a: Any, b: Any) -> Callable[[], object]:

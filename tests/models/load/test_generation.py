@@ -180,10 +180,9 @@ def test_a_number_too_near_to_0_is_the_least_that_is_served_and_said(checkpoint:
     tiny = {"temperature": 1e-6, "top_p": 1e-50, "repetition_penalty": 1e-40}
     found = decoding_defaults(checkpoint(generation=tiny))
     assert found == LEAST and SamplingParams(**found).temperature == 1e-3
-    assert described({**found, "top_k": 4}).startswith(
-        "temperature=0.001 (the least that is not 0), top_p="
-    )
-    assert described({"temperature": 0.0, "top_k": 4}) == "temperature=0.0, top_k=4"
+    named = described({**found, "top_k": 4})
+    assert "sets temperature=0.001 (the least that is not 0), top_p=" in named
+    assert "sets temperature=0.0, top_k=4, which" in described({"temperature": 0.0, "top_k": 4})
     assert decoding_defaults(checkpoint(generation={"temperature": 0})) == {"temperature": 0.0}
     said = pytest.warns(UserWarning, match=r"temperature=0\.001 \(the least that is not 0\)")
     folder = str(checkpoint(generation=tiny))

@@ -12,6 +12,7 @@ from minivllm.bench.driver import request_params
 from minivllm.bench.targets.support.supported_knobs import require_line_sampling
 from minivllm.bench.workloads.from_file.file import File
 from minivllm.bench.workloads.workload import Workload
+from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 
@@ -129,9 +130,9 @@ def test_wrong_sampling_is_named(tmp_path: Path, row: dict[str, Any], message: s
 
 def test_sampling_that_an_engine_does_not_support_is_an_error(tmp_path: Path) -> None:
     work = generate(tmp_path, {"prompt": "a", "top_k": 5})
-    require_line_sampling({"_target_": "minivllm.bench.targets.minivllm.MinivllmEngine"}, work)
+    require_line_sampling(compose([]), work)
     with pytest.raises(BadInput, match=r"request r0: its line sets top_k, .*engine=openai"):
-        require_line_sampling({"_target_": "minivllm.bench.targets.openai.OpenAIEngine"}, work)
+        require_line_sampling(compose(["engine=openai", "engine.url=http://127.0.0.1:1"]), work)
 
 
 def test_a_short_file_is_oversampled_where_that_is_asked_for(tmp_path: Path) -> None:
