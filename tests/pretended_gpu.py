@@ -410,6 +410,7 @@ def pretend() -> None:
         "is_available": True,
         "is_initialized": True,
         "device_count": 1,
+        "current_device": 0,
         "get_device_capability": (9, 0),
         "get_device_properties": SimpleNamespace(
             multi_processor_count=132, L2_cache_size=1 << 20, name="pretended", total_memory=MEMORY

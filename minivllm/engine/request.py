@@ -131,7 +131,8 @@ class Request:
     def cache_keys(self) -> TokenSequence:
         """The tokens as the prefix cache compares them: those of images carry their digests, and
         all of them the salt of the request."""
-        return keyed(self.token_ids, self.inputs, self.params.cache_salt)
+        marks = self.inputs, self.params.cache_salt
+        return keyed(self.token_ids, *marks) if any(marks) else self.token_ids
 
     @property
     def reusable_token_ids(self) -> TokenSequence:
@@ -147,9 +148,8 @@ class Request:
     def adjusts_logits(self, position: int) -> bool:
         """Whether a bias, penalty, mask or `min_tokens` changes the logits of the token at
         `position`."""
-        params = self.params
-        may_not_stop = params.min_tokens and self.stop_ids and not self.may_stop(position)
-        return params.adjusts_logits or bool(may_not_stop)
+        may_not_stop = self.params.min_tokens and self.stop_ids and not self.may_stop(position)
+        return self.params.adjusts_logits or bool(may_not_stop)
 
     def ends(self, token_id: int) -> str | None:
         """The finish reason if `token_id` came next: "stop", "length", or None if it is not the

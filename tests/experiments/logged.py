@@ -32,10 +32,10 @@ class LoggedEngine(FaultyEngine):
         super().reset()
         self.submitted = 0
 
-    def steps(self) -> list[dict[str, Any]]:
+    def liveness(self) -> dict[str, dict[str, float | str]]:
         """See BenchEngine; asked for once a measurement, when it is over."""
         self._note(f"measured {self.delay_s:g} {self.submitted}")
-        return super().steps()
+        return super().liveness()
 
     def close(self) -> None:
         self._note(f"close {os.getpid()}")
