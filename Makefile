@@ -1,6 +1,7 @@
 # make run     the main job on the embedded model (the environment is made on first use, of what running needs)
-# make test    every test (installs what tests, launchers and peers need first)
-# make clients the agents' clients, of npm, that tests of the server start (0.7 GB; they skip without)
+# make test    every test within the project (installs what tests, launchers and peers need first)
+# make test-real  the tests that start other programs: Slurm, Ray, agents' clients; each skips where its program is absent
+# make clients the agents' clients, of npm, that tests of the server start (0.7 GB)
 # make fuzz    thousands of damaged files and streams, and of configurations beside the plainest one
 # make check   lint, format, types
 # make docs    the documentation as a site, in build/site
@@ -27,7 +28,7 @@ GALLERY := $(filter $(shell grep -o '$(EXAMPLES)/[^/]*/index.html' docs/examples
 CLIENTS := $(VENV)/clients
 PINNED := tests/serving/clients
 
-.PHONY: run test clients fuzz check docs examples report install clean
+.PHONY: run test test-real clients fuzz check docs examples report install clean
 .DEFAULT_GOAL := run
 
 run: $(RUNNING)
@@ -38,7 +39,10 @@ PROCESSES = $(shell $(BIN)/python -c "import psutil as p; print(max(1, min(4, 2 
 
 test: install
 	@echo "Looking for tests; a dot is a test that passes, and all of them take some minutes."
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --tb short --disable-warnings -r fEs
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --tb short --disable-warnings -r fEs -m "not real"
+
+test-real: install
+	$(BIN)/python -m pytest --tb short --disable-warnings -r fEs -m real
 
 clients: $(CLIENTS)/.installed
 

@@ -233,7 +233,7 @@ def temporary() -> Iterator[str]:
         yield folder
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_actors_of_a_real_cluster_leave_what_processes_leave(
     temporary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

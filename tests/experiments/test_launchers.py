@@ -43,7 +43,10 @@ def basic(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", PACKAGES)
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(name, marks=[pytest.mark.real] if name == "ray" else []) for name in PACKAGES],
+)
 def test_every_launcher_leaves_the_same_records(
     launcher: str, basic: Path, temporary: Path, tmp_path: Path
 ) -> None:
