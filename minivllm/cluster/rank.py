@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from minivllm import redaction
 from minivllm.assembly import build_part
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, Crashed
 from minivllm.extras.ranked_steps import facts, follow
 from minivllm.parallel.place import Launch, Place
 from minivllm.platform.processes.children import die_with
@@ -37,7 +37,20 @@ def serve(place: Place) -> None:
 def follow_launched() -> int:
     """Serve as a rank that `torchrun` has started; returns the exit code."""
     with redaction.console():
-        serve(Place.launched(Launch()))
+        return _served(lambda: Place.launched(Launch()), (signal.SIGINT, signal.SIGTERM))
+
+
+def _served(join: Callable[[], Place], ignored: Sequence[int]) -> int:
+    """Join the other ranks and serve; the exit code. Of some signals rank 0 decides: it may have
+    requests to end, and then ends this one."""
+    try:
+        place = join()
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        serve(place)
+    except (BadInput, Crashed) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 2 if isinstance(error, BadInput) else 1
     return 0
 
 
@@ -46,12 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     parent, folder, size, rank = arguments
     die_with(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends this one
-    try:
-        serve(Place.started(folder, int(size), int(rank)))
-    except BadInput as error:
-        print(error, file=sys.stderr, flush=True)
-        return 2
-    return 0
+    return _served(lambda: Place.started(folder, int(size), int(rank)), ())
 
 
 if __name__ == "__main__":

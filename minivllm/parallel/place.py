@@ -8,8 +8,9 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
+from ipaddress import ip_address
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from minivllm.parallel.ranks import GroupRanks
+from minivllm.errors import BadInput, Crashed, first_line
+from minivllm.parallel.ranks import LOOPBACK, GroupRanks
 from minivllm.platform.processes.channel import prepare_tcp
 from minivllm.platform.processes.heartbeat import Beat, beating
 
 JOIN = timedelta(minutes=2)  # for all ranks to find one another
 CALLS = "calls"  # key of the store: where rank 0 is to be reached
+ANY_PORT = 9
 STUCK_S = 5.0  # of a rank that waits for one that has died
 STORE = "store"  # file of the store, in the folder of ranks that rank 0 has started
 
@@ -47,6 +50,25 @@ class Launch:
         self.host = os.environ["MASTER_ADDR"]
 
     @property
+    def address(self) -> str:
+        """This machine's address on the way to rank 0, which need not be that of its name.
+
+        Raises:
+            BadInput: rank 0 is said to be at an address that only its own machine can reach.
+        """
+        found = socket.getaddrinfo(self.host, ANY_PORT, type=socket.SOCK_DGRAM)
+        family, kind, _, _, there = found[0]
+        with socket.socket(family, kind) as asked:
+            asked.connect(there)  # sends nothing
+            address = str(asked.getsockname()[0])
+        if self.local_size < self.size and ip_address(address.partition("%")[0]).is_loopback:
+            raise BadInput(
+                f"torchrun has told all machines that rank 0 is at {self.host}, which is {address} "
+                "there: give each torchrun its machine's address with --local-addr"
+            )
+        return address
+
+    @property
     def store(self) -> Store:
         """Through which the ranks find one another."""
         store, _, _ = next(rendezvous("env://", timeout=JOIN))
@@ -65,6 +87,7 @@ class Place:
         store: through which the ranks find one another.
         rank, size, on_this_machine: see Ranks.
         local_rank: its number among those of this machine; None: `rank`.
+        machine: this machine's address, where ranks are on several.
 
     Attributes:
         ranks: this rank among all, once `join` has returned.
@@ -79,8 +102,9 @@ class Place:
         size: int,
         on_this_machine: int,
         local_rank: int | None = None,
+        machine: str = LOOPBACK,
     ) -> None:
-        self._store, self._numbers = store, (rank, size, on_this_machine)
+        self._store, self._numbers, self._machine = store, (rank, size, on_this_machine), machine
         self.local_rank = rank if local_rank is None else local_rank
         address, key = json.loads(store.get(CALLS))
         where = tuple(address) if isinstance(address, list) else address
@@ -93,24 +117,36 @@ class Place:
     @classmethod
     def started(cls, folder: str, size: int, rank: int) -> Place:
         """That of a process which rank 0 has started, whose folder has the sockets."""
-        return cls(FileStore(str(Path(folder) / STORE), size), rank, size, size)
+        store = FileStore(str(Path(folder) / STORE), size)
+        store.set_timeout(JOIN)
+        return cls(store, rank, size, size)
 
     @classmethod
     def launched(cls, launch: Launch) -> Place:
         """That of a process which `torchrun` has started."""
-        return cls(launch.store, launch.rank, launch.size, launch.local_size, launch.local_rank)
+        numbers = launch.rank, launch.size, launch.local_size, launch.local_rank
+        return cls(launch.store, *numbers, launch.address)
 
     def join(self, device: torch.device) -> GroupRanks:
         """This rank among all, with its device."""
         if not hasattr(self, "ranks"):
-            self.ranks = GroupRanks(self._store, *self._numbers, device)
+            self.ranks = GroupRanks(self._store, *self._numbers, device, self._machine)
         return self.ranks
 
     def heard(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """What rank 0 says, until it is gone."""
-        with suppress(EOFError, OSError):
-            while True:
-                yield self._channel.recv()
+        """What rank 0 says, until it is gone.
+
+        Raises:
+            Crashed: the link to it is lost.
+        """
+        while True:
+            try:
+                message = self._channel.recv()
+            except (EOFError, ConnectionError):
+                return
+            except OSError as error:
+                raise Crashed(f"the link to rank 0 is lost: {first_line(error)}") from None
+            yield message
 
     def say(self, message: Any) -> None:
         """Send rank 0 a message.

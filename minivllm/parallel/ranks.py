@@ -7,6 +7,7 @@ same shape.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,6 +106,7 @@ class GroupRanks:
         store: through which the ranks find one another.
         rank, size, on_this_machine: see Ranks.
         device: of this rank's tensors: gloo on a CPU, NCCL on a GPU.
+        address: of this machine, where ranks are on several.
 
     Attributes:
         waiting_since: when the host began to wait for a collective; None while it does not.
@@ -113,7 +115,13 @@ class GroupRanks:
     waiting_since: float | None = None
 
     def __init__(
-        self, store: Store, rank: int, size: int, on_this_machine: int, device: torch.device
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        on_this_machine: int,
+        device: torch.device,
+        address: str = LOOPBACK,
     ) -> None:
         self.rank, self.size, self.on_this_machine = rank, size, on_this_machine
         self.traffic, self._device = Traffic(), device
@@ -122,14 +130,16 @@ class GroupRanks:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
             self._group = dist.ProcessGroupNCCL(store, rank, size, options)
-        elif on_this_machine == size:
-            # The stubs do not know how torch itself names a device.
-            local: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            local._timeout = TIMEOUT
-            local._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-            self._group = dist.ProcessGroupGloo(store, rank, size, local)
         else:
-            self._group = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
+            local = on_this_machine == size
+            # The stubs do not know how torch itself names a device.
+            gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            gloo._timeout = TIMEOUT
+            at = {"hostname": LOOPBACK if local else address}
+            if not local and (name := os.environ.get("GLOO_SOCKET_IFNAME")):
+                at = {"interface": name}
+            gloo._devices = [dist.ProcessGroupGloo.create_device(**at)]
+            self._group = dist.ProcessGroupGloo(store, rank, size, gloo)
 
     def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
         if not x.numel():

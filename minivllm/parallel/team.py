@@ -32,12 +32,13 @@ from torch.distributed.distributed_c10d import Store
 from minivllm.errors import BadInput, Crashed
 from minivllm.parallel.member import Member
 from minivllm.parallel.place import CALLS, JOIN, STORE, STUCK_S, launched, prepare
-from minivllm.parallel.ranks import GroupRanks
+from minivllm.parallel.ranks import LOOPBACK, GroupRanks
 from minivllm.parallel.watch import RankWatch
 from minivllm.platform.folders import TemporaryFolder
 
 MODULE = "minivllm.cluster.rank"  # the program of a rank that is started from here
 LATE_S = 2.0  # between the error of a collective and the end of the process that has caused it
+AFTER_SILENCE_S = 1.0  # of a collective that has waited for a silent rank already
 END_S = 5.0  # for a rank to end by itself
 
 Arguments = ParamSpec("Arguments")
@@ -84,6 +85,7 @@ class Team:
 
     def _start(self, folder: str) -> None:
         self._store = FileStore(f"{folder}/{STORE}", self.size)
+        self._store.set_timeout(JOIN)
         program = (sys.executable, "-m", MODULE, str(os.getpid()), folder, str(self.size))
         tell: Tell = weakref.WeakMethod(self._note_death)
         for rank in range(1, self.size):
@@ -111,14 +113,16 @@ class Team:
     def join(self, device: torch.device) -> GroupRanks:
         """Rank 0 among all, with its device."""
         if not hasattr(self, "ranks"):
-            here = self.size if self._launched is None else self._launched.local_size
-            self.ranks = GroupRanks(self._store, 0, self.size, here, device)
+            here, address = self.size, LOOPBACK
+            if self._launched is not None:
+                here, address = self._launched.local_size, self._launched.address
+            self.ranks = GroupRanks(self._store, 0, self.size, here, device, address)
         return self.ranks
 
     def _listen(self) -> None:
         key = secrets.token_bytes(32)
         if self._launched is not None:
-            listener = Listener((self._launched.host, 0), "AF_INET", authkey=key)
+            listener = Listener((self._launched.address, 0), "AF_INET", authkey=key)
             address: Any = list(listener.address)
         else:
             assert self._folder is not None
@@ -143,17 +147,22 @@ class Team:
         tell: Tell = weakref.WeakMethod(self._note_loss)
         self._watch = RankWatch(dict(enumerate(self._channels, 1)), partial(_tell, tell))
 
+    def require_all(self) -> None:
+        """Raise Crashed where another rank is dead or silent."""
+        if self._fates:
+            raise Crashed("; ".join(self._fates))
+
     def send(self, kind: str, *arguments: Any) -> None:
         """Tell every other rank what comes next.
 
         Raises:
             Crashed: one has died, or an earlier call has failed in the middle.
         """
-        if self._out_of_step or self._fates:
+        self.require_all()
+        if self._out_of_step:
             raise Crashed(
-                "; ".join(self._fates)
-                or "a step was cut off in its middle, so that the ranks of parallel.tensor no "
-                "longer fit together: build the engine anew"
+                "a step was cut off in its middle, so that the ranks of parallel.tensor no longer "
+                "fit together: build the engine anew"
             )
         for channel in self._channels:
             channel.send((kind, arguments))
@@ -216,11 +225,11 @@ class Team:
                 if is_silent:
                     member.end(what)
                 return
-        self._note_end(f"rank {rank} {what}")
+        self._note_end(f"rank {rank} {what}", AFTER_SILENCE_S if is_silent else STUCK_S)
 
-    def _note_end(self, fate: str) -> None:
-        """A rank has ended. This process ends, too, where a collective waits for it all the
-        same."""
+    def _note_end(self, fate: str, patience_s: float = STUCK_S) -> None:
+        """A rank has ended. This process ends, too, where a collective waits for it all the same
+        after some seconds."""
         if self._closing.is_set():
             return
         self._fates.append(fate)
@@ -228,7 +237,11 @@ class Team:
             return
         ranks.abort()
         since = ranks.waiting_since
-        if not self._closing.wait(STUCK_S) and since is not None and since == ranks.waiting_since:
+        if (
+            not self._closing.wait(patience_s)
+            and since is not None
+            and since == ranks.waiting_since
+        ):
             os.write(2, f"{fate}, and a collective waits for it\n".encode())
             os._exit(1)
 

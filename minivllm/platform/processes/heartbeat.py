@@ -18,6 +18,7 @@ BEAT_S = 0.5  # between two beats, and between two looks of a watcher
 SILENT_S = 8.0  # without a sign of life, after which a process is given up
 # While it is being built: libraries may keep all threads of a process from running.
 SILENT_BUILDING_S = 60.0
+SILENT_STARTING_S = 120.0  # before the first sign of life: it starts, and imports
 
 
 class Beat(NamedTuple):
@@ -64,31 +65,31 @@ class Silence:
     """How long another process has been silent, of the time in which this one ran: between two
     looks no more than two beats are counted, however long this process was stopped.
 
-    Nothing is counted before the first sign of life.
-
     Args:
-        limit_s: seconds of silence after which the process is given up.
+        limit_s: seconds of silence after which the process is given up; before its first sign of
+            life they are SILENT_STARTING_S.
         now: a monotonic clock.
     """
 
     def __init__(self, limit_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self.limit_s, self._now = limit_s, now
-        self._silent_s: float | None = None  # None: nothing has come yet
-        self._looked_s = now()
+        self._has_begun, self._silent_s, self._looked_s = False, 0.0, now()
 
     def heard(self) -> None:
         """Note a sign of life."""
-        self._silent_s = 0.0
+        self._has_begun, self._silent_s = True, 0.0
+
+    @property
+    def _most_s(self) -> float:
+        return self.limit_s if self._has_begun else max(self.limit_s, SILENT_STARTING_S)
 
     def is_over_limit(self) -> bool:
         """Whether the process is to be given up. To be called about every BEAT_S, after whatever
         has come is read."""
         now = self._now()
         elapsed, self._looked_s = min(now - self._looked_s, 2 * BEAT_S), now
-        if self._silent_s is None:
-            return False
         self._silent_s += elapsed
-        return self._silent_s > self.limit_s
+        return self._silent_s > self._most_s
 
     def __str__(self) -> str:
-        return f"has not answered for {self.limit_s:.0f} s"
+        return f"has not answered for {self._most_s:.0f} s"

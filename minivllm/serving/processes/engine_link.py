@@ -128,6 +128,8 @@ class EngineLink:
                 self.failure = text
                 if not self._ready.done():
                     self._ready.set_exception(BadInput(text) if bad_input else RuntimeError(text))
+                elif self._transport is not None:
+                    self._transport.abort()  # it is lost now, and not when its process has ended
             case _:
                 if isinstance(message, Step):
                     message = self._dated(message)

@@ -14,15 +14,16 @@ from minivllm.bench.targets.liveness import draft_counters, scheduling_counters
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.events import StateChanged
 from minivllm.engine.request import Request, RequestState
-from minivllm.errors import BadInput, NonFiniteLogits, first_line
+from minivllm.errors import BadInput, Crashed, NonFiniteLogits, first_line
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.handover import put_prefix, resume, take_prefix
+from minivllm.extras.ranked_steps import LeadingExecutor
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
 from minivllm.parallel.handover import Handover, HandoverFailed
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.children import die_with
-from minivllm.platform.processes.heartbeat import beat_over, beating
+from minivllm.platform.processes.heartbeat import BEAT_S, beat_over, beating
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.processes.messages import (
     Abort,
@@ -69,6 +70,8 @@ class EngineLoop:
         assert isinstance(extensions, RequestExtras)
         self._compiler = GrammarCompiler(extensions.grammars)
         self._outlet = ViewOutlet(engine.scheduler, channel)
+        executor = engine.launcher.executor
+        self._team = executor.team if isinstance(executor, LeadingExecutor) else None
 
     def _note_begun(self, event: StateChanged) -> None:
         request_id = event.request.request_id
@@ -80,11 +83,15 @@ class EngineLoop:
         """Serve until the other end is gone.
 
         Raises:
+            Crashed: a rank of the engine is dead or silent.
             Exception: several steps in a row have raised it.
         """
         engine = self.engine
         while not self.channel.closed:
             idle = POLL_S if self._compiler.is_busy else self._outlet.wait_s()
+            if self._team is not None:
+                self._team.require_all()
+                idle = BEAT_S if idle is None else min(idle, BEAT_S)
             for message in self.channel.receive(0.0 if engine.has_unfinished else idle):
                 self._handle(message)
             if self._compiler.is_busy:
@@ -150,6 +157,8 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             outputs = self.engine.step(PATIENCE_S)
+        except Crashed:  # no later step can be computed: another engine takes the requests
+            raise
         except Exception as error:
             self._fail(error)
             return

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from minivllm.platform.processes import heartbeat
 from minivllm.platform.processes.channel import LOST_S, Channel, prepare_tcp
-from minivllm.platform.processes.heartbeat import BEAT_S, Beat, Silence, beat_over, beating
+from minivllm.platform.processes.heartbeat import (
+    BEAT_S,
+    SILENT_STARTING_S,
+    Beat,
+    Silence,
+    beat_over,
+    beating,
+)
 
 
 class Clock:
@@ -35,6 +42,15 @@ def test_silence_is_counted_in_the_watcher_s_own_time(events: list[str]) -> None
         clock.now_s += {"look": BEAT_S, "late": 2 * BEAT_S, "stopped": 3600.0}[event]
         silent_s += heard * (BEAT_S if event == "look" else 2 * BEAT_S)
         assert silence.is_over_limit() == (silent_s > 8.0)
+
+
+def test_one_that_never_says_anything_is_given_up() -> None:
+    clock = Clock()
+    silence = Silence(8.0, clock)
+    while not silence.is_over_limit():
+        clock.now_s += BEAT_S
+    assert clock.now_s == SILENT_STARTING_S + BEAT_S
+    assert str(silence) == "has not answered for 120 s"
 
 
 def test_a_process_beats_beside_what_it_does_and_sends_what_was_left() -> None:

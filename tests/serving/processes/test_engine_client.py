@@ -21,6 +21,7 @@ from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
+    Failed,
     HandedOver,
     Piece,
     Ready,
@@ -346,6 +347,20 @@ def test_a_silent_replica_is_dead() -> None:
         assert client._links[1].is_alive and not stream.is_over
         assert [one.request_id for one in replicas.sent[1]] == ["r1"]
         assert await client._links[0].last_words() == "it has not answered for 8 s"
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_says_it_has_failed_is_lost_before_its_process_ends() -> None:
+    async def run() -> None:
+        replicas = Replicas(2)
+        client = replicas.client
+        stream = client.submit([1], SamplingParams())
+        client._links[0].receive(Failed("rank 1 was killed by SIGKILL", False))
+        await asyncio.sleep(0)
+        assert client.num_alive == 1 and not stream.is_over
+        assert [one.request_id for one in replicas.sent[1]] == ["r1"]
+        assert await client._links[0].last_words() == "rank 1 was killed by SIGKILL"
 
     asyncio.run(run())
 

@@ -11,6 +11,7 @@ import pytest
 
 from minivllm import LLM, SamplingParams
 from minivllm.engine.options import StructuredOutputs
+from minivllm.errors import Crashed
 from minivllm.parallel.handover import Handover, Stored
 from minivllm.serving.processes.engine_process import EngineLoop
 from minivllm.serving.processes.messages import Abort, HandedOver, Piece, Step, Submit
@@ -188,3 +189,24 @@ def test_a_handover_that_fails_ends_its_request_alone(
         assert words in str(only.error) and not other.engine.has_unfinished
     whole, _, _ = other.serve(Submit("r", ids, params))
     assert whole[-1].finish_reason == "length"
+
+
+def test_an_engine_without_a_rank_ends_whether_it_runs_or_idles(
+    llms: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests are told nothing: another replica computes them."""
+
+    class Team:
+        def require_all(self) -> None:
+            raise Crashed("rank 1 has not answered for 8 s")
+
+    one = Loop(llms[0])
+    one.loop._team = Team()  # type: ignore[assignment]
+    with pytest.raises(Crashed, match="rank 1"):
+        one.loop.run()
+    one.loop._handle(Submit("r", [5, 6, 7], SamplingParams()))
+    monkeypatch.setattr(one.engine, "step", lambda patience_s: Team().require_all())
+    with pytest.raises(Crashed, match="rank 1"):
+        one.loop._step()
+    assert not one.channel.messages
+    one.engine.abort_all()

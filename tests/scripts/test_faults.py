@@ -1,0 +1,64 @@
+"""scripts/faults.py: one of its cases, and what it says of others."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from tests.forked import ForkedPopen, fork_known, popen, template
+from tests.scripts.load import load_script
+
+faults = load_script("faults")
+
+
+def test_a_cut_connection_ends_for_both_ends() -> None:
+    ours, theirs = socket.socketpair()
+    program = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
+    words = [sys.executable, "-c", program, str(theirs.fileno())]
+    with ours, theirs, subprocess.Popen(words, pass_fds=[theirs.fileno()]) as process:
+        try:
+            faults.cut(process.pid)
+        except OSError as error:
+            process.kill()
+            pytest.skip(f"connections of other processes cannot be had: {error}")
+        assert ours.recv(1) == b"" and process.wait(60) == 0
+
+
+def test_what_is_not_so_stands_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*case: object) -> None:
+        raise AssertionError("the last request ended after 20.0 s")
+
+    def skip(*case: object) -> None:
+        raise faults.NotPermitted("not root")
+
+    rows = []
+    for run in (fail, skip, lambda *case: {"right": 4, "errors": 0, "last_after_s": 9.5}):
+        monkeypatch.setattr(faults, "run_case", run)
+        rows.append(faults.row_of("host_rank", "decoding", "cut", 0))
+    assert [" ".join(line.split()) for line in faults.table(rows).splitlines()[1:]] == [
+        "host_rank decoding cut the last request ended after 20.0 s",
+        "host_rank decoding cut two hosts need network namespaces: not root",
+        "host_rank decoding cut 4 0 9.5",
+    ]
+
+
+def test_each_sort_meets_each_fault_and_the_link_of_hosts_is_cut() -> None:
+    found = [*faults.cases(faults.SORTS, faults.MOMENTS, faults.FAULTS)]
+    assert len(found) == len(set(found)) == 7 * 12 + 2 * 4
+    assert {fault for name, _, fault in found if name.startswith("host_")} == {"cut"}
+
+
+@pytest.mark.real
+def test_a_replica_that_is_killed_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_known(monkeypatch)
+    if popen() is ForkedPopen:
+        template()  # which stays
+    with tempfile.TemporaryDirectory(prefix="k") as own:
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        monkeypatch.setenv("TMPDIR", own)
+        row = faults.run_case("replica", "decoding", "kill", 0)
+    assert row["right"] == faults.CLIENTS and "replica 0 of 2 has stopped" in row["says"]
