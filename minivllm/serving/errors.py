@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 
+from minivllm.engine.options import SamplingParams, StructuredOutputs
 from minivllm.errors import BadInput
 
 # Of an object in memory, as Python writes it: it would help to break into this process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_NAMES = "|".join(one.name for one in fields(SamplingParams))
+_GROUP = re.compile(rf"\bdecoding\.(?=(?:{_NAMES})\b)")  # which a body has not
+_PART = r"(?:\[\d+\]|\.\w+)"  # of a path
+# With what the line of an error about a parameter of the engine begins.
+_PARAMETER = re.compile(
+    rf"(?:request \S+: )?((?:{_NAMES}){_PART}*)(?=[=:]| (?:must|may|needs|in|with)\b)"
+)
 
 
 class ApiError(Exception):
@@ -17,7 +28,8 @@ class ApiError(Exception):
         status: of HTTP.
         message: one sentence for the client's log.
         kind: the type of error, as OpenAI names it.
-        param: the field of the request that is wrong.
+        param: the path of the field that is wrong; the message may begin with a longer one. None:
+            the parameter of the engine with which the message begins, if it does.
         code: of the error, as OpenAI's clients read it; None: it has none.
         retry_after_s: when the client may try again.
     """
@@ -32,8 +44,11 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
-        message = _ADDRESS.sub("", message)
+        message = _GROUP.sub("", _ADDRESS.sub("", message))
         super().__init__(message)
+        longer = _PARAMETER if param is None else re.compile(rf"({re.escape(param)}{_PART}+)")
+        if (found := longer.match(message)) is not None:
+            param = found[1]
         self.status, self.message, self.kind = status, message, kind
         self.param, self.code, self.retry_after_s = param, code, retry_after_s
 
@@ -41,6 +56,30 @@ class ApiError(Exception):
     def of(cls, error: BadInput, param: str | None = None) -> ApiError:
         """A request that is wrong."""
         return cls(400, str(error), param=param)
+
+
+@contextmanager
+def naming(paths: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a parameter of the engine name the field of the body that has set it.
+
+    Args:
+        paths: of fields, by the parameter that an error names.
+    """
+    try:
+        yield
+    except ApiError as error:
+        name = error.param or ""
+        if (path := paths.get(name)) is not None:
+            if error.message.startswith((f"{name}=", f"{name}:")):
+                error.message = path + error.message.removeprefix(name)
+            error.param = path
+        raise
+
+
+def form_paths(path: str) -> dict[str, str]:
+    """The path of the field that asks for the form of an answer, by what errors name of a
+    grammar."""
+    return {f"structured_outputs.{one.name}": path for one in fields(StructuredOutputs)}
 
 
 class PromptTooLong(ApiError):

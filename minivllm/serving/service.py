@@ -18,11 +18,12 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_late, unavailable
-from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call
+from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, account
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.grammar_checks import Asked, GrammarChecks
 from minivllm.serving.processes.messages import Piece, Ready, Step
+from minivllm.serving.processes.picture_decoder import PictureDecoder
 from minivllm.serving.processes.token_stream import TokenStream
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
@@ -49,7 +50,7 @@ class Service:
         model: str,
         pictures: Pictures | None = None,
     ) -> None:
-        self.pictures = pictures
+        self.pictures = None if pictures is None else PictureDecoder(pictures)
         self.options, self.client, self.info = options, client, info
         self.tokenizer, self.model = tokenizer, model
         self.created = int(time.time())
@@ -132,7 +133,7 @@ class Service:
                 return tokenizer.encode(text, add_special_tokens)
             return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
         except BadInput as error:
-            raise ApiError.of(error) from None
+            raise ApiError.of(error, "prompt") from None
 
     async def render_chat(self, messages: list[dict[str, Any]], /, **variables: Any) -> list[int]:
         """Token ids of a conversation, as the chat template writes it, in a thread.
@@ -149,8 +150,7 @@ class Service:
 
     async def checked(self, asked: Asked) -> StructuredOutputs | None:
         """What the engine is to follow of a client's grammar; see `GrammarChecks.outputs`."""
-        call = CALL.get()
-        return await self._grammars.outputs(asked, "" if call is None else call.account)
+        return await self._grammars.outputs(asked, account())
 
     async def with_checked(self, params: SamplingParams) -> SamplingParams:
         """The same parameters with a grammar that may go to the engine; see `checked`."""

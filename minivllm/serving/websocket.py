@@ -12,8 +12,9 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import Field, ValidationError
 
 from minivllm.engine.options import SamplingParams
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.chat_model import ChatModel
-from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.errors import ApiError, internal, naming
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, log_call, request_id_of
 from minivllm.serving.http.limits import ApiKeys, require_form, unauthorized
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
@@ -26,6 +27,7 @@ logger = logging.getLogger("minivllm.serving")
 
 MOST_MALFORMED = 8  # messages, after which the socket is closed
 MOST_ID = 128  # characters
+PROMPTS = ("prompt", "prompt_token_ids", "messages")  # fields, of which a message has one
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
 
 
@@ -41,6 +43,11 @@ class GenerateMessage(SamplingFields):
     max_tokens: int | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
+    def paths(self, **forms: Any) -> dict[str, str]:
+        """See SamplingFields."""
+        given = [name for name in PROMPTS if getattr(self, name) is not None]
+        return super().paths(**forms) | ({"prompt": given[0]} if given else {})
+
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """How to decode. Raises ApiError for a wrong value."""
         if self.stream is False:
@@ -54,7 +61,7 @@ class GenerateMessage(SamplingFields):
 
 
 class MalformedMessage(Exception):
-    """A message that is none of this protocol."""
+    """A message that is none of this protocol; its second argument is the field that is wrong."""
 
 
 class Socket:
@@ -83,7 +90,7 @@ class Socket:
                 try:
                     await self._handle(parsed(message, self.service.options.max_depth))
                 except MalformedMessage as error:
-                    await self._note_malformed(str(error))
+                    await self._note_malformed(*error.args)
         except ApiError as error:
             await self._send_error(None, error)
             await self.socket.close(POLICY_VIOLATION, error.message[:100])
@@ -94,10 +101,10 @@ class Socket:
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def _note_malformed(self, words: str) -> None:
+    async def _note_malformed(self, words: str, field: str | None = None) -> None:
         self.service.count("malformed_frames")
         self._num_malformed += 1
-        await self._send_error(None, ApiError(400, words))
+        await self._send_error(None, ApiError(400, words, param=field))
         if self._num_malformed >= MOST_MALFORMED:
             raise ApiError(400, "too many malformed messages")
 
@@ -106,7 +113,7 @@ class Socket:
         if kind == "auth":
             return  # the socket has been opened with a key, or needs none
         if not isinstance(number, str):
-            raise MalformedMessage("id must be a text")
+            raise MalformedMessage("id must be a text", "id")
         if kind == "cancel":
             if number in self._running:
                 self._cancelled.add(number)
@@ -117,10 +124,10 @@ class Socket:
             except ValidationError as error:
                 first = error.errors(include_url=False, include_input=False)[0]
                 where = ".".join(map(str, first["loc"]))[:100]
-                raise MalformedMessage(f"{where}: {first['msg']}"[:500]) from None
+                raise MalformedMessage(f"{where}: {first['msg']}"[:500], where) from None
             await self._begin(body)
         else:
-            raise MalformedMessage('type must be "generate" or "cancel"')
+            raise MalformedMessage('type must be "generate" or "cancel"', "type")
 
     async def _begin(self, body: GenerateMessage) -> None:
         """Start a request, unless too many run."""
@@ -180,28 +187,31 @@ class Socket:
         body.require_known()
         self.service.require_model(body.model)
         self.service.admit()
-        params = body.sampling(self.service.info.default_params)
-        params = await self.service.with_checked(params)
-        streams = self.service.start([await self._prompt(body)], params)
-        async for _, pieces in merged(streams):
-            for piece in pieces:
-                await self._send(token_message(body, piece))
+        with naming(body.paths()):
+            params = body.sampling(self.service.info.default_params)
+            params = await self.service.with_checked(params)
+            ids, inputs = await self._prompt(body)
+            streams = self.service.start([ids], params, inputs)
+            async for _, pieces in merged(streams):
+                for piece in pieces:
+                    await self._send(token_message(body, piece))
         await self._send_done(body.id, streams, "done")
 
-    async def _prompt(self, body: GenerateMessage) -> list[int]:
-        """Token ids of what a request gives. Raises ApiError where that is not one thing."""
-        names = ("prompt", "prompt_token_ids", "messages")
-        given = [name for name in names if getattr(body, name) is not None]
+    async def _prompt(self, body: GenerateMessage) -> tuple[list[int], RequestInputs | None]:
+        """Token ids of what a request gives, and the images of its messages. Raises ApiError where
+        that is not one thing."""
+        given = [name for name in PROMPTS if getattr(body, name) is not None]
         if len(given) != 1:
-            raise ApiError(400, f"give one of {', '.join(names)}", param="prompt")
+            raise ApiError(400, f"give one of {', '.join(PROMPTS)}", param="prompt")
         if body.chat_template_kwargs is not None and body.messages is None:
             raise ApiError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
         if body.prompt is not None:
-            return await self.service.encode(body.prompt)
+            return await self.service.encode(body.prompt), None
         if body.prompt_token_ids is not None:
-            return body.prompt_token_ids
+            return body.prompt_token_ids, None
         variables = self.chat_model.variables(body.chat_template_kwargs, None)
-        return (await self.chat_model.prompt(body.messages, None, variables)).token_ids
+        prompt = await self.chat_model.prompt(body.messages, None, variables)
+        return prompt.token_ids, prompt.inputs
 
     # ---- to the client
 

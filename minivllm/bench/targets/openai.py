@@ -270,6 +270,7 @@ class OpenAIEngine(Adapter):
     ) -> int:
         """See CheckingEngine. Returns how many tokens it may have."""
         max_tokens = self.tokens_wanted(request_id, prompt_token_ids, params, self._tasks)
+        self._bodies.require_sendable(request_id, params)
         if params.ignore_eos and not self._bodies.past_end:
             raise BadInput(
                 f"request {request_id}: workload.ignore_eos=true, and the server rejects "

@@ -271,10 +271,13 @@ class OpenAIOptions(EngineOptions):
     @classmethod
     def supported(cls, config: Mapping[str, Any]) -> Support:
         """A server that is started here is given OMP_NUM_THREADS, as every worker is; another has
-        its own threads."""
-        if config["engine"].get("command") is not None:
-            return cls.support
-        return replace(cls.support, knobs={**cls.support.knobs, "runtime": Knobs(("device",))})
+        its own threads. The responses API has fewer fields than the others."""
+        knobs = {**cls.support.knobs}
+        if config["engine"].get("command") is None:
+            knobs["runtime"] = Knobs(("device",))
+        if config["engine"].get("api") == "responses":
+            knobs["decoding"] = Knobs(("max_tokens", "temperature", "top_p", "ignore_eos"))
+        return replace(cls.support, knobs=knobs)
 
 
 @option("minivllm.bench.targets.simulation.simulated.SimulatedEngine")

@@ -12,7 +12,7 @@ from minivllm.errors import BadInput
 from minivllm.extras.vision.options import VisionOptions
 from minivllm.models.load.messages import ImageParts
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.vision.inputs import RequestInputs
+from minivllm.models.vision.inputs import ProcessedImage, RequestInputs
 from minivllm.models.vision.picture import PictureLimits, open_picture
 from minivllm.models.vision.processor import ImageProcessor, PromptImages
 from minivllm.platform.untrusted import MIB, size
@@ -65,6 +65,14 @@ class Pictures:
             ],
         )
 
+    def processed(self, url: str, what: str) -> ProcessedImage:
+        """What the tower takes of the picture at a URL; `what` names it in errors.
+
+        Raises:
+            BadInput: the URL is none that is read, or the picture is broken or too large.
+        """
+        return self.require().processed(open_picture(self._read(url, what), self.limits, what))
+
     def _read(self, url: str, what: str) -> bytes | Path:
         """The bytes of a data: URI, or the path of a file that may be read.
 
@@ -114,14 +122,22 @@ class Pictures:
         """
         if not pictures:
             return token_ids, None
-        if self.prompts is None:
-            raise BadInput(NO_IMAGES)
-        if len(pictures) > self.options.max_images:
-            raise BadInput(
-                f"the prompt has {len(pictures)} images, and vision.max_images="
-                f"{self.options.max_images}"
-            )
+        prompts = self.require()
+        self.require_few(len(pictures))
         opened = [
             open_picture(one, self.limits, f"image {i}") for i, one in enumerate(pictures, start=1)
         ]
-        return self.prompts.insert(token_ids, opened)
+        return prompts.insert(token_ids, opened)
+
+    def require(self) -> PromptImages:
+        """What puts images into prompts. Raises BadInput where the model takes none."""
+        if self.prompts is None:
+            raise BadInput(NO_IMAGES)
+        return self.prompts
+
+    def require_few(self, count: int) -> None:
+        """Raise BadInput where a prompt has too many images."""
+        if count > self.options.max_images:
+            raise BadInput(
+                f"the prompt has {count} images, and vision.max_images={self.options.max_images}"
+            )

@@ -172,34 +172,48 @@ class PromptImages:
         if not self.cache_bytes:
             return self.processor.process(image)
         digest = self.processor.digest(image)
+        done = self.kept(digest)
+        if done is None:
+            done = self.processor.process(image)
+            self.keep(digest, done)
+        return done
+
+    def kept(self, digest: bytes) -> ProcessedImage | None:
+        """The processed image that is kept under a digest."""
         with self._lock:
             if digest in self._kept:
                 self._kept.move_to_end(digest)
-                return self._kept[digest]
-        done = self.processor.process(image)
+            return self._kept.get(digest)
+
+    def keep(self, digest: bytes, done: ProcessedImage) -> None:
+        """Keep a processed image; those that were not used for longest make room."""
         with self._lock:
             if digest not in self._kept:
                 self._kept[digest] = done
                 self._num_bytes += done.pixels.nbytes
             while self._num_bytes > self.cache_bytes:
                 self._num_bytes -= self._kept.popitem(last=False)[1].pixels.nbytes
-        return done
 
     def insert(
         self, token_ids: Sequence[int], images: Sequence[Image.Image]
+    ) -> tuple[list[int], RequestInputs]:
+        """A prompt with these images, in RGB; see `with_processed`."""
+        return self.with_processed(token_ids, tuple(map(self.processed, images)))
+
+    def with_processed(
+        self, token_ids: Sequence[int], done: tuple[ProcessedImage, ...]
     ) -> tuple[list[int], RequestInputs]:
         """A prompt with the tokens of its images, and the images as the engine takes them.
 
         Args:
             token_ids: with one `image_token_id` for each image, or already with all of an image's
                 tokens, as transformers' processor gives them.
-            images: in RGB, in the order of the prompt.
+            done: the images, in the order of the prompt.
 
         Raises:
             BadInput: the numbers of images and of placeholders differ.
         """
         processor, token_id = self.processor, self.processor.image_token_id
-        done = tuple(map(self.processed, images))
         marks = [i for i, token in enumerate(token_ids) if token == token_id]
         if len(marks) == sum(image.num_tokens for image in done):
             prompt = list(token_ids)

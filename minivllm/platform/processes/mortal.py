@@ -4,7 +4,11 @@ length."""
 from __future__ import annotations
 
 import atexit
+import base64
+import json
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -12,11 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
+from typing import Any
 from weakref import WeakSet
 
 from minivllm.platform.processes.children import module_path
 
 LONGEST = 64 << 20  # bytes of an answer
+Answers = Callable[[Any], dict[str, Any]]
 
 
 class Died(Exception):
@@ -34,10 +40,13 @@ class MortalProcess:
     Args:
         module: its `__main__` reads lines and answers each with one.
         first: gives a question that each child gets before any other; None: there is none.
+        longest: bytes of an answer.
     """
 
-    def __init__(self, module: str, first: Callable[[], bytes] | None = None) -> None:
-        self._module, self._first = module, first
+    def __init__(
+        self, module: str, first: Callable[[], bytes] | None = None, longest: int = LONGEST
+    ) -> None:
+        self._module, self._first, self._longest = module, first, longest
         self._lock = threading.Lock()
         self._owner = os.getpid()  # a fork must not share the pipes
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,7 +95,7 @@ class MortalProcess:
                     raise TookTooLong
                 piece = os.read(process.stdout.fileno(), 1 << 20)
                 answer += piece
-                if not piece or len(answer) > LONGEST:
+                if not piece or len(answer) > self._longest:
                     raise Died
         return bytes(answer)
 
@@ -115,3 +124,26 @@ def limit_memory(size: int) -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+def answer_lines(begin: Callable[[Any], Answers], cpu_seconds: float) -> None:
+    """The child: the base64 of a pickle in, a line of JSON out.
+
+    Args:
+        begin: takes the first line, and returns what answers all others; the answer to the first
+            is empty.
+        cpu_seconds: of a processor, for one answer; more ends this process.
+    """
+    answers: Answers | None = None
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        for line in sys.stdin.buffer:
+            given = pickle.loads(base64.b64decode(line))
+            answer: dict[str, Any] = {}
+            if answers is None:
+                answers = begin(given)
+            else:
+                signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+                answer = answers(given)
+                signal.setitimer(signal.ITIMER_PROF, 0)
+            sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+            sys.stdout.buffer.flush()

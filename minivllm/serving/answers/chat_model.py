@@ -20,7 +20,7 @@ from minivllm.serving.answers.tool_messages import (
     with_tools_in_system,
 )
 from minivllm.serving.errors import ApiError
-from minivllm.serving.http.calls import ignore
+from minivllm.serving.http.calls import account, ignore
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
@@ -156,11 +156,8 @@ class ChatModel:
             known["continue_final_message"] = True
         ids = await self.service.render_chat(parsed, **known)
         inputs = None
-        if pictures is not None and parts is not None and parts.sources:
-            try:
-                ids, inputs = await asyncio.to_thread(pictures.add, ids, parts)
-            except BadInput as error:
-                raise ApiError.of(error, "messages") from None
+        if pictures is not None and parts is not None:
+            ids, inputs = await pictures.add(ids, parts, account())
         return ChatPrompt(ids, begins_thinking(tokenizer, ids), inputs)
 
     async def _variables(self) -> Collection[str]:

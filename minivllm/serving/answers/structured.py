@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from minivllm.engine.options import StructuredOutputs
@@ -15,7 +14,6 @@ from minivllm.extras.masks.json_schema import guided_schema, is_tag, require_sch
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.errors import ApiError
 
-_FIELD = re.compile(r"(?:decoding\.)?structured_outputs\.(?:json_object|json|regex|choice|grammar)")
 # Of a tool without parameters.
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -76,22 +74,6 @@ def _of_format(asked: Any, param: str) -> StructuredOutputs | None:
     if not isinstance(holder.get("strict"), bool | None):
         raise ApiError(400, f"{where}.strict must be true or false", param=f"{where}.strict")
     return _checked({"json": dict(holder["schema"])}, f"{where}.schema")
-
-
-@contextmanager
-def naming(field: str) -> Iterator[None]:
-    """Errors of a grammar name the field of the client from which it was made.
-
-    Args:
-        field: of the body; empty: errors stay as they are.
-    """
-    try:
-        yield
-    except ApiError as error:
-        message, count = _FIELD.subn(field, error.message)
-        if not (field and count) or error.param is not None:
-            raise
-        raise ApiError(error.status, message, kind=error.kind, param=field) from None
 
 
 def _checked(given: Any, param: str) -> StructuredOutputs | None:

@@ -16,9 +16,11 @@ from minivllm.serving.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
     block_of,
+    is_of_another_server,
     part_of,
 )
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import ignore
 from minivllm.serving.openai.tools import MOST_TOOLS, Choice, Tools, supported
 
 BETWEEN = "\n"  # blocks of text that stand side by side, and turns of one role
@@ -90,6 +92,9 @@ class _Writer:
             return
         for number, given in enumerate(content):
             place = f"{where}.{number}"
+            if role == "assistant" and is_of_another_server(given):
+                ignore(f"{place}: {given['type']}")
+                continue
             match block_of(given, place, *kinds):
                 case TextBlock(text=text):
                     self._add_text(role, text)

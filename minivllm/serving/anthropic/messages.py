@@ -14,7 +14,7 @@ from minivllm.serving.anthropic.call import MessageCall
 from minivllm.serving.anthropic.conversation import conversation, read_tools
 from minivllm.serving.anthropic.forms import PATH, error_event
 from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, form_paths, naming
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event_stream
@@ -26,12 +26,7 @@ _SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k"),
     *("seed", "ignore_eos", "priority", "deadline_ms", "cache_salt"),
 )
-# How a field is named here that a parameter's error names.
-_FIELDS = {
-    "decoding.": "",
-    "structured_outputs.json": "output_config.format.schema",
-    "stop=": "stop_sequences=",
-}
+FORM = "output_config.format.schema"
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
@@ -97,7 +92,17 @@ def _params(chat_model: ChatModel, body: MessagesBody, tools: Tools | None) -> S
     try:
         return replace(chat_model.service.info.default_params, **chosen)
     except BadInput as error:
-        raise ApiError(400, str(error)) from None
+        raise ApiError.of(error) from None
+
+
+def _paths(body: MessagesBody, tools: Tools | None) -> dict[str, str]:
+    """The paths of fields, see `naming`."""
+    has_form = body.output_config is not None and body.output_config.format is not None
+    return {
+        **form_paths(FORM if has_form or tools is None else "tools"),
+        "stop": "stop_sequences",
+        "prompt": "messages",
+    }
 
 
 def router(service: Service) -> APIRouter:
@@ -110,17 +115,12 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.admit()
         prompt, tools = await _prompt(chat_model, body)
-        try:
+        with naming(_paths(body, tools)):
             params = _params(chat_model, body, tools)
             call = await MessageCall(service, chat_model, body, prompt, tools, params).start()
             if body.stream:
                 return await event_stream(call.chunks(), error_event)
             return JsonAnswer(await call.whole())
-        except ApiError as error:
-            if error.status == 400:
-                for name, field in _FIELDS.items():
-                    error.message = error.message.replace(name, field)
-            raise
 
     @routes.post(f"{PATH}/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:

@@ -32,7 +32,7 @@ class Strict(FirstErrorModel):
         if not isinstance(given, dict) or cls.IGNORED.isdisjoint(given):
             return given
         for name in cls.IGNORED & given.keys():
-            if given[name] is not None:
+            if given[name]:
                 ignore(f"{cls.__name__}.{name}")
         return {name: value for name, value in given.items() if name not in cls.IGNORED}
 
@@ -46,11 +46,11 @@ class Block(Strict):
 
 
 class TextBlock(Block):
-    """Text."""
+    """Text; from where another server had it changes no answer."""
 
+    IGNORED = frozenset({"citations"})
     kind = "text"
     text: str
-    citations: list[Any] | None = Field(None, max_length=0)
 
 
 class ThinkingBlock(Block):
@@ -188,6 +188,16 @@ class MessagesBody(CountBody):
     cache_salt: str | None = None
     priority: int | None = None
     deadline_ms: float | None = None
+
+
+def is_of_another_server(given: Any) -> bool:
+    """Whether a block of an earlier answer holds thoughts that only the server can read which has
+    written them, or is of a tool that another server has run. The texts beside it are kept."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    return isinstance(kind, str) and (
+        kind in ("redacted_thinking", "server_tool_use", "mcp_tool_use")
+        or kind.endswith("_tool_result")
+    )
 
 
 def block_of(given: Any, where: str, *kinds: type[Block]) -> Block:

@@ -127,6 +127,12 @@ def ignore(what: str) -> None:
         call.ignored.append(what[:LONGEST_IGNORED])
 
 
+def account() -> str:
+    """Whose turn it is in the running code; see `Call.account`."""
+    call = CALL.get()
+    return "" if call is None else call.account
+
+
 def request_id_of(given: str | None) -> str:
     """A client's id where it is short and plain, else a new one."""
     return given if given and _PLAIN.fullmatch(given) else uuid.uuid4().hex

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
-from minivllm.serving.answers.structured import naming
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event, event_stream
 from minivllm.serving.openai.chat_choice import ChatChoice
@@ -44,6 +43,11 @@ class ChatBody(SamplingFields):
     reasoning: ReasoningFields | None = None
     modalities: list[str] | None = None
     store: bool | None = None
+
+    def paths(self, **forms: Any) -> dict[str, str]:
+        """See SamplingFields."""
+        most = "max_tokens" if self.max_tokens is not None else "max_completion_tokens"
+        return super().paths(**forms) | {"prompt": "messages", "max_tokens": most}
 
     def effort(self) -> str | None:
         """How much thinking is asked for."""
@@ -183,12 +187,6 @@ def _require_supported(body: ChatBody) -> None:
         )
 
 
-def _field(body: ChatBody, tools: Tools | None) -> str:
-    """The fields that a grammar is made of."""
-    given = {"tools": tools, "response_format": body.response_format}
-    return " and ".join(name for name, value in given.items() if value is not None)
-
-
 def router(service: Service) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
@@ -204,14 +202,14 @@ def router(service: Service) -> APIRouter:
         tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         if tools is not None:
             chat_model.require_tools()
-        params = _params(service, chat_model, body, tools)
-        prompt = await chat_model.prompt(
-            body.messages,
-            None if tools is None else tools.tools,
-            chat_model.variables(body.chat_template_kwargs, body.effort()),
-            body.continue_final_message,
-        )
-        with naming(_field(body, tools)):
+        with naming(body.paths(tools=tools)):
+            params = _params(service, chat_model, body, tools)
+            prompt = await chat_model.prompt(
+                body.messages,
+                None if tools is None else tools.tools,
+                chat_model.variables(body.chat_template_kwargs, body.effort()),
+                body.continue_final_message,
+            )
             params = await chat_model.constrained(params, prompt, tools)
             call = ChatCompletion(service, chat_model, body, prompt, tools, params)
             if body.stream:

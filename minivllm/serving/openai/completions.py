@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from minivllm.engine.options import SamplingParams
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event, event_stream
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
@@ -31,6 +31,10 @@ class CompletionBody(SamplingFields):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
+
+    def paths(self, **forms: Any) -> dict[str, str]:
+        """See SamplingFields; with `echo`, tokens of the prompt have log-probabilities, too."""
+        return super().paths(**forms) | {"prompt_logprobs": "logprobs"}
 
 
 class Completion:
@@ -197,10 +201,11 @@ def router(service: Service) -> APIRouter:
         body.require_known()
         service.require_model(body.model)
         service.admit()
-        params = await service.with_checked(_params(service, body))
-        call = Completion(service, body, await _prompts(service, body.prompt), params)
-        if body.stream:
-            return await event_stream(call.chunks(), error_event)
-        return JsonAnswer(await call.whole())
+        with naming(body.paths()):
+            params = await service.with_checked(_params(service, body))
+            call = Completion(service, body, await _prompts(service, body.prompt), params)
+            if body.stream:
+                return await event_stream(call.chunks(), error_event)
+            return JsonAnswer(await call.whole())
 
     return routes

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, meant
 from minivllm.serving.answers.structured import structured_outputs
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, form_paths
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.first_error import FirstErrorModel
 
@@ -43,8 +43,9 @@ class Body(FirstErrorModel):
                 continue
             if name not in self.IGNORED:
                 question = meant(name[:100], type(self).model_fields, cutoff=0.75)
-                what = "; ".join(filter(None, (f"unknown field {name!r:.100}", question)))
-                raise ApiError(400, what, param=name[:100], code="unknown_parameter")
+                what = "; ".join(filter(None, (f"unknown field {where + name!r:.100}", question)))
+                path = f"{where}{name:.100}"
+                raise ApiError(400, what, param=path, code="unknown_parameter")
             ignore(f"{where}{name}")
         for name in type(self).model_fields:
             if isinstance(value := getattr(self, name), Body):
@@ -98,6 +99,18 @@ class SamplingFields(Body):
     deadline_ms: float | None = None
     return_token_ids: bool = False
 
+    def paths(self, **forms: Any) -> dict[str, str]:
+        """The paths of fields of this body, by the parameters of the engine that they set where
+        these have other names; see `naming`.
+
+        Args:
+            forms: what further asks for the form of the answer, by its path; None: it does not.
+        """
+        given = {**forms, "response_format": self.response_format}
+        path = " and ".join(name for name, value in given.items() if value is not None)
+        own = {f"structured_outputs.{kind}" for kind in self.structured_outputs or ()}
+        return {k: v for k, v in form_paths(path).items() if path and k not in own}
+
     def params(self, defaults: SamplingParams, **further: Any) -> SamplingParams:
         """The parameters for the engine.
 
@@ -129,6 +142,6 @@ class SamplingFields(Body):
                 chosen["logit_bias"] = {int(k): v for k, v in chosen["logit_bias"].items()}
             return replace(defaults, **chosen)
         except BadInput as error:
-            raise ApiError(400, str(error).replace("decoding.", "")) from None
+            raise ApiError.of(error) from None
         except (TypeError, ValueError) as error:
             raise ApiError(400, f"logit_bias must map token ids to numbers ({error})") from None

@@ -8,8 +8,15 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import has_images, text_content
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.calls import ignore
 
 ROLES = ("user", "assistant", "system", "developer")
+# Items of tools that another server has run in earlier turns; the texts around them, which say what
+# came of it, are kept.
+_SERVER_TOOLS = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+)
 
 
 def read_input(given: str | Sequence[Any], instructions: str | None) -> list[dict[str, Any]]:
@@ -53,6 +60,8 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
         messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
         _add_reasoning(messages, item, where)
+    elif kind in _SERVER_TOOLS:
+        ignore(f"{where}: {kind}")
     else:
         raise _wrong(
             f"{where}.type must be message, function_call, function_call_output or reasoning"
@@ -73,10 +82,10 @@ def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], where: st
 
 
 def _add_reasoning(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
-    """Add thoughts; those that only another server can read are an error."""
+    """Add thoughts; those that only another server can read are left out."""
     parts = item.get("content") or []
     if not parts and item.get("encrypted_content"):
-        raise _wrong(f"{where}.encrypted_content cannot be read here: leave this item out")
+        ignore(f"{where}.encrypted_content")
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise _wrong(f"{where}.content must be parts of reasoning_text")
     texts = [_text(part, "text", f"{where}.content") for part in parts]

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
-from minivllm.serving.answers.structured import naming, of_text_format
-from minivllm.serving.errors import ApiError, PromptTooLong
+from minivllm.serving.answers.structured import of_text_format
+from minivllm.serving.errors import ApiError, PromptTooLong, naming
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import event, event_stream
@@ -64,6 +64,13 @@ class ResponseBody(SamplingFields):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    def paths(self, **forms: Any) -> dict[str, str]:
+        """See SamplingFields."""
+        asked = super().paths(**forms, **{"text.format": self.text and self.text.format})
+        return asked | {"prompt": "input", "max_tokens": "max_output_tokens"}
 
     @property
     def with_logprobs(self) -> bool:
@@ -80,9 +87,17 @@ class ResponseBody(SamplingFields):
             ),
             "background": (bool(self.background), "a response is made while its client waits"),
             "store": (bool(self.store), "nothing is stored here"),
+            "conversation": (
+                self.conversation is not None,
+                "nothing is stored here: send the whole conversation as input",
+            ),
+            "prompt": (
+                self.prompt is not None,
+                "no prompts are stored here: send its text as instructions or input",
+            ),
             "truncation": (
-                self.truncation not in (None, "disabled"),
-                "a conversation that is too long is an error",
+                self.truncation not in (None, "auto", "disabled"),
+                "must be auto or disabled",
             ),
             "n": (self.n not in (None, 1), "a response is one answer"),
             "return_token_ids": (self.return_token_ids, "a response has no place for them"),
@@ -91,6 +106,8 @@ class ResponseBody(SamplingFields):
         for name, (is_asked, reason) in reasons.items():
             if is_asked:
                 raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
+        if self.truncation == "auto":  # which changes only what would be an error
+            ignore("truncation: auto")
         for name in self.include or ():  # what else is listed, a response never has
             if name != WITH_LOGPROBS:
                 ignore(f"include: {name}")
@@ -294,15 +311,14 @@ def router(service: Service) -> APIRouter:
         )
         if tools is not None:
             chat_model.require_tools()
-        params = _params(service, chat_model, body, tools)
         effort = body.reasoning.effort if body.reasoning is not None else None
-        prompt = await chat_model.prompt(
-            read_input(body.input, body.instructions),
-            None if tools is None else tools.tools,
-            chat_model.variables(body.chat_template_kwargs, effort),
-        )
-        given = {"tools": tools, "text.format": body.text and body.text.format}
-        with naming(" and ".join(name for name, value in given.items() if value is not None)):
+        with naming(body.paths(tools=tools)):
+            params = _params(service, chat_model, body, tools)
+            prompt = await chat_model.prompt(
+                read_input(body.input, body.instructions),
+                None if tools is None else tools.tools,
+                chat_model.variables(body.chat_template_kwargs, effort),
+            )
             params = await chat_model.constrained(params, prompt, tools, "text.format")
             call = ResponseCall(service, chat_model, body, prompt, tools, params)
             try:

@@ -252,9 +252,8 @@ def _failed(request_id: str, index: int, error: Exception) -> Piece:
 
 
 def _told(error: BaseException) -> str:
-    """An error for a client, whose fields stand in no group of knobs."""
-    text = str(error) if isinstance(error, BadInput) else first_line(error)
-    return text.replace("decoding.", "")
+    """An error for a client."""
+    return str(error) if isinstance(error, BadInput) else first_line(error)
 
 
 def counters_of(engine: Engine) -> dict[str, float]:

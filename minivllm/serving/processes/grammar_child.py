@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
-import pickle
-import signal
-import sys
-from contextlib import suppress
 from typing import Any
 
 from minivllm.engine.options import StructuredOutputs
@@ -16,11 +10,12 @@ from minivllm.errors import BadInput, first_line
 from minivllm.extras.masks.chains import STACK
 from minivllm.extras.masks.compiling import compiled, guided_tokenizer
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.platform.processes.mortal import limit_memory
+from minivllm.platform.processes.mortal import Answers, answer_lines, limit_memory
 from minivllm.platform.threads import with_stack
 from minivllm.serving.answers.answer_grammar import answer_grammar
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.grammar_checks import CPU_SECONDS, Asked
+from minivllm.serving.processes.child_turns import wrong
+from minivllm.serving.processes.grammar_checks import GRAMMARS, Asked
 
 MEMORY = 4 << 30  # bytes of the address space
 
@@ -45,10 +40,9 @@ class GrammarChild:
         except ApiError as error:
             return {"error": [error.status, error.message, error.kind, error.param]}
         except BadInput as error:
-            message = str(error).replace("decoding.", "")
-            return {"error": [400, message, "invalid_request_error", None]}
+            return wrong(str(error))
         except (RecursionError, MemoryError) as error:
-            return {"error": [400, first_line(error), "invalid_request_error", None]}
+            return wrong(first_line(error))
         return {"outputs": outputs and _given(outputs)}
 
     def _composed(self, asked: Asked) -> StructuredOutputs | None:
@@ -64,28 +58,15 @@ def _given(outputs: StructuredOutputs) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, False)}
 
 
-def _serve() -> None:
-    """The child: a line in, the base64 of a pickled tokenizer or question; a line of JSON out."""
+def _begin(tokenizer: Tokenizer) -> Answers:
+    """What answers with a tokenizer. One that is of no use is what is wrong with every grammar."""
     limit_memory(MEMORY)
-    child: GrammarChild | None = None
-    error: dict[str, Any] | None = None  # of the tokenizer
-    for line in sys.stdin.buffer:
-        given = pickle.loads(base64.b64decode(line))
-        answer: dict[str, Any] = {}
-        if isinstance(given, Asked):
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # ends this process
-            answer = error or (child.answer(given) if child else {})
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        else:
-            try:
-                child = GrammarChild(given)
-            except BadInput as wrong:
-                words = str(wrong).replace("decoding.", "")
-                error = {"error": [400, words, "invalid_request_error", None]}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
+    try:
+        return GrammarChild(tokenizer).answer
+    except BadInput as error:
+        answer = wrong(str(error))
+        return lambda asked: answer
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt, BrokenPipeError):
-        _serve()
+    answer_lines(_begin, GRAMMARS.cpu_seconds)

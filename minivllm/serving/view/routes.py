@@ -107,7 +107,7 @@ def _add_choice(routes: APIRouter, service: Service, viewers: Viewers) -> None:
         """Let all who watch see another replica."""
         body.require_known()
         if body.number >= (count := service.client.num_replicas):
-            raise ApiError(400, f"number: {count} replicas count from 0")
+            raise ApiError(400, f"number: {count} replicas count from 0", param="number")
         if not viewers:
             raise ApiError(409, "nobody watches")
         viewers.choose(body.number)

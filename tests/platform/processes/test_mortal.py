@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,19 @@ for line in sys.stdin.buffer:
     os.write(1, f"{first} {os.getpid()} {line!r}\\n".encode())
 """
 SECONDS = 60.0
+BUSY_CHILD = """
+from minivllm.platform.processes.mortal import answer_lines
+
+def begin(settings):
+    return lambda asked: {"sum": settings + asked} if asked else busy()
+
+def busy():
+    while True:
+        pass
+
+if __name__ == "__main__":
+    answer_lines(begin, 0.2)
+"""
 
 
 @pytest.fixture
@@ -50,3 +66,19 @@ def test_an_end_is_an_error_of_one_question(child: MortalProcess) -> None:
     stop_all()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_an_answer_has_so_much_of_a_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def line(value: int) -> bytes:
+        return base64.b64encode(pickle.dumps(value))
+
+    (tmp_path / "busy_child.py").write_text(BUSY_CHILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    child = MortalProcess("busy_child", lambda: line(40))
+    assert json.loads(child.ask(line(2), SECONDS)) == {"sum": 42}
+    with pytest.raises(Died):
+        child.ask(line(0), SECONDS)
+    assert json.loads(child.ask(line(3), SECONDS)) == {"sum": 43}
+    child.stop()

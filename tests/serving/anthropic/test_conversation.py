@@ -9,6 +9,7 @@ import pytest
 from minivllm.serving.anthropic.conversation import conversation, read_tools
 from minivllm.serving.anthropic.schemas import CountBody, ToolChoice
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http import calls
 
 CALL = {"type": "tool_use", "id": "a1", "name": "f", "input": {"x": 1}}
 TOOL = {"name": "f", "description": "does", "input_schema": {"type": "object"}}
@@ -72,10 +73,34 @@ def test_a_call_and_its_result_are_messages_of_their_own_roles() -> None:
     ]
 
 
+def test_what_only_another_server_can_read_is_left_out() -> None:
+    found = {"type": "web_search_result", "url": "u", "title": "t", "encrypted_content": "x"}
+    result = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [found]}
+    cited = {**text("b"), "citations": [{"type": "web_search_result_location", "url": "u"}]}
+    call = calls.Call("id", "client")
+    token = calls.CALL.set(call)
+    blocks = [
+        {"type": "redacted_thinking", "data": "x"},
+        text("a"),
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+        result,
+        cited,
+    ]
+    messages = written(("user", "u"), ("assistant", blocks))
+    calls.CALL.reset(token)
+    assert messages[1] == {"role": "assistant", "content": "a\nb"}
+    assert call.ignored == [
+        "messages.1.content.0: redacted_thinking",
+        "messages.1.content.2: server_tool_use",
+        "messages.1.content.3: web_search_tool_result",
+        "TextBlock.citations",
+    ]
+
+
 def test_two_calls_with_one_id_are_refused() -> None:
     with pytest.raises(ApiError, match="'a1' is the id of another call") as error:
         written(("assistant", [CALL, CALL]))
-    assert error.value.param == "messages.0.content.1"
+    assert error.value.param == "messages.0.content.1.id"
 
 
 @pytest.mark.parametrize(

@@ -285,9 +285,9 @@ BLOCKS: list[tuple[str, dict[str, Any], str]] = [
     ("user", {"type": "tool_use", "id": "a", "name": "f", "input": {}}, "'tool_use'"),
     ("user", {"type": "tool_result", "tool_use_id": "a"}, "no call before it has the id 'a'"),
     ("user", {"type": "text"}, "messages.0.content.0.text"),
-    ("user", {"type": "text", "text": "a", "citations": [{}]}, "citations"),
     ("user", {"text": "a"}, "None"),
-    ("assistant", {"type": "redacted_thinking", "data": "x"}, "'redacted_thinking'"),
+    ("user", {"type": "redacted_thinking", "data": "x"}, "'redacted_thinking'"),
+    ("assistant", {"type": "container_upload", "file_id": "x"}, "'container_upload'"),
     ("assistant", {"type": "tool_use", "id": "a", "name": "f", "input": []}, "0.input"),
 ]
 

@@ -341,15 +341,18 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
     ("wrong", "param", "words"),
     [
         ({"messages": []}, "messages", "messages must be a non-empty list"),
-        ({"messages": [{"content": "x"}]}, "messages", "messages[0].role must be"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role must be"),
         ({"messages": [{"role": "robot"}]}, "messages", "there is no role robot"),
         (
             {"messages": [{"role": "user", "content": [IMAGE]}]},
-            "messages",
+            "messages[0].content",
             "messages[0].content has parts that are not text ('image_url'): images, audio and "
             "files are not supported, and no URL is fetched",
         ),
-        ({"messages": [{"role": "user", "content": "x" * 17_000}]}, "prompt", "no room"),
+        ({"messages": [{"role": "user", "content": "x" * 17_000}]}, "messages", "no room"),
+        ({"bad_words": [" "]}, "bad_words", "bad_words=(' ',) must be words"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "max_completion_tokens=-1 must"),
+        ({"reasoning": {"style": "x"}}, "reasoning.style", "unknown field 'reasoning.style'"),
         ({"functions": []}, "functions", "unknown field 'functions'"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "mean the same"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs=true"),
@@ -383,13 +386,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
         ),
         (
             {"structured_outputs": {"regex": {"a": 1}}},
-            "structured_outputs",
+            "structured_outputs.regex",
             "structured_outputs.regex={'a': 1} must be one text",
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object"),
         (
             {"structured_outputs": {"grammar": "start: x"}, "tools": [WEATHER]},
-            "structured_outputs",
+            "structured_outputs.grammar",
             "without tools",
         ),
         ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice", "must be none, auto"),
@@ -404,7 +407,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
             for name in ("raise_exception", "tojson", "range", "message", "continue_final_message")
         ),
         ({"continue_final_message": True}, "continue_final_message", "need each other"),
-        ({"messages": [{"role": "user", "content": [3]}]}, "messages", "messages"),
+        ({"messages": [{"role": "user", "content": [3]}]}, "messages[0].content", "messages"),
         ({"stop": [1]}, "stop", "string"),
         ({"stop_token_ids": [1, "x"]}, "stop_token_ids[1]", "integer"),
         (

@@ -129,28 +129,50 @@ def test_prefixes_that_were_computed_are_counted_as_cached(client: openai.OpenAI
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "param", "words"),
     [
-        ({"temprature": 1}, "unknown field 'temprature'"),
-        ({"max_tokens": -1}, "max_tokens=0 must be at least 1"),
-        ({"temperature": 9}, "temperature"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [1, 10**9]}, "token ids must be in"),
-        ({"prompt": "x" * 100_000}, "there is no room for an answer"),
-        ({"logit_bias": {"a": 1}}, "logit_bias"),
-        ({"stop": [""]}, "stop"),
-        ({"suffix": "}"}, "suffix"),
-        ({"response_format": {"type": "xml"}}, "response_format.type must be"),
-        ({"structured_outputs": {"json": {"type": "strin"}}}, "json: Invalid type: strin"),
-        ({"structured_outputs": {"regex": "a", "json": {}}}, "must hold exactly one of"),
-        ({"echo": False, "max_tokens": 0}, "max_tokens=0 needs echo=true"),
-        ({"stop": ["x"] * 1025}, "stop: at most 1024"),
-        ({"bad_words": ["x"] * 1025}, "bad_words: at most 1024"),
-        ({"structured_outputs": MANY}, "structured_outputs: the grammar cannot go on"),
+        ({"temprature": 1}, "temprature", "unknown field 'temprature'"),
+        ({"stream_options": {"a": 1}}, "stream_options.a", "unknown field 'stream_options.a'"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens=0 must be at least 1"),
+        ({"temperature": 9}, "temperature", "temperature"),
+        ({"top_p": 9}, "top_p", "top_p=9"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "must be at least one id"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids", "stop_token_ids must be in"),
+        ({"prompt": []}, "prompt", "prompt"),
+        ({"prompt": [1, 10**9]}, "prompt", "token ids must be in"),
+        ({"prompt": "x" * 100_000}, "prompt", "there is no room for an answer"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "logit_bias"),
+        ({"stop": [""]}, "stop", "stop"),
+        ({"suffix": "}"}, "suffix", "suffix"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "response_format.type must"),
+        (
+            {"response_format": {"type": "json_schema", "schema": {"type": "strin"}}},
+            "response_format",
+            "response_format: Invalid type: strin",
+        ),
+        (
+            {"structured_outputs": {"json": {"type": "strin"}}},
+            "structured_outputs.json",
+            "structured_outputs.json: Invalid type: strin",
+        ),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "outputs.regex: "),
+        (
+            {"structured_outputs": {"regex": "a", "json": {}}},
+            "structured_outputs",
+            "must hold exactly one of",
+        ),
+        ({"echo": False, "max_tokens": 0}, "max_tokens", "max_tokens=0 needs echo=true"),
+        ({"stop": ["x"] * 1025}, "stop", "stop: at most 1024"),
+        ({"bad_words": ["x"] * 1025}, "bad_words", "bad_words: at most 1024"),
+        (
+            {"structured_outputs": MANY},
+            "structured_outputs",
+            "structured_outputs: the grammar cannot go on",
+        ),
     ],
 )
 def test_a_wrong_field_is_a_clear_400(
-    client: openai.OpenAI, wrong: dict[str, object], words: str
+    client: openai.OpenAI, wrong: dict[str, object], param: str, words: str
 ) -> None:
     body = {"model": "tiny", "prompt": "x", **wrong}
     with pytest.raises(openai.BadRequestError) as error:

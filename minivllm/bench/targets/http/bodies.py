@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
 
 # Where each API is.
@@ -19,8 +20,10 @@ _MESSAGES = (
 SENT = {
     "completions": "prompts were sent as text: the server may cut them into other tokens",
     "chat": _MESSAGES,
-    "responses": _MESSAGES,
+    "responses": f"{_MESSAGES}; no seeds were sent, which this API has not",
 }
+# Parameters that /v1/responses has not.
+NOT_OF_RESPONSES = ("presence_penalty", "frequency_penalty", "stop")
 # Tried on a server that tells no ids: with these it may tell on each chunk how many tokens there
 # are so far.
 COUNTING: tuple[dict[str, Any], ...] = (
@@ -44,6 +47,15 @@ class Bodies:
     def __init__(self, api: str, tokenizer: Tokenizer | None) -> None:
         self._api, self._tokenizer = api, tokenizer
         self.as_text, self.past_end = False, True
+
+    def require_sendable(self, request_id: str, params: SamplingParams) -> None:
+        """Raise BadInput for what the API has no field for."""
+        for name in NOT_OF_RESPONSES if self._api == "responses" else ():
+            if getattr(params, name):
+                raise BadInput(
+                    f"request {request_id}: /v1/responses has no {name}: leave it out, or use "
+                    "engine.api=chat"
+                )
 
     def body(
         self,
@@ -98,7 +110,8 @@ def chat_body(chat: Mapping[str, Any], max_tokens: int, params: SamplingParams) 
 def responses_body(
     chat: Mapping[str, Any], max_tokens: int, params: SamplingParams
 ) -> dict[str, Any]:
-    """A request of /v1/responses, made of what the chat API would be sent."""
+    """A request of /v1/responses, made of what the chat API would be sent but for NOT_OF_RESPONSES
+    and the seed."""
     further = {name: chat[name] for name in ("parallel_tool_calls",) if name in chat}
     if tools := chat.get("tools"):
         further["tools"] = [_flat(tool) for tool in tools]
@@ -111,7 +124,9 @@ def responses_body(
         "max_output_tokens": max_tokens,
         "stream": True,
         "store": False,
-        **_sampling(params),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        **({"ignore_eos": True} if params.ignore_eos else {}),
     }
 
 
