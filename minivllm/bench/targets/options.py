@@ -76,7 +76,8 @@ _BY_ROOFLINE = {
     "runtime": Knobs(("trim_last_layer",)),
     "parallel": Knobs(ALL),
 }
-# The groups whose knobs records must share for their steps to be fitted (simulation/step_times.py).
+# The groups whose knobs records must share for their steps to be fitted
+# (simulation/recorded_steps.py).
 _BY_RECORDS = {
     **dict.fromkeys(("quant", "pruning", "attention", "runtime"), Knobs(ALL, ALL)),
     "speculative": Knobs((*_DRAFTS, *_LOOKUPS), _PROPOSERS, "speculative.* but verify and pruning"),
@@ -299,7 +300,8 @@ class SimulatedOptions(EngineOptions):
             time where it is None.
         link_us: latency of a collective, or of a handover, microseconds.
         driver_us: what the process that sends requests and reads tokens takes of a replica's core
-            for each token, microseconds; 0: it has a core of its own.
+            for each token, microseconds; 0: it has a core of its own; "measured": by the records
+            of several replicas below `steps`.
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
     """
 
@@ -314,7 +316,7 @@ class SimulatedOptions(EngineOptions):
     host_gb_s: float | None = knob(None, above=0)
     link_gb_s: float | None = knob(None, above=0, unasked=True)
     link_us: float = knob(0.0, at_least=0, unasked=True)
-    driver_us: float = knob(0.0, at_least=0, unasked=True)
+    driver_us: Literal["measured"] | float = knob(0.0, at_least=0, unasked=True)
     step_rows: int = knob(100_000, at_least=2)
 
     @classmethod

@@ -97,6 +97,7 @@ class ReplicatedEngine(RoutedEngine):
         self._replicas: list[Replica] = []
         self._silences: list[Silence] = []
         self._looked_s = begin
+        self._driven = DrivingTime()
         self._handovers = None
         try:
             folder = make_folder(view.parallel, view.tree.get("cache") or {})
@@ -175,6 +176,7 @@ class ReplicatedEngine(RoutedEngine):
         if self._handovers is not None and splits and wanted != 1:
             hands_over = self._handovers.by(number)
         message = Serve(request_id, prompt_token_ids, params, confirm, hands_over, inputs=inputs)
+        self._driven.begin()
         self._replicas[number].channel.send(message)
         self._open.add(request_id)
         if confirm:
@@ -204,6 +206,7 @@ class ReplicatedEngine(RoutedEngine):
             if self._outputs or not left_s:
                 break
         outputs, self._outputs = self._outputs, []
+        self._driven.note(sum(len(one.token_ids) for one in outputs))
         return [one if one.finish_reason is None else self._ended(one) for one in outputs]
 
     def _ended(self, output: EngineOutput) -> EngineOutput:
@@ -284,6 +287,7 @@ class ReplicatedEngine(RoutedEngine):
         for request_id in list(self._open):
             self._forget(request_id)
         self._outputs.clear()  # what was under way
+        self._driven = DrivingTime()
         if method == "reset" and not self._keep_prefixes and self.pictures is not None:
             self.pictures.reset()
         self._count_anew()
@@ -309,6 +313,7 @@ class ReplicatedEngine(RoutedEngine):
         merged["parallel"] = {
             **merged.get("parallel", {}),  # of ranks
             **routing_counters(self.router, self._handovers),
+            **self._driven.report(),
             "backend": self._backend.name,
             "threads": " | ".join(map(str, self._threads)),
             "placed_at": " | ".join(map(str, cores)),
@@ -329,6 +334,31 @@ class ReplicatedEngine(RoutedEngine):
         self._backend.close()
         if self._handovers is not None:
             self._handovers.close()
+
+
+class DrivingTime:
+    """The processor time that this process takes from the first request on, for each token."""
+
+    def __init__(self) -> None:
+        self._begun_s: float | None = None
+        self._now_s = 0.0
+        self._num_tokens = 0
+
+    def begin(self) -> None:
+        """Note that a request comes."""
+        if self._begun_s is None:
+            self._begun_s = time.process_time()
+
+    def note(self, num_tokens: int) -> None:
+        """Note tokens that have come."""
+        self._num_tokens += num_tokens
+        self._now_s = time.process_time()
+
+    def report(self) -> dict[str, float]:
+        """Microseconds a token; empty before the first one."""
+        if self._begun_s is None or not self._num_tokens:
+            return {}
+        return {"driver_us": 1e6 * (self._now_s - self._begun_s) / self._num_tokens}
 
 
 def _dated(output: EngineOutput, ahead_s: float) -> EngineOutput:

@@ -8,12 +8,8 @@ from typing import Any, NamedTuple
 
 from minivllm.bench.metrics.roofline import causal_pairs, in_windows
 from minivllm.bench.targets.options import SimulatedOptions
-from minivllm.bench.targets.simulation.step_times import (
-    FittedTimes,
-    RooflineTimes,
-    StepTimes,
-    fit_records,
-)
+from minivllm.bench.targets.simulation.recorded_steps import fit_records, measured_driver_us
+from minivllm.bench.targets.simulation.step_times import FittedTimes, RooflineTimes, StepTimes
 from minivllm.bench.targets.simulation.tensor_costs import communication, rank_costs
 from minivllm.cache.eviction.policies import Eviction
 from minivllm.config.typed import Config
@@ -60,8 +56,9 @@ def simulated_model(
         costs = rank_costs(costs, ranks, model.num_kv_heads)
         weight_bytes //= ranks
     times: FittedTimes | RooflineTimes
+    driver_us = options.driver_us
     if options.steps is not None:
-        times = fit_records(options.steps, config)
+        times = fit_records(options.steps, config, of_replicas=not driver_us)
     elif options.bandwidth_gb_s is not None and options.tflops is not None:
         limits = options.bandwidth_gb_s * 1e9, options.tflops * 1e12
         between = communication(options, model, ranks, costs["dtype"])
@@ -71,12 +68,14 @@ def simulated_model(
             "engine=simulated needs to know how long a step takes: set engine.steps=RUNS to "
             "records of this model, or engine.bandwidth_gb_s and engine.tflops for a roofline"
         )
-    if options.driver_us and view.parallel.replicas == 1:
+    if driver_us and view.parallel.replicas == 1:
         raise BadInput(
-            f"engine.driver_us={options.driver_us:g} is of a process that several replicas share "
+            f"engine.driver_us={driver_us} is of a process that several replicas share "
             "their cores with: set parallel.replicas, or leave it out"
         )
-    times = replace(times, driver_ms=options.driver_us / 1e3)
+    if driver_us == "measured":
+        driver_us = measured_driver_us(options.steps, config)
+    times = replace(times, driver_ms=driver_us / 1e3)
     return SimulatedModel(model, source, costs, weight_bytes, times)
 
 

@@ -12,12 +12,8 @@ from typing import Any
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.records.identity import asked
 from minivllm.bench.targets.options import SimulatedOptions
-from minivllm.bench.targets.simulation.step_times import (
-    RooflineTimes,
-    StepTimes,
-    drafting_records,
-    fit_drafts,
-)
+from minivllm.bench.targets.simulation.recorded_steps import drafting_records, fit_drafts
+from minivllm.bench.targets.simulation.step_times import RooflineTimes, StepTimes
 from minivllm.config.typed import Config
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan

@@ -93,6 +93,7 @@ def test_every_request_is_answered_once_and_counted(group: Group) -> None:
     assert counted["parallel"]["replicas"] == 3.0 and counted["parallel"]["threads"] == "1 | 1 | 1"
     given = [int(count) for count in str(counted["parallel"]["requests"]).split(" | ")]
     assert sum(given) == 9 and all(given)
+    assert 0 < float(counted["parallel"]["driver_us"]) < 1e6
     assert [row["replica"] for row in engine.steps()] == sorted(
         range(3), key=lambda number: (group.replicas[number].engine.count, number)
     )
@@ -107,6 +108,7 @@ def test_a_reset_drops_what_is_under_way_and_counts_anew(group: Group) -> None:
     engine.reset()
     assert engine.poll(0.0) == [] and engine.router.queued == [0, 0, 0]
     assert engine.liveness()["parallel"]["requests"] == "0 | 0 | 0"
+    assert "driver_us" not in engine.liveness()["parallel"]
     engine.submit("r0", [2, 3], SamplingParams(max_tokens=1))  # the name is free again
     assert [output.token_ids for output in engine.poll(1.0)] == [(3,)]
 

@@ -22,12 +22,12 @@ from minivllm.bench.driver import drive
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records.identity import cell_id
+from minivllm.bench.targets.simulation.recorded_steps import fit_records
 from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.bench.targets.simulation.step_times import (
     FEATURES,
     RooflineTimes,
     fit,
-    fit_records,
     nonnegative_least_squares,
 )
 from minivllm.bench.workloads.arrivals import Offline, Poisson

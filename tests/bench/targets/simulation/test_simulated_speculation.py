@@ -11,8 +11,9 @@ from minivllm.assembly import build_engine
 from minivllm.bench.driver import drive
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.speculation import speculation
+from minivllm.bench.targets.simulation.recorded_steps import fit_drafts
 from minivllm.bench.targets.simulation.simulated import SimulatedEngine
-from minivllm.bench.targets.simulation.step_times import RooflineTimes, fit_drafts
+from minivllm.bench.targets.simulation.step_times import RooflineTimes
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
