@@ -10,6 +10,7 @@ TESTS = Path(__file__).resolve().parent
 ACROSS = {
     "analysis/test_false_positives.py": "a thousand ablations, from the plan to verdicts",
     "attention/test_backends.py": "one property of every backend",
+    "bench/test_lies.py": "engines that lie, from their session to the report",
     "engine/test_differential.py": "a random search over all knobs",
     "engine/test_combinations.py": "policies, caches and ways of decoding in pairs",
     "engine/test_non_finite.py": "NaN from any layer through any sampler",

@@ -83,6 +83,8 @@ UNCOUNTED = {
         "decoding.ignore_eos",
     ),
 }
+# Options of which no counter shows what they do; those of their group may be equal by chance.
+UNCOUNTED_OPTIONS = {"batching=static"}  # the requests that wait for a batch to end
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,11 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
                 mine, theirs = _counters(cell, group), _counters(base, group)
             if names <= UNCOUNTED or not (mine or theirs):
                 state = "not counted"
+            elif mine != theirs:
+                state = "live"
             else:
-                state = "not live" if mine == theirs else "live"
+                options = {*changed, *_changed(group, at_first, knobs)}
+                state = "not counted" if options & UNCOUNTED_OPTIONS else "not live"
             if state == "live":  # by what moved; the others would hide it
                 moved = [k for k in mine | theirs if mine.get(k) != theirs.get(k)]
                 mine, theirs = ({k: c[k] for k in moved if k in c} for c in (mine, theirs))
@@ -171,7 +176,8 @@ def _ran(cell: Cell) -> tuple[object, ...]:
         path = field.split(".")
         group = path[1] if path[0] in ("config", "choices") and len(path) > 1 else ""
         counters = _counters(cell, group) if group in DONE_GROUPS else {}
-        if not counters or ".".join(path[1:]) in UNCOUNTED:
+        knob, option = ".".join(path[1:]), f"{group}={cell.first(f'choices.{group}')}"
+        if not counters or knob in UNCOUNTED or option in UNCOUNTED_OPTIONS:
             parts[field] = cell.named(field)
         else:
             parts[f"liveness.{group}"] = tuple(sorted(counters.items()))

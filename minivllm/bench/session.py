@@ -125,7 +125,7 @@ class Session:
         if watched := self._engine.info.watched:
             self._emit("loading", **watched)
         self._digest = content_digest(self._engine.info.weights_from)
-        self._notes += undeclared_cache(self._engine)
+        self._notes += undeclared_cache(self._engine, self._engine.info.clock)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
             sys.modules["torch"].set_num_threads(thread_count(runtime, parallel.tensor))
         import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news

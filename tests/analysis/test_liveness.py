@@ -179,5 +179,16 @@ def test_arms_that_ran_otherwise_are_not(tmp_path: Path, other: dict[str, Any]) 
     assert undistinguished(cells_of(tmp_path, eager, {"attention.name": "sdpa"}, other)) == []
 
 
+def test_static_batches_are_not_dead_where_they_count_as_much(tmp_path: Path) -> None:
+    """Requests that wait until a batch has ended are in no counter."""
+    policies = ({"choices.batching": name} for name in ("continuous", "static", "sequential"))
+    cells = cells_of(tmp_path, *policies)
+    verdicts = {found.option: found.verdict for found in liveness(cells)}
+    assert verdicts == {"batching=static": "not counted", "batching=sequential": "not live"}
+    assert undistinguished(cells) == []
+    from_static = cells_of(tmp_path / "2", {"choices.batching": "static"}, {"arm": "x"})
+    assert [found.verdict for found in liveness(from_static)] == ["not counted"]
+
+
 def test_the_copy_of_an_ablations_baseline_is_meant_to_be_the_same(tmp_path: Path) -> None:
     assert undistinguished(cells_of(tmp_path, {"arm": "baseline"}, {"arm": AGAIN})) == []

@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 import pytest
 
 from minivllm.bench.cache_probe import undeclared_cache
-from minivllm.bench.targets.base import EngineOutput
-from minivllm.engine.options import SamplingParams
-from tests.bench.scripted import ScriptedClock, ScriptedEngine
-
-
-@dataclass
-class Keeper(ScriptedEngine):
-    """Takes a second for a new prompt, and a tenth for one that it knows.
-
-    Attributes:
-        keeps: whether it knows any.
-        reports: whether it says how much it found.
-    """
-
-    keeps: bool = True
-    reports: bool = False
-    known: set[tuple[int, ...]] = field(default_factory=set)
-    asked: list[tuple[int, ...]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.info.keeps_prefixes = True
-
-    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        self.submitted.clear()
-        prompt = tuple(prompt_token_ids)
-        self.asked.append(prompt)
-        self.step_s = 0.1 if prompt in self.known else 1.0
-        self.found = len(prompt) if prompt in self.known else 0
-        self.known |= {prompt} if self.keeps else set()
-        super().submit(request_id, prompt_token_ids, params)
-
-    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        outputs = super().poll(timeout_s)
-        return [replace(o, cached_tokens=self.found if self.reports else None) for o in outputs]
+from tests.bench.lying import Keeper
+from tests.bench.scripted import ScriptedClock
 
 
 @pytest.mark.parametrize(

@@ -196,11 +196,7 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     shown, rest = cut(measured)
     if not shown:
         return None
-    phases = [
-        phase
-        for phase in PHASES
-        if phase != "draft" or any(cell.mean("breakdown.draft_ms") for cell in shown)
-    ]
+    phases = [phase for phase in PHASES if _is_told(phase, shown)]
     rows = [
         (
             looks[cell.label].name,
@@ -210,17 +206,24 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     ]
     alt = f"Stacked bars of a step's phases ({', '.join(phases)}) in milliseconds, "
     alt += f"{count(len(shown), 'cell')}."
-    caption = (
+    parts = (
         "Once whole, and once without the forward pass, on its own scale, with its share of the "
-        "step. Gap is the time between the end of one step and the start of the "
-        f"next.{_on_gpu(shown)}{looks.note}{rest}"
+        "step. Gap is the time between the end of one step and the start of the next."
     )
+    caption = parts if len(phases) > 1 else "Phases of a step are not told apart."
+    caption += f"{_on_gpu(shown)}{looks.note}{rest}"
     if len(measured) < len(cells):
         caption += (
             f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."
         )
     title = "Where does the time of a step go?"
     return Drawing("breakdown", title, alt, caption, partial(_draw_breakdown, rows))
+
+
+def _is_told(phase: str, cells: Sequence[Cell]) -> bool:
+    """Whether some cell says how long a phase took; of drafts, whether it had any."""
+    means = [cell.mean(f"breakdown.{phase}_ms") for cell in cells]
+    return any(means) if phase == "draft" else any(mean is not None for mean in means)
 
 
 def _draw_breakdown(rows: Sequence[tuple[str, _Times]], sheet: Sheet) -> Figure:
@@ -230,8 +233,11 @@ def _draw_breakdown(rows: Sequence[tuple[str, _Times]], sheet: Sheet) -> Figure:
         "The whole step": known,
         "Without forward": [phase for phase in known if phase != "forward"],
     }
-    figure, axes = canvas(1, 2, height=sheet.height(len(rows), 1.15), sheet=sheet, sharey=True)
-    for index, (ax, (title, phases)) in enumerate(zip(axes, panels.items(), strict=True)):
+    panels = {title: phases for title, phases in panels.items() if phases}
+    figure, _ = canvas(
+        1, len(panels), height=sheet.height(len(rows), 1.15), sheet=sheet, sharey=True
+    )
+    for index, (ax, (title, phases)) in enumerate(zip(figure.axes, panels.items(), strict=True)):
         right = max(_phases_bar(ax, y, times, phases, sheet) for y, (_, times) in enumerate(rows))
         ax.set_xlim(0, (right or 1.0) * sheet.margin(0.18 if index == 0 else 0.4))
         rows_axis(ax, [name for name, _ in rows], sheet, labels=index == 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,99 +15,21 @@ from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.reconciliation import check_clock, check_resident, reconcile
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.validity import check
-from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Validity
-from minivllm.bench.session import Session
-from minivllm.bench.targets.base import EngineOutput
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
-from tests.bench.scripted import ScriptedClock, ScriptedEngine
+from tests.bench.lying import (
+    Bursts,
+    CachedAnswers,
+    CountingEngine,
+    CutPrompts,
+    LongAnswers,
+    MadeUpHits,
+)
+from tests.bench.scripted import ScriptedClock
 
 WORK = Workload(tuple(WorkloadRequest(f"r{i}", (i, *range(50, 65)), 8, True) for i in range(4)))
-
-
-@dataclass
-class CountingEngine(ScriptedEngine):
-    """A scripted engine that reports its steps as the project's own does, and its prefix cache.
-
-    Attributes:
-        cached: tokens of each prompt that it has before the run.
-        rows: of its steps.
-    """
-
-    cached: int = 0
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        room = self.max_num_seqs - len(self.running)
-        new = [one.request_id for one in list(self.waiting)[:room]]
-        decoding = len(self.running)
-        prompts = sum(len(self.submitted[name][0]) - self.cached for name in new)
-        self.rows.append(
-            {
-                "num_requests": decoding + len(new),
-                "num_tokens": decoding + prompts,
-                "num_prefill_tokens": prompts,
-                "num_drafts": 0,
-            }
-        )
-        outputs = super().poll(timeout_s)
-        return [replace(output, cached_tokens=self.cached) for output in outputs]
-
-    def steps(self) -> list[dict[str, Any]]:
-        return self.rows
-
-
-class LongAnswers(CountingEngine):
-    """Ignores max_tokens."""
-
-    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        longer = replace(params, max_tokens=2 * (params.max_tokens or 0))
-        super().submit(request_id, prompt_token_ids, longer)
-
-
-class CachedAnswers(CountingEngine):
-    """Has whole answers of earlier runs, which it hands out without a step."""
-
-    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        self.clock.time += 0.01
-        found, self.waiting = list(self.waiting), type(self.waiting)()
-        return [EngineOutput(one.request_id, (7,) * one.remaining, "length") for one in found]
-
-
-class Bursts(CountingEngine):
-    """Hands its tokens on four at a time."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.held: dict[str, list[int]] = {}
-
-    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        outputs = []
-        for output in super().poll(timeout_s):
-            held = self.held.setdefault(output.request_id, [])
-            held += output.token_ids
-            if len(held) >= 4 or output.finish_reason:
-                outputs.append(replace(output, token_ids=tuple(held)))
-                self.held[output.request_id] = []
-        return outputs
-
-
-class CutPrompts(CountingEngine):
-    """Reads the first four tokens of a prompt."""
-
-    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        super().submit(request_id, prompt_token_ids[:4], params)
-
-
-class MadeUpHits(CountingEngine):
-    """Computes whole prompts, and says that half of each was in its prefix cache."""
-
-    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        return [replace(output, cached_tokens=8) for output in super().poll(timeout_s)]
 
 
 def judged(kind: type[CountingEngine], has_steps: bool = True, **knobs: Any) -> Validity:
@@ -327,42 +247,3 @@ def test_weights_that_nothing_holds_are_named() -> None:
     held = {**record["memory"], "device_process": 65_000_000_000}
     assert not check_resident(record | {"memory": held}, {"kind": "gpu"})
     assert check_resident(record | {"memory": held | {"device_process": 9}}, {"kind": "gpu"})
-
-
-# ---- within a session
-
-
-class Remembering(MinivllmEngine):
-    """Answers from a cache of answers, once it has been told to."""
-
-    remembers = False
-
-    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        if not self.remembers:
-            return super().submit(request_id, prompt_token_ids, params)
-        self.ready.append(EngineOutput(request_id, (5,) * (params.max_tokens or 0), "length"))
-
-    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
-        if not self.remembers:
-            return super().poll(timeout_s)
-        ready, self.ready = self.ready, []
-        return ready
-
-    def reset(self) -> None:
-        self.ready: list[EngineOutput] = []
-        super().reset()
-
-
-def test_a_session_knows_that_an_engine_reports_its_steps(tmp_path: Path) -> None:
-    """So that answers without a step are told from an engine that tells nothing."""
-    config = compose(["workload.num_requests=3", "workload.output_len=4", "measure.roofline=false"])
-    config["engine"] = {"_target_": f"{__name__}.Remembering"}
-    session = Session(config, lambda event, **details: None)
-    directory = str(tmp_path / "sweep" / "cell-r")
-    measurement = Measurement("r", "c", "sweep", "a", 0, directory, config)
-    assert session.measure(measurement).record.validity.ok
-    assert isinstance(session.engine, Remembering)
-    session.engine.remembers = True
-    seen = session.measure(measurement).record.validity
-    assert not seen.ok and any("elsewhere than its steps" in reason for reason in seen.reasons)
-    session.close()

@@ -365,6 +365,9 @@ def test_steps_without_parts_are_not_said_to_take_nothing(tmp_path: Path) -> Non
     plot = figure_of(breakdown, cells_of(tmp_path, *records))
     assert plot is not None and plot.wide.count(b">not told apart<") == 1
     assert "2 of 3 cells: the others failed or show no steps" in plot.caption
+    plot = figure_of(breakdown, cells_of(tmp_path / "simulated", records[1]))
+    assert plot is not None and "Phases of a step are not told apart." in plot.caption
+    assert not any(words in plot.wide for words in (b"not told apart", b"Without", b"emit"))
 
 
 def test_a_lone_bar_is_not_drawn(tmp_path: Path) -> None:
