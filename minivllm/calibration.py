@@ -73,6 +73,7 @@ def pruning_plan(
                 config, tokenizer, whole.vocab_size, longest, whole.eos_token_ids
             ),
             held_out,
+            whole.eos_token_ids,
         )
         engine = build_engine(_whole_model(config, model))
         try:

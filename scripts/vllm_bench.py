@@ -10,8 +10,10 @@ requests at a time and a fixed output length, after a warm-up, and take turns: o
 of each. A ratio is engine=openai over `vllm bench serve`, the pseudomedian over blocks with its
 confidence interval (as `task=compare` has it).
 
-Figures of `vllm bench serve` are made of its detailed result by its own formulas: without a
-tokenizer, which prompts of token ids need not, it prints none of TTFT and ITL.
+Figures of `vllm bench serve` are made of its detailed result: without a tokenizer, which prompts of
+token ids need not, it prints none of TTFT and ITL. Its TPOT divides by all tokens but one, which is
+the harness's where the first chunk holds one token. The result does not say what a chunk holds, so
+TPOT is that of the requests with a chunk for each token.
 """
 
 from __future__ import annotations
@@ -89,14 +91,20 @@ def bench_figures(result: Mapping[str, Any]) -> dict[str, float]:
     """Figures of a detailed result of `vllm bench serve`, whose times are in seconds.
 
     Raises:
-        SystemExit: not every request had all its tokens.
+        SystemExit: not every request had all its tokens, or none a chunk for each.
     """
     asked = (REQUESTS, REQUESTS * INPUT_LEN, REQUESTS * OUTPUT_LEN)
     had = tuple(result[name] for name in ("completed", "total_input_tokens", "total_output_tokens"))
     if had != asked:
         raise SystemExit(f"vllm bench serve: requests, prompt and output tokens {had}, not {asked}")
     ttfts, itls = result["ttfts"], list(chain.from_iterable(result["itls"]))
-    decoding_s = [whole - first for whole, first in zip(result["latencies"], ttfts, strict=True)]
+    decoding_s = [
+        whole - first
+        for whole, first, gaps in zip(result["latencies"], ttfts, result["itls"], strict=True)
+        if len(gaps) == OUTPUT_LEN - 1
+    ]
+    if not decoding_s:
+        raise SystemExit("vllm bench serve: no request had a chunk for each token")
     return {
         "output_tokens_per_s": result["output_throughput"],
         "ttft_mean_ms": 1e3 * statistics.mean(ttfts),

@@ -106,6 +106,11 @@ def marked(text: str, *cells: Cell) -> str:
     return f"{text} (busy)" if text != MISSING and any(cell.busy for cell in cells) else text
 
 
+def busy_blocks(*cells: Cell) -> int:
+    """In how many blocks some of the cells met other processes."""
+    return len({block_of(row) for cell in cells for row in cell.timed if met_others(row)})
+
+
 def caveat(*cells: Cell) -> str:
     """What has to stand beside a figure of the cells, or a ratio of them, in brackets: that they
     were measured apart, and how many of their blocks met other processes; empty where nothing has

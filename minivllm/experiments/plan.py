@@ -86,20 +86,23 @@ def is_setting(override: str) -> bool:
     return override.lstrip("+~").startswith(SETTINGS)
 
 
-def require_own(texts: Iterable[str], where: str) -> None:
+def require_own(
+    texts: Iterable[str], where: str, remedy: str = "give it on the command line"
+) -> None:
     """Raise BadInput for an override that an arm cannot have of its own, since it is a setting of
     the whole sweep.
 
     Args:
         texts: overrides of some arms.
         where: where they are written, which begins the message.
+        remedy: what to do, which ends it.
     """
     for text in texts:
         key = text.partition("=")[0].lstrip("+~")
         if re.split(r"[./@]", key)[0] in OF_SWEEP or key in OF_SWEEP_MEASURE:
             raise BadInput(
                 f"{where} holds {hidden(text)}: {key} is a setting of the whole sweep and cannot "
-                "differ between its arms; give it on the command line"
+                f"differ between its arms; {remedy}"
             )
 
 
@@ -123,10 +126,14 @@ def product(overrides: Iterable[Override], named: Iterable[str] = ()) -> Sweep:
     those of the keys `named`.
 
     Raises:
-        BadInput: an override has a continuous interval, or arms differ only in a secret.
+        BadInput: an override has a continuous interval or varies a setting of the whole sweep, or
+            arms differ only in a secret.
     """
     choices: dict[str, list[str]] = {}
     varying: set[str] = set()
+    overrides = list(overrides)
+    swept = (str(one.input_line) for one in overrides if one.is_sweep_override())
+    require_own(swept, "the sweep", "give it one value")
     measured, settings = part(overrides)
     for override, key, text in measured:
         if override.is_sweep_override():

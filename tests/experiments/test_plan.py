@@ -27,13 +27,13 @@ def test_product_names_arms_by_what_varies() -> None:
 
 def test_hydras_grammar_is_understood() -> None:
     sweep = parse(
-        "cache.block_size=range(8,17,8)", "+x='a,b'", "~y", "name=choice(p,q)", "z=[1,2],[3]"
+        "cache.block_size=range(8,17,8)", "+x='a,b'", "~y", "w=choice(p,q)", "z=[1,2],[3]"
     )
     assert sweep.arms[0].overrides == (
         "cache.block_size=8",
         "+x='a,b'",
         "~y",
-        "name=p",
+        "w=p",
         "z=[1,2]",
     )
     assert len(sweep.arms) == 8
@@ -108,6 +108,23 @@ def test_quality_is_more_to_measure_and_so_another_sweep() -> None:
 def test_what_a_command_has_once_no_arm_has_of_its_own(text: str) -> None:
     with pytest.raises(BadInput, match=r"^here holds .* is a setting of the whole sweep"):
         require_own(["quant=nf4", text], "here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name=a,b",
+        "runs_dir=x,y",
+        "measure.repeats=1,2",
+        "hydra.verbose=true,false",
+        "sweep.fresh=0,1",
+    ],
+)
+def test_what_a_command_has_once_no_plain_sweep_varies(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^the sweep holds .* cannot differ .*; give it one value$"):
+        parse("quant=bf16,nf4", text)
+    one = text.partition(",")[0]
+    assert len(parse("quant=bf16,nf4", one).arms) == 2
 
 
 def test_what_a_cell_is_an_arm_may_have() -> None:

@@ -102,6 +102,31 @@ def test_a_failed_request_is_no_figure(
         script.vllm_bench(str(interpreter(tmp_path, missing=1)), url, tmp_path)
 
 
+@pytest.mark.parametrize(("bundled", "tpot_ms"), [(1, 10.0), (0, 8.0), (2, None)])
+def test_tpot_is_of_requests_whose_first_chunk_is_known_to_hold_one_token(
+    monkeypatch: pytest.MonkeyPatch, bundled: int, tpot_ms: float | None
+) -> None:
+    """As many requests have a chunk of several tokens, which is the first one for all that the
+    result says."""
+    script = small(monkeypatch)
+    monkeypatch.setattr(script, "REQUESTS", 2)
+    gaps = [0.01] * (OUTPUT_LEN - 1)
+    result = {
+        "completed": 2,
+        "total_input_tokens": 2 * INPUT_LEN,
+        "total_output_tokens": 2 * OUTPUT_LEN,
+        "output_throughput": 100.0,
+        "ttfts": [0.02, 0.02],
+        "latencies": [0.02 + 5 * 0.01, 0.02 + 5 * 0.006],
+        "itls": [gaps[: len(gaps) - (bundled > 1)], gaps[: len(gaps) - (bundled > 0)]],
+    }
+    if tpot_ms is None:
+        with pytest.raises(SystemExit, match="no request had a chunk for each token"):
+            script.bench_figures(result)
+        return
+    assert script.bench_figures(result)["tpot_mean_ms"] == pytest.approx(tpot_ms)
+
+
 def test_it_needs_an_interpreter_that_has_vllm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

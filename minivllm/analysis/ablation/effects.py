@@ -29,7 +29,7 @@ from minivllm.analysis.ablation.remarks import RemarkInputs, remarks, why_none
 from minivllm.analysis.ablation.token_agreement import TokenAgreement
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import foundations, gather
-from minivllm.analysis.interleaving import apart, pairable, untested
+from minivllm.analysis.interleaving import apart, busy_blocks, pairable, untested
 from minivllm.analysis.metric import OTHERS, USUAL, MetricRef, find_metric, gaps, logarithms
 from minivllm.analysis.ranking import Ranking, rank
 from minivllm.analysis.rows import Row, below, started
@@ -198,10 +198,11 @@ class _Reading:
             effect = self._effect(
                 contrast, metric, len(pairs), logs, estimate, p_holm, verdict, band
             )
-            effect = replace(effect, reason=reason)
+            arms = self.figures.arms
+            cells = [(arms[with_], arms[without]) for with_, without in pairs]
+            busy = busy_blocks(*chain.from_iterable(cells))
+            effect = replace(effect, reason=reason, busy=busy)
             if metric == self.metric:  # the outputs are the same whatever else is told of them
-                arms = self.figures.arms
-                cells = ((arms[with_], arms[without]) for with_, without in pairs)
                 effect = replace(effect, same_tokens=self.token_agreement.share(cells))
             effects.append(effect)
         return tuple(effects)
@@ -288,6 +289,7 @@ class _Reading:
             same_tokens=self.token_agreement.share([(again, baseline)]),
             reason=why_none(estimate, estimate.p_value, 1, 0.0) if verdict == "none" else "",
             spikes=statistics.spikes(logs),
+            busy=busy_blocks(again, baseline),
         )
 
     # ---- more than one at a time

@@ -47,6 +47,7 @@ class Effect:
     same_tokens: float | None = None
     reason: str = ""  # why `none`, where p-value or interval seem to say otherwise
     spikes: int = 0  # blocks so far from the others that they are no part of their scatter
+    busy: int = 0  # blocks in which one of the arms met other processes
 
     @property
     def width(self) -> float | None:

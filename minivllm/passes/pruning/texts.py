@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from minivllm.errors import BadInput
+from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.passes.pruning.options import STDLIB, WORKLOAD, CalibrationOptions
 from minivllm.platform.library_texts import split_standard_library
@@ -72,6 +74,7 @@ def calibration_ids(
     longest: int,
     prompts: Prompts,
     held_out: str,
+    eos_token_ids: Iterable[int] = (),
 ) -> list[list[int]]:
     """Windows of token ids, `options.calibration_tokens` in all.
 
@@ -82,6 +85,7 @@ def calibration_ids(
         longest: most tokens of a window.
         prompts: of the workload.
         held_out: the text that quality is measured on.
+        eos_token_ids: of the model, which random ids leave out with the other reserved ones.
 
     Raises:
         BadInput: the text is not there, too short, or held out.
@@ -91,8 +95,9 @@ def calibration_ids(
     if options.calibration == WORKLOAD:
         sequences = prompts()
     elif tokenizer is None:
-        draw = random.Random(SEED)
-        sequences = [[draw.randrange(vocab_size) for _ in range(wanted)]]
+        reserved = {*chain.from_iterable(reserved_ids(None, eos_token_ids, vocab_size))}
+        drawn = [token for token in range(vocab_size) if token not in reserved]
+        sequences = [random.Random(SEED).choices(drawn, k=wanted)]
     else:
         sequences = _of_texts(options, tokenizer)
     windows, count = [], 0

@@ -48,7 +48,13 @@ from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import place_of
 from minivllm.report.studies.base import Study
-from minivllm.report.studies.effects import effects_table, every_effect, markdown_text, together
+from minivllm.report.studies.effects import (
+    blocks_text,
+    effects_table,
+    every_effect,
+    markdown_text,
+    together,
+)
 from minivllm.report.verdict import remarks
 
 if TYPE_CHECKING:
@@ -159,7 +165,7 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Conclusion:
         (e for e in analysis.effects if e.verdict in ("faster", "slower") and e.ratio),
         key=lambda e: -_gain(e, analysis),
     )
-    effect_texts = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in ranked]
+    effect_texts = [f"{e.name} {spanned(e.ratio, e.low, e.high)}{_busy(e)}" for e in ranked]
     if effect_texts:
         headline = f"What each optimisation is worth in {name}: {'; '.join(effect_texts)}."
     elif _undecidable(analysis):
@@ -187,6 +193,11 @@ def verdict(analysis: Analysis, cells: list[Cell]) -> Conclusion:
         lines.append(f"All of them together: {total} against none of them.")
     lines += [*together(analysis), *analysis.notes, *remarks(cells)]
     return Conclusion(headline, list(dict.fromkeys(lines)))
+
+
+def _busy(effect: Effect) -> str:
+    """What has to stand beside an effect whose arms met other processes."""
+    return f" ({effect.busy} of {count(effect.blocks, 'block')} busy)" if effect.busy else ""
 
 
 def _undecidable(analysis: Analysis) -> bool:
@@ -253,7 +264,7 @@ def _effect_rows(
             "least": MISSING
             if e.minimum_detectable is None
             else f"{sig(100 * e.minimum_detectable, 2)}",
-            "blocks": e.blocks,
+            "blocks": blocks_text(e),
             "same": whole_percent(e.same_tokens),
             "arms": [(arm, places.get(arm)) for arm in (e.arm, e.against)],
             "pairs": e.pairs,

@@ -85,6 +85,11 @@ def every_effect(analysis: Analysis) -> tuple[Effect, ...]:
     return (*analysis.effects, *([analysis.noise] if analysis.noise else []))
 
 
+def blocks_text(effect: Effect) -> str:
+    """Over how many blocks an effect is, and how many of them were busy."""
+    return f"{effect.blocks}{f' ({effect.busy} busy)' if effect.busy else ''}"
+
+
 def _heading(analysis: Analysis) -> list[str]:
     ratios = f"{analysis.metric}, with / without"
     return [
@@ -106,7 +111,7 @@ def _line(effect: Effect) -> list[str]:
         ratio(effect.ratio),
         interval(effect.low, effect.high),
         p_value(effect.p_holm),
-        str(effect.blocks),
+        blocks_text(effect),
         MISSING if least is None else f"{sig(100 * least, 2)} %",
         whole_percent(effect.same_tokens),
         effect.verdict,

@@ -48,6 +48,23 @@ def test_the_headline_is_what_each_is_worth_with_its_interval() -> None:
     assert "Not live, so not a result: graphs." in message.lines
 
 
+def test_busy_blocks_stand_beside_their_effect() -> None:
+    """Of either arm, and of the copy of the baseline."""
+    note = "other processes used 98 % of a core on average during the window"
+    rows = rows_of("leave_one_out", blocks=12)
+    for row in rows:
+        if (row["arm"], row["block"]) in (("without nf4", 0), ("without nf4", 3), ("baseline", 3)):
+            row["validity.notes"] = [note]
+    found = analyse(rows)
+    assert found is not None and found.noise is not None
+    assert [effect.busy for effect in (*found.effects, found.noise)] == [1, 2, 1, 1]
+    headline = ablation.verdict(found, gather(rows)).headline
+    assert headline.count(" (1 of 12 blocks busy)") == headline.count(" (2 of 12 blocks busy)") == 1
+    assert markdown_text(found).count("| 12 (1 busy) |") == 3
+    shown = ablation.section(found, [], [], None)
+    assert [row["blocks"] for row in shown["rows"]][1] == "12 (2 busy)"
+
+
 def test_a_p_value_is_never_nought_and_the_same_everywhere() -> None:
     found = analyse(rows_of("leave_one_out", blocks=12))
     assert found is not None
