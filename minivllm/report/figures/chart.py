@@ -214,7 +214,7 @@ def _axes(ax: Axes, panel: Panel, sheet: Sheet = WIDE, *, bottom: bool) -> None:
             for x, high, y, name in zip(
                 series.x, series.high or series.x, series.y, series.names, strict=False
             ):
-                beside(ax, max(x, high), y, name, gap=7)
+                beside(ax, max(x, high), y, name, gap=7, backed=True)
     elif panel.named and sum(len(s.names) for s in panel.series) <= MAX_NAMED:
         for series in panel.series:
             for x, y, name in zip(series.x, series.y, series.names, strict=bool(series.names)):

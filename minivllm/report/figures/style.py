@@ -24,6 +24,8 @@ ABOVE_CHARACTERS = 11.3  # an inch of a name above its row
 LEGEND_CHARACTERS = 12.8  # an inch of a line below a figure
 NEAR = 2  # a logarithmic axis of a smaller range has hardly a figure of one digit
 MAX_FOLDED = 16  # rows that are high enough for two lines
+# Behind words, so that no line crosses them.
+BACKED: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 MAX_BARS = 48  # cells in one bar plot: more than this cannot be read; the table has them all
 
 
@@ -153,9 +155,8 @@ def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bo
         ax.set_yticks([])
         for y, name in enumerate(names):
             place = ax.get_yaxis_transform()
-            ax.text(
-                0, y - 0.26, f" {short(name, limit)}", transform=place, va="bottom", fontsize=8.5
-            )
+            text = f" {short(name, limit)}"
+            ax.text(0, y - 0.26, text, transform=place, va="bottom", fontsize=8.5, bbox=BACKED)
     elif labels:
         ax.set_yticks(range(len(names)), row_labels(names))
     else:
@@ -192,9 +193,13 @@ def _folded(label: str, limit: int = 44) -> str:
     return "\n".join(short(part, limit) for part in parts) if at else short(label, limit)
 
 
-def beside(ax: Axes, x: float, y: float, text: str, gap: float = 4) -> None:
-    """Words to the right of a bar's end, so many points from it."""
-    ax.annotate(text, (x, y), xytext=(gap, 0), textcoords="offset points", va="center", fontsize=9)
+def beside(
+    ax: Axes, x: float, y: float, text: str, gap: float = 4, *, backed: bool = False
+) -> None:
+    """Words to the right of a bar's end, so many points from it; `backed` ones hide what is behind
+    them."""
+    looks: dict[str, Any] = {"fontsize": 9, "bbox": BACKED if backed else None}
+    ax.annotate(text, (x, y), xytext=(gap, 0), textcoords="offset points", va="center", **looks)
 
 
 def mark_failure(ax: Axes, y: float, status: str, sheet: Sheet, *, right: float) -> None:

@@ -129,10 +129,7 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
 
     def conclusion(self, result: list[ScaledLoad], inputs: ReportInputs) -> Conclusion:
         """The first statement, and what has to be known of the records."""
-        headline, *others = statements(result) or [self.title]
-        named = next((load for load in result if headline.startswith(f"{load.name}: ")), None)
-        if named is not None and named.short:
-            headline = f"{named.short}{headline.removeprefix(named.name)}"
+        headline, *others = statements(result, brief=True) or [self.title]
         return Conclusion(headline, [*others, *remarks(inputs.cells, inputs.knobs)])
 
     def picture(self, result: list[ScaledLoad], inputs: ReportInputs) -> Chart | None:
@@ -256,11 +253,18 @@ def _speedup(alone: Cell | None, cell: Cell) -> Estimate | None:
     return relative(cell, alone, lambda row: number(row.get(SPEED)))
 
 
-def statements(result: Sequence[ScaledLoad]) -> list[str]:
-    """What devices gave for each load, and what the routers kept."""
+def statements(result: Sequence[ScaledLoad], brief: bool = False) -> list[str]:
+    """What devices gave for each load, and what the routers kept.
+
+    Args:
+        result: by load.
+        brief: loads have their short names, where these tell them apart.
+    """
     lines = []
+    short = [load.short for load in result]
     for load in result:
-        begin = f"{load.name}: " if load.name else ""
+        name = load.short if brief and short.count(load.short) == 1 else load.name
+        begin = f"{name}: " if name else ""
         fastest = max(
             (one for one in load.cells if one.efficiency is not None),
             key=lambda one: one.speedup.ratio if one.speedup else 0.0,

@@ -13,7 +13,8 @@ from minivllm.report.figures.opening import (
     over_loads,
 )
 from minivllm.report.figures.palette import BLUE
-from minivllm.report.figures.render import finish_opening
+from minivllm.report.figures.render import draw, finish_opening
+from minivllm.report.figures.style import NARROW, WIDE, Sheet
 from minivllm.report.figures.timelines import STEPS, TELEMETRY
 
 
@@ -27,6 +28,16 @@ def test_a_row_has_its_mark_its_interval_and_its_words() -> None:
     assert (first.x, first.low, first.high, first.names) == ([1.5], [1.2], [1.8], ["1.50"])
     assert (second.low, second.names, second.y) == ([0.9], ["0.9×"], [1.0])
     assert chart.alt == "Which? a: 1.50; b: 0.9×."
+
+
+@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_no_line_crosses_the_words_of_a_row(sheet: Sheet) -> None:
+    rows = [ForestRow("a name above the dashed line", 0.9), ForestRow("b", 1.1)]
+    chart = forest("Which?", rows, "ratio", "A caption.", even=1.0)
+    assert chart is not None
+    words = [text for ax in draw(chart, sheet).axes for text in ax.texts if text.get_text()]
+    assert len(words) == (4 if sheet.narrow else 2)
+    assert all(text.get_bbox_patch() is not None for text in words)
 
 
 def test_a_first_screen_has_so_many_rows() -> None:
