@@ -23,7 +23,7 @@ from minivllm.config.explain import elsewhere, explain, is_config_error
 from minivllm.config.overrides import hidden
 from minivllm.config.typed import Config
 from minivllm.config.words import as_overrides
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, Crashed
 
 # The files in conf/hydra/launcher have the launchers' own names, so that Hydra checks them against
 # the launchers' schemas.
@@ -121,9 +121,9 @@ def _job(cfg: DictConfig) -> int:
 
             settings = settings_of_job(settings)
         code = int(compose.build({"_target_": Config.of(settings).target("task")}, config=settings))
-    except BadInput as error:
+    except (BadInput, Crashed) as error:  # of a process that has crashed a traceback says nothing
         print(f"error: {error}", file=sys.stderr)
-        code = 2
+        code = 2 if isinstance(error, BadInput) else 1
     except SystemExit as error:  # a plug-in may exit, which must not end a sweep
         print(f"error: the task called exit({error.code})", file=sys.stderr)
         code = 1

@@ -37,6 +37,10 @@ def bad_input(config):
     from minivllm.errors import BadInput
     raise BadInput("prompt is longer\\nthan the context")
 
+def dead(config):
+    from minivllm.errors import Crashed
+    raise Crashed("replica 1 of 2 does not start: its process ended with exit code -9")
+
 def bug(config):
     raise ValueError("a bug")
 
@@ -52,7 +56,7 @@ def torchless(config):
 def tasks(user_dir: Path, plug_in: Callable[[str, str, str], None]) -> str:
     """Tasks of the user's own; returns the flag that makes them known."""
     (user_dir / "my_tasks.py").write_text(TASKS)
-    for name in ("echo", "bad_input", "bug", "interrupted", "torchless"):
+    for name in ("echo", "bad_input", "bug", "dead", "interrupted", "torchless"):
         plug_in("task", name, f"_target_: my_tasks.{name}\n")
     plug_in("task", "answer", "_target_: my_tasks.answer\ncode: 0\n")
     return f"--config-dir={user_dir / 'conf'}"
@@ -125,6 +129,12 @@ def test_completion_prints_candidates_alone(
 def test_a_bug_has_its_traceback(cli: Cli, tasks: str) -> None:
     done = cli(tasks, "task=bug")
     assert done.code == 1 and "Traceback" in done.err and "ValueError: a bug" in done.err
+
+
+def test_the_death_of_another_process_is_one_line(cli: Cli, tasks: str) -> None:
+    done = cli(tasks, "task=dead")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert done.err.startswith("error: replica 1 of 2 does not start: its process ended")
 
 
 @pytest.mark.parametrize("flags", [[], ["-m"]])

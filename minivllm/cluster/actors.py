@@ -23,7 +23,7 @@ from typing import Any
 
 from minivllm.cluster.placement import placements, reservation
 from minivllm.cluster.ray_cluster import RayCluster
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, Crashed
 from minivllm.platform.plug_ins import locate
 from minivllm.platform.processes.channel import Channel, prepare_tcp
 from minivllm.platform.processes.children import module_path
@@ -249,7 +249,7 @@ class RayActors:
         """The next of the actors, once it has connected.
 
         Raises:
-            RuntimeError: it has ended before that.
+            Crashed: it has ended before that.
             BadInput: the cluster does not start it.
         """
         token, handle, end = self._waiting[0]
@@ -272,10 +272,8 @@ class RayActors:
         try:
             self._ray.get(end)
         except self._ray.exceptions.RayError as error:
-            raise RuntimeError(
-                f"a replica cannot start in its Ray actor: {_reason(error)}"
-            ) from None
-        raise RuntimeError("a replica has ended in its Ray actor before it connected")
+            raise Crashed(f"a replica cannot start in its Ray actor: {_reason(error)}") from None
+        raise Crashed("a replica has ended in its Ray actor before it connected")
 
     def _accept(self) -> None:
         """Take a connection, if one comes within POLL_S and has the token of an actor."""

@@ -86,7 +86,7 @@ class EngineClient:
 
         Raises:
             BadInput: the engine cannot be built with this configuration.
-            RuntimeError: its process failed.
+            Crashed: its process failed.
         """
         self._watching = asyncio.ensure_future(self._fleet.watch(self._links))
         self.begin(await self._fleet.start(self._links))

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Frames, frame
 from minivllm.platform.processes.heartbeat import SILENT_BUILDING_S, SILENT_S, Beat, Silence
 from minivllm.serving.processes.messages import EngineState, Failed, Ready, Step
@@ -73,7 +73,7 @@ class EngineLink:
 
         Raises:
             BadInput: the engine cannot be built with this configuration.
-            RuntimeError: its process failed.
+            Crashed: its process failed.
         """
         self._started = started
         self.pid = None if started.is_elsewhere else started.pid
@@ -127,7 +127,7 @@ class EngineLink:
             case Failed(text, bad_input):
                 self.failure = text
                 if not self._ready.done():
-                    self._ready.set_exception(BadInput(text) if bad_input else RuntimeError(text))
+                    self._ready.set_exception(BadInput(text) if bad_input else Crashed(text))
                 elif self._transport is not None:
                     self._transport.abort()  # it is lost now, and not when its process has ended
             case _:
@@ -150,7 +150,7 @@ class EngineLink:
         served, self.is_alive, self._transport = self.is_alive, False, None
         if not self._ready.done():
             why = self.failure or "the engine's process ended while it started"
-            self._ready.set_exception(RuntimeError(why))
+            self._ready.set_exception(Crashed(why))
         if not self._ended and (served or not self._restarts):
             self._on_lost(self)
 

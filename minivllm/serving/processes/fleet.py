@@ -14,7 +14,7 @@ from minivllm.bench.hardware.gpu import replica_gpus
 from minivllm.cluster.actors import RayActors
 from minivllm.cluster.placement import ALONE, placements
 from minivllm.config.typed import Config
-from minivllm.errors import BadInput, first_line
+from minivllm.errors import BadInput, Crashed, first_line
 from minivllm.platform.processes.heartbeat import BEAT_S
 from minivllm.platform.threads import unpinned
 from minivllm.serving.processes.engine_link import EngineLink
@@ -55,10 +55,10 @@ class Fleet:
 
         Raises:
             BadInput: an engine cannot be built with this configuration.
-            RuntimeError: a process failed.
+            Crashed: a process failed; the message says which.
         """
         if len(links) == 1:
-            return [await links[0].start(LocalEngine(), self._config)]
+            return [await self._first(links[0], LocalEngine(), self._config)]
         parallel, runtime = self._config["parallel"], self._config["runtime"]
         if Config.of(self._config).parallel.backend == "ray":
             asked = partial(replica_gpus, self._config)
@@ -70,8 +70,22 @@ class Fleet:
         starts = []
         for link in links:
             started = await self._started()
-            starts.append(asyncio.ensure_future(link.start(started, self._config_of(link))))
+            starts.append(asyncio.ensure_future(self._first(link, started, self._config_of(link))))
         return await asyncio.gather(*starts)
+
+    async def _first(
+        self, link: EngineLink, started: StartedEngine, config: dict[str, Any]
+    ) -> Ready:
+        """The start of a replica that has not been started before; see `start`."""
+        try:
+            return await link.start(started, config)
+        except Crashed:
+            words = await link.last_words()
+            raise Crashed(f"{self._named(link)} does not start: {words}") from None
+
+    def _named(self, link: EngineLink) -> str:
+        count = self._config["parallel"]["replicas"]
+        return f"replica {link.number} of {count}" if count > 1 else "the engine"
 
     async def _started(self) -> StartedEngine:
         """The next process."""
@@ -101,7 +115,7 @@ class Fleet:
         Returns:
             False where it has died too often, or cannot be started.
         """
-        which = f"replica {link.number} of {self._config['parallel']['replicas']}"
+        which = self._named(link)
         words = await link.last_words()
         print(f"warning: {which} has stopped ({words}); {left} left", file=sys.stderr)
         number, now = link.number, self._now()

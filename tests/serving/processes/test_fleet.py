@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, Crashed
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import DELAYS_S, STEADY_S, Fleet
 from tests.serving.running import RunningServer, engines, serving
@@ -81,6 +81,17 @@ def test_it_is_started_with_what_it_had(fleet: Started, capsys: pytest.CaptureFi
         "warning: replica 1 of 2 has stopped (its process ended with exit code -9); 1 left",
         "replica 1 of 2 serves again",
     ]
+
+
+def test_one_that_does_not_start_at_first_is_named(fleet: Started) -> None:
+    class Dead(Link):
+        async def start(self, started: Any, config: dict[str, Any]) -> None:
+            raise Crashed("the engine's process ended while it started")
+
+    for count, who in ((2, "replica 1 of 2"), (1, "the engine")):
+        fleet._config["parallel"] = {"replicas": count}
+        with pytest.raises(Crashed, match=f"{who} does not start: its process ended with exit"):
+            asyncio.run(fleet._first(cast(EngineLink, Dead()), cast(Any, None), {}))
 
 
 def test_each_try_comes_later_and_there_are_few(
