@@ -183,7 +183,9 @@ class RayActors:
             this machine's.
 
     Attributes:
-        places: the group `runtime` of each replica.
+        places: the group `runtime` of each replica, in a list that may be extended.
+        can_grow: whether the cluster may have room for further replicas: it was not started for
+            these.
 
     Raises:
         NotInstalled: Ray is not installed.
@@ -200,6 +202,7 @@ class RayActors:
         count, ranks = parallel["replicas"], parallel["tensor"]
         address = os.environ.get("RAY_ADDRESS")
         own = not address
+        self.can_grow = not own
         self.places = (
             placements(runtime, count, gpus(), ranks) if own else [reservation(runtime)] * count
         )

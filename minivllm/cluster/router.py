@@ -132,18 +132,30 @@ class Router:
     def lose(self, replica: int) -> list[str]:
         """Note that a replica is dead, with what it had cached. Returns its unfinished requests,
         in the order in which it got them, for which the router no longer counts."""
-        self.alive.discard(replica)
-        self._in_order = sorted(self.alive)
+        self.leave(replica)
         orphans = [name for name, (where, _) in self._at.items() if where == replica]
         for name in orphans:
             self.end(name)
         self.counters["requests_rerouted"] += len(orphans) if self.alive else 0
         return orphans
 
+    def leave(self, replica: int) -> None:
+        """Give a replica no further requests; those that it has stay with it."""
+        self.alive.discard(replica)
+        self._in_order = sorted(self.alive)
+
     def join(self, replica: int) -> None:
-        """Note that a replica that was dead serves again, with nothing cached."""
+        """Give a replica requests from now on that was dead and has nothing cached, or that left
+        and lives, or that is the next after the last."""
+        while replica >= len(self.given):
+            self.add_number()
         self.alive.add(replica)
         self._in_order = sorted(self.alive)
+
+    def add_number(self) -> None:
+        """Make room for a further replica; a policy that keeps something for each adds its own."""
+        self.queued.append(0)
+        self.given.append(0)
 
     def recount(self) -> None:
         """Count from 0."""
@@ -312,6 +324,11 @@ class PrefixAware(Router):
             self._drop(replica, name)
         self._held[replica].clear()
         return super().lose(replica)
+
+    def add_number(self) -> None:
+        super().add_number()
+        self._bits.append(1 << len(self._held))
+        self._held.append(OrderedDict())
 
     def forget_prefixes(self) -> None:
         self._holders.clear()

@@ -11,6 +11,7 @@ from minivllm.platform.options import Options, knob, option
 from minivllm.platform.plug_ins import names_class
 
 Routers = Literal["round_robin", "least_tokens", "prefix_aware", "session"]
+MOST_REPLICAS = 1024
 HANDED_OVER = (
     "parallel.disaggregated=true hands keys and values over through the prefix cache: set "
     "cache.prefix_caching=true"
@@ -41,7 +42,7 @@ class ParallelOptions(Options):
 
     group = "parallel"
     tensor: int = knob(1, at_least=1, at_most=1024, unasked=True)
-    replicas: int = knob(1, at_least=1, at_most=1024, unasked=True)
+    replicas: int = knob(1, at_least=1, at_most=MOST_REPLICAS, unasked=True)
     backend: Literal["processes", "ray"] = knob("processes", unasked=True)
     router: Routers | dict[str, Any] = knob("least_tokens", unasked=True)
     load_weight: float = knob(0.1, at_least=0, unasked=True)

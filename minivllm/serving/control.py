@@ -1,13 +1,24 @@
-"""Endpoints for those who operate the server: its health, its version, its prefix cache."""
+"""Endpoints for those who operate the server: its health, version, replicas and prefix cache."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from minivllm import __version__
+from minivllm.parallel.options import MOST_REPLICAS
 from minivllm.serving.errors import ApiError, unavailable
+from minivllm.serving.openai.fields import Body
 from minivllm.serving.processes.engine_client import DIED
 from minivllm.serving.service import Service
+
+ENDING = "the server finishes what runs, and ends"
+
+
+class ReplicasBody(Body):
+    """How many replicas are to serve."""
+
+    replicas: int = Field(ge=1, le=MOST_REPLICAS)
 
 
 def router(service: Service) -> APIRouter:
@@ -29,11 +40,30 @@ def router(service: Service) -> APIRouter:
         """Say whether new requests are taken; a load balancer sends none where they are not."""
         require_engine()
         if service.is_draining:
-            raise unavailable("the server finishes what runs, and ends")
-        client = service.client
-        if client.num_replicas == 1:
+            raise unavailable(ENDING)
+        replicas = service.client.replicas
+        if len(replicas.links) == 1:
             return {"status": "ready"}
-        return {"status": "ready", "replicas": client.num_replicas, "alive": client.num_alive}
+        alive = len(replicas.serving)
+        return {"status": "ready", "replicas": len(replicas.wanted), "alive": alive}
+
+    @routes.get("/replicas")
+    async def replicas() -> dict[str, int]:
+        """Say how many replicas there are to be, and how many serve, start, drain or are given
+        up."""
+        return service.client.replicas.states()
+
+    @routes.post("/replicas", status_code=202)
+    async def set_replicas(body: ReplicasBody) -> dict[str, int]:
+        """Add replicas, or take some away, and answer at once."""
+        body.require_known()
+        require_engine()
+        if service.is_draining:
+            raise unavailable(ENDING)
+        if service.options.record:
+            raise ApiError(409, "a record is of one number of replicas: see task.record")
+        service.client.resize(body.replicas, service.options.drain_s)
+        return service.client.replicas.states()
 
     @routes.get("/version")
     async def version() -> dict[str, str]:

@@ -31,12 +31,15 @@ class ServeOptions(Options):
         max_depth: most levels of brackets in a body.
         max_socket_reqs: most requests under way on one WebSocket.
         request_timeout_s: longest time of a request, from its arrival to its last token.
+        step_timeout_s: longest time of one step of an engine, after which its process counts as one
+            that hangs, and is ended. Compiling in a first step and long prompts count.
         keep_alive_s: how long an idle connection stays open.
         client_timeout_s: longest time for a client to send the head of a request, or its body, or
             to take what was written to it.
         slow_reader_pieces: most tokens that wait for a client that does not read; beyond them its
             request ends and its connection is closed.
-        drain_s: after SIGTERM, how long running requests may go on.
+        drain_s: after SIGTERM, how long running requests may go on; and those of a replica that is
+            taken away, before another one goes on with them.
         view: show the engine at work to those who open the server's address in a browser.
         view_load: viewers may have the server send itself requests of random tokens; null: they may
             where no key is set and the server listens on this machine only.
@@ -60,6 +63,7 @@ class ServeOptions(Options):
     max_depth: int = knob(64, at_least=4)
     max_socket_reqs: int = knob(64, at_least=1)
     request_timeout_s: float = knob(600.0, above=0)
+    step_timeout_s: float = knob(600.0, above=0, unasked=True)
     keep_alive_s: float = knob(30.0, above=0)
     client_timeout_s: float = knob(30.0, above=0)
     slow_reader_pieces: int = knob(1024, at_least=1)

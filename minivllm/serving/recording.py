@@ -64,7 +64,7 @@ class Recorder:
         self._client, self._load_s, self._begin_s = client, load_s, time.monotonic()
         gpu = open_gpu(device_of(self._config))
         interval = max(self._view.measure.telemetry_interval_s, LEAST_INTERVAL_S)
-        first, *others = client.pids or [os.getpid()]
+        first, *others = client.replicas.pids or [os.getpid()]
         self._telemetry = Telemetry(first, gpu, interval)
         self._telemetry.adopt(others)
         self._telemetry.start()
@@ -151,7 +151,7 @@ class Recorder:
             "memory": Memory(host_rss_peak=max(peaks, default=None)),
             "cost": cost(vars(measure.price), figures, Energy()),
             "liveness": {
-                "served": dict(client.counters),
+                "served": dict(client.replicas.counters),
                 **({"parallel": routing} if routing["replicas"] > 1 else {}),
             },
             "validity": Validity(notes=notes),

@@ -71,7 +71,7 @@ async def serve(config: dict[str, Any]) -> int:
     recorder = Recorder(config, source) if options.record else None
     validate_cores({"cores": options.cores}, "task")
     listener = listen(options)
-    client = EngineClient(config, options.slow_reader_pieces)
+    client = EngineClient(config, options.slow_reader_pieces, options.step_timeout_s)
     try:
         begin = time.monotonic()
         info = await client.start()

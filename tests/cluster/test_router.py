@@ -3,7 +3,7 @@ would."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -364,3 +364,19 @@ class NoRouter:
 def test_prefixes_need_a_cache_of_prefixes() -> None:
     with pytest.raises(BadInput, match="prefix_caching=true"):
         make_router(ParallelOptions(replicas=2, router="prefix_aware"), None)
+
+
+@pytest.mark.parametrize("name", ["round_robin", "least_tokens", "session", "prefix_aware"])
+def test_a_replica_leaves_with_its_requests_and_others_join(name: str) -> None:
+    options = ParallelOptions(replicas=2, router=cast(Any, name))
+    router = make_router(options, CacheShape(4, 100))
+    prompt = list(range(9))
+    for number in range(2):
+        router.route(RoutedRequest(f"a{number}", [number] * 9))
+    router.leave(0)
+    assert [router.route(RoutedRequest(f"b{n}", prompt)) for n in range(3)] == [1] * 3
+    router.join(2)  # the next after the last
+    router.join(3)
+    assert {router.route(RoutedRequest(f"c{n}", [n] * 9)) for n in range(9)} == {1, 2, 3}
+    assert sum(router.given) == 14 and len(router.queued) == 4
+    assert router.lose(0) == ["a0"] and router.alive == {1, 2, 3}

@@ -17,9 +17,12 @@ from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.engine.options import SamplingParams
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.parallel.options import ParallelOptions
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
+from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import EngineState, Piece, Ready, Step
+from minivllm.serving.processes.replicas import Replicas
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.server import _Server, _settings, listen
 from minivllm.serving.service import Service
@@ -42,6 +45,15 @@ PIECE = 7  # characters of a token: words, tags and arguments are cut anywhere
 Script = Callable[[str], str]  # from the whole prompt to the answer
 
 
+class Alive:
+    """Stands in for the EngineLink of the one engine."""
+
+    number, is_alive, is_wanted = 0, True, True
+    state = EngineState(0, 0, 0, None)
+    counters: dict[str, float] = {}
+    ready = Ready(CONTEXT, 0, (0,), 8, 0, 16, SamplingParams(), [])
+
+
 class ScriptedClient:
     """Stands in for an EngineClient: answers each request as a script says, a piece a turn of the
     event loop.
@@ -52,6 +64,7 @@ class ScriptedClient:
     """
 
     def __init__(self, tokenizer: Tokenizer, script: Script) -> None:
+        self.replicas = Replicas(ParallelOptions(), lambda _: cast(EngineLink, Alive()))
         self.streams: dict[str, TokenStream] = {}
         self.listeners: list[Callable[[Step], None]] = []
         self.submitted: list[Callable[[TokenStream], None]] = []
@@ -59,10 +72,8 @@ class ScriptedClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self.prompts: list[str] = []  # so far
 
-    is_alive, num_replicas, num_alive = True, 1, 1
+    is_alive = True
     replica_events: dict[str, int] = {}
-    state = EngineState(0, 0, 0, None)
-    counters: dict[str, float] = {}
 
     def submit(self, prompt_token_ids: list[int], params: SamplingParams, *_: Any) -> TokenStream:
         """Begin an answer."""

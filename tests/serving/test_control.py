@@ -29,7 +29,8 @@ def test_a_server_that_serves(server: RunningServer) -> None:
     [(True, False, 200, 200), (True, True, 200, 503), (False, False, 503, 503)],
 )
 def test_what_a_load_balancer_is_told(alive: bool, draining: bool, health: int, ready: int) -> None:
-    client = SimpleNamespace(is_alive=alive, num_replicas=3, num_alive=2)
+    replicas = SimpleNamespace(links=[0] * 3, wanted=[0] * 3, serving=[0] * 2)
+    client = SimpleNamespace(is_alive=alive, replicas=replicas)
     service = SimpleNamespace(client=client, is_draining=draining)
     paths = {route.path: route.endpoint for route in cast(Any, router(cast(Any, service))).routes}
     for path, expected in (("/health", health), ("/ready", ready)):

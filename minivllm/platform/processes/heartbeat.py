@@ -1,16 +1,18 @@
 """Heartbeats: a process says every half second that it runs, and another one notices its silence.
 
 The beats come from a thread of their own, so that a long step is no silence; a process that is
-stopped, swapped out or cut off sends none.
+stopped, swapped out or cut off sends none. They say which step the working thread is at, so that a
+step without end is noticed, too.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minivllm.platform.processes.channel import Channel
 
@@ -22,7 +24,30 @@ SILENT_STARTING_S = 120.0  # before the first sign of life: it starts, and impor
 
 
 class Beat(NamedTuple):
-    """The sender runs."""
+    """The sender runs; `step` is the number of the step that it computes, None while it waits."""
+
+    step: int | None = None
+
+
+class Progress:
+    """Which step the working thread of a process is at.
+
+    Attributes:
+        step: its number, None while the thread waits for work.
+    """
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._count = 0
+
+    def begin(self) -> None:
+        """Note that a step begins."""
+        self._count += 1
+        self.step = self._count
+
+    def end(self) -> None:
+        """Note that the thread waits from now on."""
+        self.step = None
 
 
 @contextmanager
@@ -46,15 +71,20 @@ def beating(send: Callable[[], None]) -> Iterator[None]:
         thread.join(BEAT_S)
 
 
-def beat_over(channel: Channel) -> Callable[[], None]:
+def beat_over(channel: Channel, progress: Progress | None = None) -> Callable[[], None]:
     """What `beating` calls to send beats over a channel. While earlier messages wait for the other
-    end to read them, these are sent instead."""
+    end to read them, these are sent instead.
+
+    Args:
+        channel: to the watcher.
+        progress: of the thread that works; None: the beats say nothing of it.
+    """
 
     def send() -> None:
         if channel.backlog:
             channel.flush()
         else:
-            channel.send(Beat())
+            channel.send(Beat(None if progress is None else progress.step))
         if channel.closed:
             raise ConnectionError("the other end is gone")
 
@@ -62,22 +92,32 @@ def beat_over(channel: Channel) -> Callable[[], None]:
 
 
 class Silence:
-    """How long another process has been silent, of the time in which this one ran: between two
-    looks no more than two beats are counted, however long this process was stopped.
+    """How long another process has been silent, or has been at one step, of the time in which this
+    process ran: between two looks no more than two beats are counted, however long it was stopped.
 
     Args:
         limit_s: seconds of silence after which the process is given up; before its first sign of
             life they are SILENT_STARTING_S.
         now: a monotonic clock.
+        step_limit_s: seconds of one step after which it is given up.
     """
 
-    def __init__(self, limit_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.limit_s, self._now = limit_s, now
+    def __init__(
+        self,
+        limit_s: float,
+        now: Callable[[], float] = time.monotonic,
+        step_limit_s: float = math.inf,
+    ) -> None:
+        self.limit_s, self._step_limit_s, self._now = limit_s, step_limit_s, now
         self._has_begun, self._silent_s, self._looked_s = False, 0.0, now()
+        self._step: int | None = None
+        self._step_s = 0.0
 
-    def heard(self) -> None:
-        """Note a sign of life."""
+    def heard(self, message: Any = None) -> None:
+        """Note a sign of life, a beat or any other message."""
         self._has_begun, self._silent_s = True, 0.0
+        if isinstance(message, Beat) and message.step != self._step:
+            self._step, self._step_s = message.step, 0.0
 
     @property
     def _most_s(self) -> float:
@@ -89,7 +129,14 @@ class Silence:
         now = self._now()
         elapsed, self._looked_s = min(now - self._looked_s, 2 * BEAT_S), now
         self._silent_s += elapsed
-        return self._silent_s > self._most_s
+        self._step_s += 0.0 if self._step is None else elapsed
+        return self._silent_s > self._most_s or self._is_stuck
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._step_s > self._step_limit_s
 
     def __str__(self) -> str:
+        if self._is_stuck:
+            return f"has been at one step for {self._step_limit_s:g} s"
         return f"has not answered for {self._most_s:.0f} s"

@@ -28,7 +28,7 @@ OPEN = (
     *("/", "/view", "/view/info"),  # a page that knows nothing, and asks for the key
 )
 # Commands that a page of another site could have a browser send.
-COMMANDS = ("/view/load", "/reset_prefix_cache")
+COMMANDS = ("/view/load", "/view/replica", "/reset_prefix_cache", "/replicas")
 # Requests for the engine, refused before their bodies are read where its queue is full: refusing is
 # what an overloaded server does most.
 FOR_THE_ENGINE = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")

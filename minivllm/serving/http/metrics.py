@@ -187,11 +187,12 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """What needs no counting: gauges, and counters of the engine and of the server."""
         service = self._service
-        state, counters, info = service.client.state, service.client.counters, service.info
+        replicas = service.client.replicas
+        state, counters, info = replicas.state, replicas.counters, replicas.info
         for name, words, value in (
             ("num_requests_running", "Requests in the batch.", state.num_running),
             ("num_requests_waiting", "Requests that wait for the batch.", state.num_waiting),
-            ("num_replicas_alive", "Replicas that serve.", service.client.num_alive),
+            ("num_replicas_alive", "Replicas that serve.", len(replicas.serving)),
             ("num_viewers", "Clients that watch the engine.", service.num_viewers),
             (
                 "kv_cache_usage_perc",
@@ -206,8 +207,10 @@ class ServerMetrics(Collector):
             family = CounterMetricFamily(self._name(name), words, labels=LABELS)
             family.add_metric(self._values, counters.get(own, 0.0))
             yield family
+        states = {name: count for name, count in replicas.states().items() if name != "replicas"}
+        yield self._counts("num_replicas", "Replicas.", "state", states, GaugeMetricFamily)
         yield self._counts(
-            "replica_events", "Replicas that were lost or started again.", "event",
+            "replica_events", "Replicas that were lost, started again, added or removed.", "event",
             service.client.replica_events,
         )  # fmt: skip
         yield self._counts(
@@ -222,8 +225,15 @@ class ServerMetrics(Collector):
         family.add_metric((*self._values, *more.values()), value)
         return family
 
-    def _counts(self, name: str, words: str, label: str, counts: dict[str, int]) -> Metric:
-        family = CounterMetricFamily(self._name(name), words, labels=(*LABELS, label))
+    def _counts(
+        self,
+        name: str,
+        words: str,
+        label: str,
+        counts: dict[str, int],
+        kind: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily,
+    ) -> Metric:
+        family = kind(self._name(name), words, labels=(*LABELS, label))
         for value, count in counts.items():
             family.add_metric((*self._values, value), count)
         return family

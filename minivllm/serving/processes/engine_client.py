@@ -4,7 +4,8 @@ asked, and listened to by asyncio."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from minivllm.cluster.handover import chooser_of, lose, make_handovers
 from minivllm.cluster.router import CacheShape, RoutedRequest, RoutingFailed, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import make_folder
 from minivllm.serving.errors import ApiError, internal, too_late, unavailable
@@ -20,7 +22,6 @@ from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.messages import (
     Abort,
-    EngineState,
     HandedOver,
     Piece,
     Ready,
@@ -29,8 +30,9 @@ from minivllm.serving.processes.messages import (
     Step,
     Submit,
     ViewFrame,
-    Watch,
 )
+from minivllm.serving.processes.replicas import Replicas
+from minivllm.serving.processes.resizing import Resizing
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.processes.unfinished import Unfinished
 
@@ -51,9 +53,12 @@ class EngineClient:
     Args:
         config: the resolved configuration.
         slow_reader_pieces: see ServeOptions.
+        step_limit_s: see EngineLink.
     """
 
-    def __init__(self, config: dict[str, Any], slow_reader_pieces: int) -> None:
+    def __init__(
+        self, config: dict[str, Any], slow_reader_pieces: int, step_limit_s: float = math.inf
+    ) -> None:
         self._config, self._most_waiting = config, slow_reader_pieces
         view = Config.of(config)
         self._parallel, self._seed = view.parallel, view.measure.seed
@@ -64,22 +69,20 @@ class EngineClient:
         self.submitted: list[Callable[[TokenStream], None]] = []  # told of every request
         self.viewers: list[Callable[[ViewFrame], None]] = []  # told of every frame
         self.ended = asyncio.Event()  # no replica is left
-        self._links = [
-            EngineLink(number, self._receive, self._lost)
-            for number in range(self._parallel.replicas)
-        ]
+        self.replicas = Replicas(
+            self._parallel,
+            lambda number: EngineLink(number, self._receive, self._lost, step_limit_s),
+        )
         self._at: dict[str, EngineLink] = {}  # who has each request
         self._unfinished: dict[str, Unfinished] = {}
         self._to_continue: dict[str, Submit] = {}  # requests that are to be handed over
         self._begun = False  # requests can be routed
         self._count = 0
         self._reset = CacheReset()
-        self._watched: EngineLink | None = None
         self._last_lost: EngineLink | None = None
         self._fleet = Fleet(config)
         self._watching: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # of replicas that are started again
-        self.num_lost = 0  # replicas that have died or fallen silent
+        self._resizing = Resizing(self.replicas, self._fleet, self)
 
     async def start(self) -> Ready:
         """Start the processes and wait until the engines are built; what they say, as of one.
@@ -88,9 +91,9 @@ class EngineClient:
             BadInput: the engine cannot be built with this configuration.
             Crashed: its process failed.
         """
-        self._watching = asyncio.ensure_future(self._fleet.watch(self._links))
-        self.begin(await self._fleet.start(self._links))
-        return self.info
+        self._watching = asyncio.ensure_future(self._fleet.watch(self.replicas.links))
+        self.begin(await self._fleet.start(self.replicas.links))
+        return self.replicas.info
 
     def begin(self, ready: list[Ready]) -> None:
         """Route requests from now on, to engines that are built.
@@ -101,71 +104,33 @@ class EngineClient:
         caching = (self._config.get("cache") or {}).get("prefix_caching")
         shape = CacheShape(ready[0].block_size, ready[0].num_blocks)
         self.router = make_router(self._parallel, shape if caching else None)
-        self.info = ready[0]._replace(
-            max_num_seqs=sum(one.max_num_seqs for one in ready),
-            num_blocks=sum(one.num_blocks for one in ready),
-            warnings=list(dict.fromkeys(text for one in ready for text in one.warnings)),
-        )
         self._begun = True
-        for link in self._links:
+        for link in self.replicas.links:
             if not link.is_alive:  # it has died while others were still being built
                 lose(self.router, self.handovers, link.number)
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be served: a replica lives, with `parallel.disaggregated` one of
-        each kind."""
-        count = self._parallel.prefill_replicas if self._parallel.disaggregated else 0
-        kinds = self._links[:count], self._links[count:]
-        return all(any(link.is_alive for link in kind) for kind in kinds if kind)
+        """Whether requests can be served."""
+        return self.replicas.can_serve
 
     async def last_words(self) -> str:
         """Why the engines have stopped."""
-        failed = next((link for link in self._links if link.failure), self._last_lost)
+        links = self.replicas.links
+        failed = next((link for link in links if link.failure), self._last_lost)
         return "nobody knows why" if failed is None else await failed.last_words()
 
     @property
-    def num_replicas(self) -> int:
-        """How many replicas there are, with those that are dead."""
-        return len(self._links)
-
-    @property
-    def num_alive(self) -> int:
-        """How many of them serve."""
-        return sum(link.is_alive for link in self._links)
-
-    @property
     def replica_events(self) -> dict[str, int]:
-        """How often replicas were lost and started again; requests that others took over."""
+        """How often replicas were lost, started again, added and taken away; requests that others
+        took over."""
         routers = [self.router, *([self.handovers.decoders] if self.handovers else [])]
         moved = sum(router.counters["requests_rerouted"] for router in routers)
         return {
-            "lost": self.num_lost,
+            **self._resizing.events,
             "restarted": self._fleet.num_restarts,
             "requests_rerouted": moved,
         }
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the engines that are on this machine."""
-        return [link.pid for link in self._links if link.pid is not None]
-
-    @property
-    def state(self) -> EngineState:
-        """Sums over the replicas that live."""
-        states = [link.state for link in self._links if link.is_alive]
-        return EngineState(
-            sum(state.num_running for state in states),
-            sum(state.num_waiting for state in states),
-            sum(state.num_used_blocks for state in states),
-            None,
-        )
-
-    @property
-    def counters(self) -> dict[str, float]:
-        """Sums over all replicas: counters grow, so those of the dead stay."""
-        names = dict.fromkeys(name for link in self._links for name in link.counters)
-        return {name: sum(link.counters.get(name, 0.0) for link in self._links) for name in names}
 
     # ---- requests
 
@@ -189,7 +154,7 @@ class EngineClient:
             raise unavailable(DIED)
         self._count += 1
         request_id = f"r{self._count}"
-        if params.seed is None and len(self._links) > 1:  # replicas would derive equal ones
+        if params.seed is None and len(self.replicas.links) > 1:  # replicas would derive equal ones
             params = replace(params, seed=hash((self._seed, self._count)) & (2**63 - 1))
         stream = TokenStream(
             request_id, params.n, len(prompt_token_ids), self._most_waiting, self._abort
@@ -210,7 +175,7 @@ class EngineClient:
     def _send(self, one: Unfinished) -> None:
         """Have a replica compute a request, or what is left of one that another one had."""
         message, request_id = one.to_send(), one.message.request_id
-        link = self._links[self._chosen(one)]
+        link = self.replicas.links[self._chosen(one)]
         self._at[request_id], self._unfinished[request_id] = link, one
         self._to_continue.pop(request_id, None)
         if one.hands_over and not one.begun and self.handovers is not None:
@@ -246,7 +211,8 @@ class EngineClient:
         params = replace(params, seed=done.seed, prompt_logprobs=None)
         self.router.end(done.request_id)
         tokens = [*prompt, *done.token_ids]
-        link = self._links[self.handovers.continues_at(done.request_id, tokens, params)]
+        number = self.handovers.continues_at(done.request_id, tokens, params)
+        link = self.replicas.links[number]
         self._at[done.request_id] = link
         link.send(Submit(done.request_id, prompt, params, rest=done))
 
@@ -269,36 +235,11 @@ class EngineClient:
         """Empty the prefix caches; False where requests are running."""
         if not self.is_alive:
             raise unavailable(DIED)
-        done = await self._reset.run([link for link in self._links if link.is_alive])
+        living = [link for link in self.replicas.links if link.is_alive]
+        done = await self._reset.run(living)
         if done:
             self.router.forget_prefixes()
         return done
-
-    @property
-    def watched(self) -> int:
-        """The number of the replica that is watched, or would be."""
-        link = self._watched
-        if link is None or not link.is_alive:
-            link = next((one for one in self._links if one.is_alive), self._links[0])
-        return link.number
-
-    def watch(self, on: bool, number: int | None = None) -> None:
-        """Have a replica send its whole state and what changes, or no more of it: the one that is
-        watched already, else the first that lives.
-
-        Args:
-            number: watch this one from now on, if it lives.
-        """
-        before = self._watched
-        if number is not None and self._links[number].is_alive:
-            self._watched = self._links[number]
-        self._watched = link = self._links[self.watched]
-        if before is not None and before is not link and before.is_alive:
-            before.send(Watch(False))
-        if link.is_alive:
-            link.send(Watch(on))
-        if not on:
-            self._watched = None
 
     # ---- from the engines
 
@@ -338,22 +279,61 @@ class EngineClient:
         if stream.is_over:
             self._forget(piece.request_id)
 
+    # ---- replicas that come and go
+
     def _lost(self, link: EngineLink) -> None:
         """An engine's process is gone: others take the requests that it has not answered."""
-        self._reset.note(link, False)
         self._last_lost = link
-        self.num_lost += 1
-        left = sum(one.is_alive for one in self._links) if self.is_alive else 0
-        if not left:
+        self._resizing.events["lost"] += 1
+        if self._begun and link.is_wanted and (spare := self.replicas.replace(link)) is not None:
+            self.join(spare)
+        if not self.is_alive:
             self.ended.set()
-        if not self._begun:
-            return
-        for request_id in lose(self.router, self.handovers, link.number):
-            self._move(request_id, bool(left))
-        if left:
-            self._tend(self._revive(link, left))
-            if link is self._watched:
-                self.watch(True)
+        self.release(link)
+        if self._begun and link.is_wanted and self.is_alive:
+            self._resizing.revive(link)
+
+    def resize(self, count: int, drain_s: float) -> None:
+        """Have so many replicas serve: others are started, or those too many end once they have
+        answered what they have.
+
+        Args:
+            drain_s: after which others take what such a replica still has.
+
+        Raises:
+            ApiError: there cannot be so many, or so few.
+        """
+        least = self.replicas.num_prefill + 1
+        if count < least:
+            raise ApiError(400, f"replicas: {least} is the least here", param="replicas")
+        try:
+            self._fleet.require_room(count)
+        except BadInput as error:
+            raise ApiError.of(error, "replicas") from None
+        self.replicas.resize(count)
+        self._resizing.settle(drain_s)
+
+    def join(self, link: EngineLink) -> None:
+        """Route requests to a replica."""
+        chooser, place = chooser_of(self.router, self.handovers, link.number)
+        chooser.join(place)
+
+    def leave(self, link: EngineLink) -> None:
+        """Route no further requests to a replica."""
+        chooser, place = chooser_of(self.router, self.handovers, link.number)
+        chooser.leave(place)
+
+    def is_idle(self, link: EngineLink) -> bool:
+        """Whether a replica has answered all that it had."""
+        return link not in self._at.values()
+
+    def release(self, link: EngineLink) -> None:
+        """Have other replicas take all that one has."""
+        self._reset.note(link, False)
+        if self._begun:
+            for request_id in lose(self.router, self.handovers, link.number):
+                self._move(request_id, self.is_alive)
+            self.replicas.note_gone(link)
 
     def _move(self, request_id: str, possible: bool) -> None:
         """Have another replica compute what is left of a request, or end it with an error."""
@@ -370,24 +350,13 @@ class EngineClient:
         self._forget(request_id)
         stream.fail(error)
 
-    def _tend(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _revive(self, link: EngineLink, left: int) -> None:
-        """Have a replica started again that has stopped."""
-        if await self._fleet.revive(link, left) and link.is_alive:
-            chooser, place = chooser_of(self.router, self.handovers, link.number)
-            chooser.join(place)
-
     async def stop(self) -> None:
         """End the engines' processes."""
-        tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
+        tasks = [*self._resizing.tasks, *([self._watching] if self._watching is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(link.stop() for link in self._links))
+        await asyncio.gather(*(link.stop() for link in self.replicas.links))
         self._fleet.close()
         if self.handovers is not None:
             self.handovers.close()

@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,9 +37,12 @@ class EngineLink:
         got: told each message that is not the link's own matter.
         lost: told when the process is gone without having been ended. Of one that is started
             again, only after it has served.
+        step_limit_s: how long one step may take, after which the process is ended.
 
     Attributes:
         is_alive: whether its engine is built and serves.
+        is_wanted: whether it is to serve; False: it is taken away, and may still have requests.
+        ready: what its engine has said of itself; None: none was built yet.
         counters: of all its processes so far.
         failure: why it stopped by itself.
         pid: process id of the engine on this machine; None: it is on another one.
@@ -49,20 +53,25 @@ class EngineLink:
         number: int,
         got: Callable[[EngineLink, Any], None],
         lost: Callable[[EngineLink], None],
+        step_limit_s: float = math.inf,
     ) -> None:
-        self.number = number
+        self.number, self._step_limit_s = number, step_limit_s
         self.state = EngineState(0, 0, 0, None)
         self.failure: str | None = None
         self.pid: int | None = None
-        self.is_alive = False
+        self.is_alive, self.is_wanted = False, True
+        self.ready: Ready | None = None
         self._got, self._on_lost = got, lost
         self._ended = self._restarts = False
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._built: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._started: StartedEngine | None = None
         self._transport: asyncio.Transport | None = None
         self._counters: dict[str, float] = {}  # the last that have come
         self._past: dict[str, float] = {}  # of processes before this one
-        self._silence = Silence(SILENT_BUILDING_S)
+        self._silence = self._new_silence()
+
+    def _new_silence(self) -> Silence:
+        return Silence(SILENT_BUILDING_S, step_limit_s=self._step_limit_s)
 
     async def start(self, started: StartedEngine, config: dict[str, Any]) -> Ready:
         """Wait until the engine is built.
@@ -83,15 +92,15 @@ class EngineLink:
         )
         self._transport = transport
         self.send(config)
-        return await self._ready
+        return await self._built
 
     async def restart(self, started: StartedEngine, config: dict[str, Any]) -> Ready:
-        """Have a process in the place of one that is gone; see `start`."""
+        """Have a process in the place of one that is gone, or never was; see `start`."""
         await self.discard()
         self._past, self._counters = self.counters, {}
-        self.failure, self._restarts = None, True
-        self.state, self._silence = EngineState(0, 0, 0, None), Silence(SILENT_BUILDING_S)
-        self._ready = asyncio.get_running_loop().create_future()
+        self.failure, self._ended, self._restarts = None, False, True
+        self.state, self._silence = EngineState(0, 0, 0, None), self._new_silence()
+        self._built = asyncio.get_running_loop().create_future()
         return await self.start(started, config)
 
     @property
@@ -100,12 +109,12 @@ class EngineLink:
         return {name: self._past.get(name, 0) + self._counters.get(name, 0) for name in names}
 
     def end_if_silent(self) -> None:
-        """End the process if it is silent for too long: it is gone from then on. To be called every
-        BEAT_S."""
+        """End the process if it is silent or at one step for too long: it is gone from then on. To
+        be called every BEAT_S."""
         if self._transport is None or not self._silence.is_over_limit():
             return
         self.failure = self.failure or f"it {self._silence}"
-        self._silence = Silence(SILENT_BUILDING_S)
+        self._silence = self._new_silence()
         self._transport.abort()
         if self._started is not None:
             asyncio.get_running_loop().run_in_executor(None, self._started.kill)
@@ -117,17 +126,17 @@ class EngineLink:
 
     def receive(self, message: Any) -> None:
         """Take a message of the engine."""
-        self._silence.heard()
+        self._silence.heard(message)
         match message:
             case Beat():
                 pass
             case Ready():
-                self.is_alive, self._silence.limit_s = True, SILENT_S
-                self._ready.set_result(message)
+                self.is_alive, self.ready, self._silence.limit_s = True, message, SILENT_S
+                self._built.set_result(message)
             case Failed(text, bad_input):
                 self.failure = text
-                if not self._ready.done():
-                    self._ready.set_exception(BadInput(text) if bad_input else Crashed(text))
+                if not self._built.done():
+                    self._built.set_exception(BadInput(text) if bad_input else Crashed(text))
                 elif self._transport is not None:
                     self._transport.abort()  # it is lost now, and not when its process has ended
             case _:
@@ -148,9 +157,9 @@ class EngineLink:
     def lose(self) -> None:
         """Note that the engine's process is gone."""
         served, self.is_alive, self._transport = self.is_alive, False, None
-        if not self._ready.done():
+        if not self._built.done():
             why = self.failure or "the engine's process ended while it started"
-            self._ready.set_exception(Crashed(why))
+            self._built.set_exception(Crashed(why))
         if not self._ended and (served or not self._restarts):
             self._on_lost(self)
 
@@ -162,8 +171,14 @@ class EngineLink:
 
     async def stop(self) -> None:
         """End the engine's process."""
-        self._ended = True
+        self.cut()
         await self.discard()
+
+    def cut(self) -> None:
+        """Hear nothing more of the engine, which ends by itself."""
+        self._ended, self.is_alive = True, False
+        if self._transport is not None:
+            self._transport.close()
 
     async def discard(self) -> None:
         """Free what is left of a process, which ends if it runs."""

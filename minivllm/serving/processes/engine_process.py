@@ -23,7 +23,7 @@ from minivllm.llm import LLM
 from minivllm.parallel.handover import Handover, HandoverFailed
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.children import die_with
-from minivllm.platform.processes.heartbeat import BEAT_S, beat_over, beating
+from minivllm.platform.processes.heartbeat import BEAT_S, Progress, beat_over, beating
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.processes.messages import (
     Abort,
@@ -52,10 +52,12 @@ class EngineLoop:
     Args:
         engine: serves the requests.
         channel: to the process of HTTP.
+        progress: told of each turn of the loop.
     """
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: Engine, channel: Channel, progress: Progress | None = None) -> None:
         self.engine, self.channel = engine, channel
+        self._progress = progress or Progress()
         # The completions of each request; and by a completion's id its request and index.
         self._members: dict[str, list[Request]] = {}
         self._places: dict[str, tuple[str, int]] = {}
@@ -92,13 +94,16 @@ class EngineLoop:
             if self._team is not None:
                 self._team.require_all()
                 idle = BEAT_S if idle is None else min(idle, BEAT_S)
-            for message in self.channel.receive(0.0 if engine.has_unfinished else idle):
+            messages = self.channel.receive(0.0 if engine.has_unfinished else idle)
+            self._progress.begin()
+            for message in messages:
                 self._handle(message)
             if self._compiler.is_busy:
                 self._take_compiled()
             if engine.has_unfinished:
                 self._step()
             self._outlet.send_due(not engine.has_unfinished)
+            self._progress.end()
         engine.abort_all()
 
     def _handle(self, message: Any) -> None:
@@ -284,11 +289,12 @@ def serve(channel: Channel) -> int:
     """Build the engine of the configuration that comes first, and serve until the other end is
     gone; returns the exit code."""
     (config,) = channel.receive(None)
-    with beating(beat_over(channel)):
-        return _serve(config, channel)
+    progress = Progress()
+    with beating(beat_over(channel, progress)):
+        return _serve(config, channel, progress)
 
 
-def _serve(config: dict[str, Any], channel: Channel) -> int:
+def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> int:
     try:
         llm = LLM.from_config(config)
     except Exception as error:
@@ -300,7 +306,7 @@ def _serve(config: dict[str, Any], channel: Channel) -> int:
     with llm:
         channel.send(ready(llm))
         try:
-            EngineLoop(llm.engine, channel).run()
+            EngineLoop(llm.engine, channel, progress).run()
         except Exception as error:
             channel.send(Failed(first_line(error), False))
             return 1

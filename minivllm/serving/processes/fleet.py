@@ -44,7 +44,7 @@ class Fleet:
     ) -> None:
         self.num_restarts = 0
         self._config, self._sleep, self._now = config, sleep, now
-        self._places: Sequence[Any] = ()
+        self._places: list[dict[str, Any]] = []  # by the number of a replica
         self._actors: RayActors | None = None
         self._one_by_one = asyncio.Lock()  # actors connect in the order of their start
         self._attempts: Counter[int] = Counter()  # by the number of a replica
@@ -84,8 +84,8 @@ class Fleet:
             raise Crashed(f"{self._named(link)} does not start: {words}") from None
 
     def _named(self, link: EngineLink) -> str:
-        count = self._config["parallel"]["replicas"]
-        return f"replica {link.number} of {count}" if count > 1 else "the engine"
+        count = len(self._places)
+        return f"replica {link.number} of {count}" if count else "the engine"
 
     async def _started(self) -> StartedEngine:
         """The next process."""
@@ -121,9 +121,28 @@ class Fleet:
         number, now = link.number, self._now()
         if now - self._served_since.get(number, now) > STEADY_S:
             self._attempts[number] = 0
-        while (attempt := self._attempts[number]) < len(DELAYS_S):
+        serves = await self._try(link, DELAYS_S)
+        self.num_restarts += serves
+        if serves:
+            print(f"{which} serves again", file=sys.stderr)
+        return serves
+
+    async def add(self, link: EngineLink) -> bool:
+        """Start a replica that is new, or was taken away or given up; see `revive`."""
+        self._attempts[link.number] = 0
+        serves = await self._try(link, (0.0, *DELAYS_S[1:]))
+        if serves:
+            print(f"{self._named(link)} serves", file=sys.stderr)
+        return serves
+
+    async def _try(self, link: EngineLink, delays: Sequence[float]) -> bool:
+        """Start a replica until it serves, as long as it is wanted."""
+        number, which = link.number, self._named(link)
+        while (attempt := self._attempts[number]) < len(delays):
             self._attempts[number] += 1
-            await self._sleep(DELAYS_S[attempt])
+            await self._sleep(delays[attempt])
+            if not link.is_wanted:
+                return False
             try:
                 async with self._one_by_one:
                     started = await self._again(number)
@@ -132,9 +151,7 @@ class Fleet:
                 why = first_line(error)
                 print(f"warning: {which} does not start: {why}", file=sys.stderr)
                 continue
-            self.num_restarts += 1
             self._served_since[number] = self._now()
-            print(f"{which} serves again", file=sys.stderr)
             return True
         print(f"warning: {which} is not started again: it stops each time", file=sys.stderr)
         return False
@@ -143,6 +160,36 @@ class Fleet:
         if self._actors is not None:
             self._actors.request(number)
         return await self._started()
+
+    def require_room(self, count: int) -> None:
+        """Find places for so many replicas. On CPUs those beyond `parallel.replicas` share the
+        cores of others.
+
+        Raises:
+            BadInput: there is no room for them, or only one was started.
+        """
+        at_first = self._config["parallel"]["replicas"]
+        if at_first == 1:
+            raise BadInput(
+                "one engine has all of this server's cores or GPUs, and no router: start it with "
+                "parallel.replicas=2 or more"
+            )
+        if count <= len(self._places):
+            return
+        if self._actors is not None:
+            if not self._actors.can_grow:
+                raise BadInput(
+                    f"the cluster that was started for this server has room for {at_first} "
+                    "replicas: start one with `ray start --head`, and name it in RAY_ADDRESS"
+                )
+            self._places += [self._places[0]] * (count - len(self._places))
+            return
+        gpus = replica_gpus(self._config)
+        if gpus:
+            runtime, ranks = self._config["runtime"], self._config["parallel"]["tensor"]
+            self._places = placements(runtime, count, gpus, ranks)
+        else:
+            self._places += [self._places[n % at_first] for n in range(len(self._places), count)]
 
     def close(self) -> None:
         """End what the processes were started in, when all of them are stopped."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import psutil
@@ -16,13 +17,12 @@ class Gauges:
     """Reads memory and power.
 
     Args:
-        engines: process ids of the engine's replicas.
+        engines: gives the process ids of the engine's replicas, of which some may come and go.
         gpu: of the engine, or a null object.
     """
 
-    def __init__(self, engines: Sequence[int], gpu: NullGpu) -> None:
-        self._gpu = gpu
-        self._processes = [psutil.Process(), *map(psutil.Process, engines)]
+    def __init__(self, engines: Callable[[], Sequence[int]], gpu: NullGpu) -> None:
+        self._gpu, self._engines = gpu, engines
 
     def read(self) -> str:
         """A list with one item, in JSON: `{"gauges": {"time_s", "memory_bytes", "watts"}}`.
@@ -30,16 +30,21 @@ class Gauges:
         The memory is that of the engine on its GPU, on a CPU what all processes of the server have
         in memory; watts are there where the GPU tells them. A reading on the engine's clock.
         """
-        row = self._gpu.sample({one.pid for one in self._processes[1:]})
+        engines = self._engines()
+        row = self._gpu.sample(set(engines))
         memory = row.get("gpu_process_memory") or row.get("gpu_memory_used")
-        gauges = {"time_s": time.monotonic(), "memory_bytes": memory or self._resident()}
+        gauges = {
+            "time_s": time.monotonic(),
+            "memory_bytes": memory or _resident([os.getpid(), *engines]),
+        }
         if (watts := row.get("gpu_power_w")) is not None:
             gauges["watts"] = watts
         return json.dumps([{"gauges": gauges}], separators=(",", ":"))
 
-    def _resident(self) -> int:
-        total = 0
-        for process in self._processes:
-            with suppress(psutil.Error):  # the engine has ended
-                total += process.memory_info().rss
-        return total
+
+def _resident(pids: Sequence[int]) -> int:
+    total = 0
+    for pid in pids:
+        with suppress(psutil.Error):  # the engine has ended
+            total += psutil.Process(pid).memory_info().rss
+    return total

@@ -49,7 +49,7 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
     """
     routes = APIRouter()
     options, keys, text = service.options, ApiKeys(service.options.api_keys), cache(live_page)
-    viewers = Viewers(service, Gauges(service.client.pids, gpu))
+    viewers = Viewers(service, Gauges(lambda: service.client.replicas.pids, gpu))
     load = SyntheticLoad(service)
     viewers.on_empty.append(load.stop)
 
@@ -65,8 +65,9 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
         """Describe the server; without a key that is needed, say only that it is."""
         if keys and not any([keys.fit(key) for key in keys.given(request.headers)]):
             return {"key": True}
-        tokenizer, count = service.tokenizer, service.client.num_replicas
-        several = {"replicas": count, "replica": service.client.watched} if count > 1 else {}
+        tokenizer, replicas = service.tokenizer, service.client.replicas
+        count = len(replicas.links)
+        several = {"replicas": count, "replica": replicas.watched} if count > 1 else {}
         return {
             **several,
             "key": bool(keys),
@@ -106,9 +107,9 @@ def _add_choice(routes: APIRouter, service: Service, viewers: Viewers) -> None:
     async def choose_replica(body: ReplicaBody) -> dict[str, Any]:
         """Let all who watch see another replica."""
         body.require_known()
-        if body.number >= (count := service.client.num_replicas):
+        if body.number >= (count := len(service.client.replicas.links)):
             raise ApiError(400, f"number: {count} replicas count from 0", param="number")
         if not viewers:
             raise ApiError(409, "nobody watches")
         viewers.choose(body.number)
-        return {"replica": service.client.watched}
+        return {"replica": service.client.replicas.watched}

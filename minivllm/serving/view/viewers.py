@@ -125,13 +125,13 @@ class Viewers:
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-        self._service.client.watch(False)
+        self._service.client.replicas.watch(False)
         for listener in self.on_empty:
             listener()
 
     def choose(self, number: int) -> None:
         """Let all viewers watch another replica."""
-        self._service.client.watch(True, number)
+        self._service.client.replicas.watch(True, number)
 
     def _ask(self) -> None:
         """Have the engine send its whole state soon, at most every `STATE_S` seconds."""
@@ -141,7 +141,7 @@ class Viewers:
 
     def _asked(self) -> None:
         self._asking, self._asked_s = None, time.monotonic()
-        self._service.client.watch(True)
+        self._service.client.replicas.watch(True)
 
     def _take(self, frame: ViewFrame) -> None:
         """Hand a frame of the engine to those who need it."""

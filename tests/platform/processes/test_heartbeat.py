@@ -14,6 +14,7 @@ from minivllm.platform.processes.heartbeat import (
     BEAT_S,
     SILENT_STARTING_S,
     Beat,
+    Progress,
     Silence,
     beat_over,
     beating,
@@ -94,3 +95,40 @@ def test_connections_between_hosts_notice_a_link_that_is_cut() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         prepare_tcp(ours)  # has none of these
+
+
+@given(st.lists(st.sampled_from(["same", "next", "idle", "look", "stopped"]), max_size=80))
+def test_time_at_one_step_is_counted_in_the_watcher_s_own_time(events: list[str]) -> None:
+    clock, progress = Clock(), Progress()
+    silence = Silence(1e9, clock, step_limit_s=5.0)
+    silence.heard()
+    stuck_s = 0.0
+    for event in events:
+        if event == "next":
+            progress.end()
+            progress.begin()
+        elif event == "idle":
+            progress.end()
+        if event in ("next", "idle"):
+            stuck_s = 0.0
+        if event in ("same", "next", "idle"):
+            silence.heard(Beat(progress.step))
+            silence.heard("a message, which says nothing of the step")
+            continue
+        clock.now_s += BEAT_S if event == "look" else 3600.0
+        runs = progress.step is not None
+        stuck_s += runs * (BEAT_S if event == "look" else 2 * BEAT_S)
+        assert silence.is_over_limit() == (stuck_s > 5.0)
+    assert ("one step for 5 s" in str(silence)) == (stuck_s > 5.0)
+
+
+def test_beats_name_the_step_of_the_thread_that_works() -> None:
+    ours, theirs = (Channel(one) for one in socket.socketpair())
+    progress = Progress()
+    for expected in (None, 1, None, 2):
+        (progress.end if expected is None else progress.begin)()
+        with beating(beat_over(ours, progress)):
+            assert theirs.receive(10.0)[0] == Beat(expected)
+        theirs.receive(0.0)
+    ours.close()
+    theirs.close()

@@ -86,7 +86,7 @@ def piece(completion: int, token_id: int | None, reason: str | None, error: str 
 def test_a_completion_that_fails_ends_its_request_in_the_engine(last: Piece, status: int) -> None:
     async def run() -> tuple[TokenStream, list[Any], list[Piece], ApiError]:
         client, transport = EngineClient({}, 9), Transport()
-        link = client._links[0]
+        link = client.replicas.links[0]
         link._transport = cast(Any, transport)
         link.receive(READY)
         client.begin([READY])
@@ -121,9 +121,9 @@ class Replicas:
         config = {"parallel": parallel, "cache": {"prefix_caching": True, "offload_dir": folder}}
         self.client = EngineClient(config, 9)
         self.fleet = NoFleet()
-        self.client._fleet = cast(Any, self.fleet)
+        self.client._fleet = self.client._resizing._fleet = cast(Any, self.fleet)
         self.sent = []
-        for link in self.client._links:
+        for link in self.client.replicas.links:
             transport = Transport()
             link._transport = cast(Any, transport)
             transport.lost = link.lose  # type: ignore[method-assign]
@@ -133,23 +133,23 @@ class Replicas:
 
     def answer(self, number: int, request_id: str, reason: str | None = None) -> None:
         one = piece(0, 5, reason, None)._replace(request_id=request_id)
-        self.client._links[number].receive(Step(1.0, [one], STATE, []))
+        self.client.replicas.links[number].receive(Step(1.0, [one], STATE, []))
 
     def die(self, number: int) -> None:
-        self.client._links[number].lose()
+        self.client.replicas.links[number].lose()
 
 
 def test_an_end_that_was_asked_for_is_no_loss() -> None:
     async def run() -> None:
         client = Replicas(3).client
-        for link in client._links:
+        for link in client.replicas.links:
             transport = cast(Any, link._transport)
             transport.close = partial(asyncio.get_running_loop().call_soon, link.lose)
-        client._links[0].lose()
-        await asyncio.gather(*client._tasks)
+        client.replicas.links[0].lose()
+        await asyncio.gather(*client._resizing.tasks)
         await client.stop()
         await asyncio.sleep(0.01)
-        assert not client._tasks and client.num_lost == 1
+        assert not client._resizing.tasks and client.replica_events["lost"] == 1
 
     asyncio.run(run())
 
@@ -158,15 +158,16 @@ def test_several_replicas_are_one_engine() -> None:
     async def run() -> None:
         replicas = Replicas(3)
         client = replicas.client
-        assert client.info == READY._replace(max_num_seqs=12, num_blocks=27)
+        assert client.replicas.info == READY._replace(max_num_seqs=12, num_blocks=27)
         names = [client.submit([1], SamplingParams()).request_id for _ in range(4)]
         assert [len(sent) for sent in replicas.sent] == [2, 1, 1]
         for number, name in enumerate(names):
             replicas.answer(number % 3, name, "length")
         assert not client.streams and client.router.queued == [0, 0, 0]
-        assert client.state == EngineState(3, 6, 9, None) and client.counters == {"steps": 15.0}
+        engines = client.replicas
+        assert engines.state == EngineState(3, 6, 9, None) and engines.counters == {"steps": 15.0}
         replicas.die(1)
-        assert client.state.num_running == 2 and client.counters == {"steps": 15.0}
+        assert engines.state.num_running == 2 and engines.counters == {"steps": 15.0}
 
     asyncio.run(run())
 
@@ -222,14 +223,14 @@ def test_the_prefix_caches_are_empty_when_all_have_said_so() -> None:
         first = asyncio.ensure_future(replicas.client.reset_prefix_cache())
         await asyncio.sleep(0)
         assert replicas.sent == [[ResetPrefixCache()], [ResetPrefixCache()]]
-        replicas.client._links[0].receive(Reset(True))
+        replicas.client.replicas.links[0].receive(Reset(True))
         await asyncio.sleep(0)
         assert not first.done()
-        replicas.client._links[1].receive(Reset(True))
+        replicas.client.replicas.links[1].receive(Reset(True))
         assert await first
         second = asyncio.ensure_future(replicas.client.reset_prefix_cache())
         await asyncio.sleep(0)
-        replicas.client._links[0].receive(Reset(True))
+        replicas.client.replicas.links[0].receive(Reset(True))
         replicas.die(1)
         assert not await second  # nobody knows of the other
 
@@ -305,7 +306,7 @@ def test_samples_and_beams_that_have_begun_end_with_an_error(params: SamplingPar
         assert not replicas.sent[1][1:] and not waiting.is_over
         third = replicas.client.submit([1], params)
         replicas.fleet.works = True
-        await asyncio.gather(*replicas.client._tasks)
+        await asyncio.gather(*replicas.client._resizing.tasks)
         replicas.die(1)  # of these nothing has come
         assert not third.is_over and [one.request_id for one in replicas.sent[0]][1:] == []
 
@@ -320,11 +321,12 @@ def test_a_replica_that_is_started_again_gets_requests_again() -> None:
         for number in (1, 2):
             replicas.answer(number, "nobody")
             replicas.die(number)
-            assert client.num_alive == 2 and client.is_alive
-            await asyncio.gather(*client._tasks)
-            assert client.num_alive == 3 and client.handovers is not None
+            assert len(client.replicas.serving) == 2 and client.is_alive
+            await asyncio.gather(*client._resizing.tasks)
+            assert len(client.replicas.serving) == 3 and client.handovers is not None
             assert client.handovers.decoders.alive == {0, 1}
-        assert client.replica_events == {"lost": 2, "restarted": 2, "requests_rerouted": 0}
+        events = {"lost": 2, "restarted": 2, "requests_rerouted": 0, "added": 0, "removed": 0}
+        assert client.replica_events == events
 
     asyncio.run(run())
 
@@ -333,20 +335,41 @@ def test_a_silent_replica_is_dead() -> None:
     async def run() -> None:
         replicas = Replicas(2)
         client, now = replicas.client, [0.0]
-        for link in client._links:
+        for link in client.replicas.links:
             link._silence = Silence(SILENT_S, lambda: now[0])
             link.receive(Beat())
         stream = client.submit([1], SamplingParams())
-        while client.num_alive == 2:
+        while len(client.replicas.serving) == 2:
             now[0] += BEAT_S
-            client._links[1].receive(Beat())
-            for link in client._links:
+            client.replicas.links[1].receive(Beat())
+            for link in client.replicas.links:
                 link.end_if_silent()
             await asyncio.sleep(0)
         assert SILENT_S <= now[0] <= SILENT_S + 2 * BEAT_S
-        assert client._links[1].is_alive and not stream.is_over
+        assert client.replicas.links[1].is_alive and not stream.is_over
         assert [one.request_id for one in replicas.sent[1]] == ["r1"]
-        assert await client._links[0].last_words() == "it has not answered for 8 s"
+        assert await client.replicas.links[0].last_words() == "it has not answered for 8 s"
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_stays_at_one_step_is_dead() -> None:
+    async def run() -> None:
+        replicas = Replicas(2)
+        client, now = replicas.client, [0.0]
+        for link in client.replicas.links:
+            link._silence = Silence(SILENT_S, lambda: now[0], step_limit_s=20.0)
+        client.submit([1], SamplingParams())
+        for step in range(100):
+            now[0] += BEAT_S
+            client.replicas.links[0].receive(Beat(7))  # it beats, and gets no further
+            client.replicas.links[1].receive(Beat(step))
+            for link in client.replicas.links:
+                link.end_if_silent()
+            await asyncio.sleep(0)
+            assert client.replicas.links[0].is_alive == (now[0] <= 20.0)
+        assert await client.replicas.links[0].last_words() == "it has been at one step for 20 s"
+        assert [one.request_id for one in replicas.sent[1]] == ["r1"]
 
     asyncio.run(run())
 
@@ -369,10 +392,10 @@ def test_a_replica_that_dies_while_others_are_built_gets_nothing() -> None:
     async def run() -> None:
         replicas = Replicas(2)
         other = EngineClient({"parallel": {"replicas": 2}}, 9)
-        for link in other._links:
+        for link in other.replicas.links:
             link._transport = cast(Any, Transport())
             link.receive(READY)
-        other._links[0].lose()
+        other.replicas.links[0].lose()
         other.begin([READY] * 2)
         assert other.router.alive == {1} and replicas.client.router.alive == {0, 1}
 
@@ -382,12 +405,12 @@ def test_a_replica_that_dies_while_others_are_built_gets_nothing() -> None:
 def test_the_view_goes_on_with_another_replica() -> None:
     async def run() -> None:
         replicas = Replicas(2)
-        replicas.client.watch(True)
-        replicas.client.watch(True)
+        replicas.client.replicas.watch(True)
+        replicas.client.replicas.watch(True)
         assert replicas.sent == [[Watch(True), Watch(True)], []]
         replicas.die(0)
         assert replicas.sent[1] == [Watch(True)]
-        replicas.client.watch(False)
+        replicas.client.replicas.watch(False)
         assert replicas.sent[1][1:] == [Watch(False)]
         replicas.die(1)
 
@@ -402,13 +425,13 @@ def test_another_replica_continues_what_has_its_prompt_computed() -> None:
         assert [len(one) for one in sent] == [2, 0, 0] and sent[0][0].hands_over
         done = HandedOver("r1", [5], 77, b"keys")
         replicas.answer(0, "r1")
-        client._links[0].receive(done)
+        client.replicas.links[0].receive(done)
         (rest,) = sent[1]
         assert rest.rest == done and rest.params.seed == 77 and not rest.hands_over
         replicas.answer(1, "r1", "length")
         assert streams[0].is_over and streams[0].num_output_tokens == 2
         client._abort(streams[1])  # its client has left
-        client._links[0].receive(done._replace(request_id="r2"))
+        client.replicas.links[0].receive(done._replace(request_id="r2"))
         assert sent[0][2:] == [Abort("r2")] and sent[2] == []
         assert client.router.queued == [0] and client.handovers is not None
         assert client.handovers.decoders.queued == [0, 0]
@@ -429,12 +452,12 @@ def test_the_file_of_a_request_that_ends_is_deleted(tmp_path: Path) -> None:
             if number == 2:
                 client._abort(streams[2])  # its client leaves before the handover comes
             given = message.hands_over.give(b"keys")
-            client._links[0].receive(HandedOver(message.request_id, [5], 77, given))
+            client.replicas.links[0].receive(HandedOver(message.request_id, [5], 77, given))
         assert len(list(tmp_path.glob("*/0-*"))) == 2
         client._abort(streams[0])  # before another replica has read it
         assert len(list(tmp_path.glob("*/*"))) == 1
-        client._links[1].lose()
-        client._links[2].lose()
+        client.replicas.links[1].lose()
+        client.replicas.links[2].lose()
         assert not list(tmp_path.glob("*/*")) and streams[1].is_over
         await client.stop()
         assert not list(tmp_path.iterdir())
@@ -448,7 +471,7 @@ def test_requests_are_served_while_a_replica_of_each_kind_lives() -> None:
         client = replicas.client
         moved, waiting = (client.submit([1], SamplingParams(max_tokens=9)) for _ in range(2))
         replicas.answer(0, "r1")
-        client._links[0].receive(HandedOver("r1", [5], 7, b""))
+        client.replicas.links[0].receive(HandedOver("r1", [5], 7, b""))
         replicas.die(1)
         (rest,) = replicas.sent[2]  # another of its kind goes on with it
         assert rest.request_id == "r1" and rest.rest.token_ids == [5] and not rest.hands_over
@@ -467,17 +490,17 @@ def test_the_view_goes_to_the_replica_that_is_chosen() -> None:
     async def run() -> None:
         replicas = Replicas(3)
         client, sent = replicas.client, replicas.sent
-        client.watch(True)
-        assert client.watched == 0
-        client.watch(True, 2)
-        client.watch(True)
-        assert client.watched == 2
+        client.replicas.watch(True)
+        assert client.replicas.watched == 0
+        client.replicas.watch(True, 2)
+        client.replicas.watch(True)
+        assert client.replicas.watched == 2
         assert sent == [[Watch(True), Watch(False)], [], [Watch(True), Watch(True)]]
         replicas.die(2)
-        assert client.watched == 0 and sent[0][2:] == [Watch(True)]
-        client.watch(True, 2)  # it is dead
-        assert client.watched == 0 and sent[0][3:] == [Watch(True)]
-        client.watch(False)
+        assert client.replicas.watched == 0 and sent[0][2:] == [Watch(True)]
+        client.replicas.watch(True, 2)  # it is dead
+        assert client.replicas.watched == 0 and sent[0][3:] == [Watch(True)]
+        client.replicas.watch(False)
         assert sent[0][4:] == [Watch(False)] and sent[1] == []
 
     asyncio.run(run())

@@ -13,6 +13,7 @@ from minivllm import LLM, SamplingParams
 from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import Crashed
 from minivllm.parallel.handover import Handover, Stored
+from minivllm.platform.processes.heartbeat import Progress
 from minivllm.serving.processes.engine_process import EngineLoop
 from minivllm.serving.processes.messages import Abort, HandedOver, Piece, Step, Submit
 
@@ -210,3 +211,20 @@ def test_an_engine_without_a_rank_ends_whether_it_runs_or_idles(
         one.loop._step()
     assert not one.channel.messages
     one.engine.abort_all()
+
+
+def test_the_loop_tells_steps_from_waits(
+    llms: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, waits, works = Progress(), list[int | None](), list[int | None]()
+
+    class Waits(Sent):
+        def receive(self, timeout: float) -> list[Any]:
+            waits.append(progress.step)
+            self.closed = len(waits) == 3
+            return [Abort("nobody")]
+
+    loop = EngineLoop(llms[0].engine, Waits(), progress)  # type: ignore[arg-type]
+    monkeypatch.setattr(loop, "_handle", lambda _: works.append(progress.step))
+    loop.run()
+    assert waits == [None] * 3 and works == [1, 2, 3] and progress.step is None

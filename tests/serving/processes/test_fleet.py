@@ -27,7 +27,7 @@ FIELDS = {
 class Link:
     """Stands in for an EngineLink, with a process that starts unless a failure is next."""
 
-    number = 1
+    number, is_wanted = 1, True
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []

@@ -14,7 +14,7 @@ from minivllm.serving.view.gauges import Gauges
 
 
 def read(gpu: NullGpu) -> dict[str, Any]:
-    (item,) = json.loads(Gauges([psutil.Process().ppid()], gpu).read())
+    (item,) = json.loads(Gauges(lambda: [psutil.Process().ppid()], gpu).read())
     return cast(dict[str, Any], item["gauges"])
 
 

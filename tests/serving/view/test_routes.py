@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -96,7 +95,7 @@ def test_names_of_the_machine_itself() -> None:
 
 @pytest.mark.parametrize("view", [True, False])
 def test_a_server_may_do_without(view: bool) -> None:
-    client = SimpleNamespace(listeners=[], submitted=[], viewers=[], pids=[os.getpid()])
+    client = SimpleNamespace(listeners=[], submitted=[], viewers=[])
     ready = Ready(9, 9, (), 9, 9, 9, SamplingParams(), [])
     service = Service(ServeOptions(view=view), cast(Any, client), ready, None, "m")
     paths = build_app(service, NullGpu()).openapi()["paths"]

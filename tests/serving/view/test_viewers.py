@@ -24,7 +24,8 @@ class Room:
     def __init__(self) -> None:
         self.watched: list[bool] = []
         self.counts: Counter[str] = Counter()
-        client = SimpleNamespace(viewers=[], submitted=[], watch=self.watched.append)
+        replicas = SimpleNamespace(watch=self.watched.append)
+        client = SimpleNamespace(viewers=[], submitted=[], replicas=replicas)
         self.service = SimpleNamespace(
             client=client, num_viewers=0, count=lambda name: self.counts.update([name])
         )
