@@ -353,6 +353,8 @@ class Drive:
                 trace.reasoning_tokens = output.reasoning_tokens
             if trace.cached_tokens is None:
                 trace.cached_tokens = output.cached_tokens
+            if output.kv_transfer is not None:
+                trace.add_transfer(output.kv_transfer)
             if output.finish_reason is not None:
                 del self.open[output.request_id]
                 if output.finish_reason not in COMPLETED:

@@ -271,6 +271,10 @@ def compute(
     return Metrics(**values, own={name: one.measure(run) for name, one in (own or {}).items()})
 
 
+TRANSFER = ("kv_bytes_handed_over", "kv_ms_given", "kv_ms_taken")  # columns of a KV transfer
+NOT_MOVED = (None, None, None)
+
+
 def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[dict[str, Any]]:
     """A row a request, failed ones too, for requests.parquet; times are seconds after
     `origin_s`."""
@@ -288,6 +292,7 @@ def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[
     }
     if not any(trace.reasoning_tokens for trace in traces):
         thoughts = {}
+    moved = any(trace.kv_transfer for trace in traces)
     return [
         {
             "request_id": trace.request_id,
@@ -307,6 +312,7 @@ def request_rows(traces: Sequence[RequestTrace], origin_s: float = 0.0) -> list[
             "e2e_ms": one(E2E(), trace),
             "queue_ms": one(Queue(), trace),
             **{name: read(trace) for name, read in thoughts.items()},
+            **(dict(zip(TRANSFER, trace.kv_transfer or NOT_MOVED, strict=True)) if moved else {}),
         }
         for trace in traces
     ]

@@ -29,6 +29,14 @@ class RequestTrace:
     reasoning_tokens: int = 0  # of the thinking block, where the engine tells it apart
     # of the prompt, found in the prefix cache, where the engine says so
     cached_tokens: int | None = None
+    # of keys and values that went to another replica: bytes, and milliseconds of copying them out
+    # and in; None: none went
+    kv_transfer: tuple[int, float, float] | None = None
+
+    def add_transfer(self, part: tuple[int, float, float]) -> None:
+        """Add a part of what its KV transfer has cost."""
+        size, given, taken = self.kv_transfer or (0, 0.0, 0.0)
+        self.kv_transfer = size + part[0], given + part[1], taken + part[2]
 
     @property
     def completed(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,15 @@ from minivllm.bench.workloads.pictures import PictureReader
 from minivllm.engine.options import SamplingParams
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
+
+
+class KvTransfer(NamedTuple):
+    """Keys and values that went from one replica to another: their size, and the milliseconds of
+    copying them out and in; of a simulation those of its link stand in `ms_given`."""
+
+    num_bytes: int = 0
+    ms_given: float = 0.0
+    ms_taken: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class EngineOutput:
     reasoning_tokens: int | None = None
     # of the prompt, found in the prefix cache, where the engine says so
     cached_tokens: int | None = None
+    kv_transfer: KvTransfer | None = None  # a part of what the request's KV transfer has cost
 
 
 @dataclass

@@ -12,9 +12,10 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import Any
 
-from minivllm.bench.targets.base import EngineOutput
+from minivllm.bench.targets.base import EngineOutput, KvTransfer
 from minivllm.bench.targets.replicas.messages import (
     Ask,
     Broken,
@@ -29,6 +30,7 @@ from minivllm.bench.targets.replicas.messages import (
 from minivllm.cluster.router import CacheShape
 from minivllm.config.compose import build
 from minivllm.errors import BadInput, first_line
+from minivllm.parallel.handover import Handover
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.heartbeat import beat_over, beating
 from minivllm.platform.threads import thread_count
@@ -49,6 +51,7 @@ class ReplicaLoop:
         self._unfinished: set[str] = set()
         self._handed_over: dict[str, float] = {}  # what was given and taken, for the liveness
         self._handing_over: dict[str, Serve] = {}
+        self._transfers: dict[str, KvTransfer] = {}  # that the next output of a request tells
 
     def run(self) -> None:
         """Serve until the other end is gone.
@@ -72,7 +75,9 @@ class ReplicaLoop:
                 if message.prefix:
                     begin = time.perf_counter()
                     self._engine.put_prefix(prompt, message.prefix)
-                    self._count("kv_ms_taken", 1e3 * (time.perf_counter() - begin))
+                    ms_taken = 1e3 * (time.perf_counter() - begin)
+                    self._count("kv_ms_taken", ms_taken)
+                    self._transfers[request_id] = KvTransfer(ms_taken=ms_taken)
                 if message.inputs is None:
                     self._engine.submit(request_id, prompt, params)
                 else:
@@ -89,6 +94,7 @@ class ReplicaLoop:
                 if method in ("reset", "recount"):  # they end all requests
                     self._handed_over.clear()
                     self._unfinished.clear()
+                    self._transfers.clear()
                     self._handing_over.clear()
                 self._channel.send(Reply(value))
 
@@ -110,14 +116,24 @@ class ReplicaLoop:
                 self._unfinished.discard(one.request_id)
                 asked = self._handing_over.pop(one.request_id, None)
                 if asked and asked.hands_over and one.finish_reason == "length":
-                    begin = time.perf_counter()
-                    content = self._engine.take_prefix(asked.prompt_token_ids)
-                    given = asked.hands_over.give(content)
-                    self._count("kv_ms_given", 1e3 * (time.perf_counter() - begin))
-                    self._count("kv_bytes_handed_over", len(content))
-                    self._channel.send(Prefix(one.request_id, given))
+                    self._hand_over(one.request_id, asked.prompt_token_ids, asked.hands_over)
+        if self._transfers:
+            outputs = [
+                replace(one, kv_transfer=self._transfers.pop(one.request_id, None))
+                for one in outputs
+            ]
         if outputs:
             self._channel.send(step_message(outputs))
+
+    def _hand_over(self, request_id: str, prompt: list[int], how: Handover) -> None:
+        begin = time.perf_counter()
+        content = self._engine.take_prefix(prompt)
+        given = how.give(content)
+        ms_given = 1e3 * (time.perf_counter() - begin)
+        self._count("kv_ms_given", ms_given)
+        self._count("kv_bytes_handed_over", len(content))
+        self._transfers[request_id] = KvTransfer(len(content), ms_given)
+        self._channel.send(Prefix(request_id, given))
 
 
 def broken(error: Exception) -> Broken:

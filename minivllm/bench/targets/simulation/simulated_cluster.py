@@ -12,7 +12,7 @@ from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.bench.targets.base import EngineOutput
+from minivllm.bench.targets.base import EngineOutput, KvTransfer
 from minivllm.bench.targets.options import SimulatedOptions
 from minivllm.bench.targets.replicas.merging import (
     Liveness,
@@ -64,7 +64,7 @@ class SimulatedCluster(RoutedEngine):
         for engine in self.engines:
             engine.submission_clock = self.clock
         self._keep_prefixes = view.measure.prefix_cache == "warm"
-        self._link_ms_per_token = 0.0
+        self._link_ms_per_token, self._kv_bytes_per_token = 0.0, first.kv_bytes_per_token
         if options.link_gb_s is not None:
             self._link_ms_per_token = first.kv_bytes_per_token / options.link_gb_s / 1e6
         self._link_ms = options.link_us / 1e3
@@ -165,7 +165,8 @@ class SimulatedCluster(RoutedEngine):
         milliseconds = self._link_ms + len(tokens) * self._link_ms_per_token
         arrival = self.clock.time + milliseconds / 1e3
         self._after(arrival, partial(self._take_over, request_id, number, tokens, rest.params))
-        return replace(output, finish_reason=None)
+        transfer = KvTransfer(round(len(tokens) * self._kv_bytes_per_token), milliseconds)
+        return replace(output, finish_reason=None, kv_transfer=transfer)
 
     def _take_over(
         self, request_id: str, number: int, tokens: SimulatedTokens, params: SamplingParams

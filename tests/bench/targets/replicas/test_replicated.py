@@ -18,6 +18,7 @@ from minivllm.bench import supervisor
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.making import WorkloadMaker
+from minivllm.bench.metrics.metrics import TRANSFER, request_rows
 from minivllm.bench.metrics.rows import breakdown
 from minivllm.bench.records import identity, storage
 from minivllm.bench.targets.base import SessionEngine
@@ -319,6 +320,12 @@ def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(
     assert num_bytes > 0 == num_bytes % blocks  # of full blocks, whose size is one
     for name in ("kv_ms_given", "kv_ms_taken"):
         assert float(counted["parallel"][name]) > 0
+    rows = request_rows(traces)
+    assert [rows[0][name] for name in TRANSFER] == [None] * 3  # its answer was one token
+    for name in TRANSFER:
+        assert sum(row[name] for row in rows[1:]) == pytest.approx(counted["parallel"][name]), name
+    sizes = [length // 8 * num_bytes / blocks for length in prompts[1:]]
+    assert [row["kv_bytes_handed_over"] for row in rows[1:]] == sizes
     given = str(counted["parallel"]["requests"]).split(" | ")
     assert given[0] == "5" and sum(map(int, given[1:])) == 4  # one had an answer of one token
     # What no full block of a prompt has is computed again.

@@ -128,6 +128,8 @@ def test_an_answer_goes_on_where_its_keys_and_values_were_sent() -> None:
     assert third == pytest.approx(second + 0.1)
     live = under_test.liveness()
     assert live["parallel"]["tokens_handed_over"] == 34
+    num_bytes = 34 * under_test.engines[0].kv_bytes_per_token
+    assert a.kv_transfer == (num_bytes, pytest.approx(1e3 * handed), 0.0)
     assert live["cache"]["prefix_tokens_reused"] == 0  # what was handed over is no hit
     assert [step["replica"] for step in under_test.steps()] == [0, 1, 1]
 
