@@ -256,6 +256,18 @@ class RayActors:
             BadInput: the cluster does not start it.
         """
         token, handle, end = self._waiting[0]
+        try:
+            found = self._connected(token, end)
+        except BaseException:
+            self._ray.kill(handle)  # one that is started later would wait for ever
+            raise
+        finally:
+            self._waiting.pop(0)
+        (calls, said), (output, _) = found["calls"], found["output"]
+        return RayActor(self._ray, handle, end, calls, output, said)
+
+    def _connected(self, token: bytes, end: Any) -> dict[str, tuple[socket.socket, dict[str, Any]]]:
+        """The connections of an actor, once both are there."""
         deadline = time.monotonic() + START_S
         while len(found := self._arrived.get(token, {})) < 2:
             if self._ray.wait([end], timeout=0)[0]:
@@ -267,9 +279,7 @@ class RayActors:
                     f"{self._cluster.free()}"
                 )
             self._accept()
-        self._waiting.pop(0)
-        (calls, said), (output, _) = found["calls"], found["output"]
-        return RayActor(self._ray, handle, end, calls, output, said)
+        return found
 
     def _raise_ended(self, end: Any) -> None:
         try:

@@ -180,6 +180,7 @@ def test_an_actor_that_ends_before_it_connects(ray: PretendedRay) -> None:
     ray.kill(group._waiting[0][1])
     with pytest.raises(RuntimeError, match="cannot start in its Ray actor: it was killed"):
         group.start()
+    assert not group._waiting, "a later one would be taken for it"
     group.close()
 
 

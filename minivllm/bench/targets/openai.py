@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.hardware.gpu import visible_devices
 from minivllm.bench.targets.adapter import Adapter
@@ -28,7 +28,7 @@ from minivllm.bench.targets.http.stream_event import (
     server_words,
 )
 from minivllm.bench.targets.options import OpenAIOptions
-from minivllm.bench.targets.peer_process import Child, StartedProcess, listeners
+from minivllm.bench.targets.peer_process import Child, StartedProcess
 from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.support import is_remote
 from minivllm.config.typed import Config
@@ -38,6 +38,9 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.support import INSTALL
+
+if TYPE_CHECKING:
+    from minivllm.bench.targets.http.client import Client
 
 PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is first asked
 LOOK_S = 0.5  # between two looks at whether a server has started
@@ -83,7 +86,7 @@ class OpenAIEngine(Adapter):
         require_supported(config)
         view = Config.of(config)
         try:
-            from minivllm.bench.targets.http.client import Client
+            from minivllm.bench.targets.http.workers import Workers, chosen
         except ImportError as error:
             raise BadInput(f"engine={self.name} needs aiohttp ({error}): {INSTALL}") from error
         source, remote = resolve(config["model"], allow_random=False)[1], is_remote(config)
@@ -103,28 +106,29 @@ class OpenAIEngine(Adapter):
         self._results: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._child: StartedProcess | None = None
         key = os.environ.get(options.api_key_env)
-        self._client = Client(options.url, key, options.max_connections)
+        self._workers = Workers(options.urls, key, options.max_connections, options.router)
+        self._client = self._workers.clients[0]
         self._clear()
         try:
             begin = time.monotonic()
             served = self._reach(options.command, options.start_timeout_s)
-            self._model = self._chosen(served, options.model)
+            self._model = chosen(self._client, served, options.model)
             limit = view.model.max_model_len or sizes.max_position_embeddings
             self.info = EngineInfo(
                 name=self.name,
                 weights=None if remote else source.weights,
                 fingerprint=source.fingerprint,
                 vocab_size=sizes.vocab_size,
-                max_model_len=min(limit, served[self._model] or limit),
+                max_model_len=min(limit, self._workers.context(self._model, served) or limit),
                 eos_token_ids=sizes.eos_token_ids,
-                max_num_seqs=options.max_connections,
+                max_num_seqs=self._workers.connections,
                 load_s=time.monotonic() - begin,
                 served_model=self._model if remote else None,
                 warnings=[*source.warnings, *self.notes],
                 computes_here=False,
                 keeps_prefixes=self._reset_path is None,
                 takes_chat=self._api != "completions",
-                servers=listeners(options.url) if options.command is None else None,
+                servers=self._workers.processes() if options.command is None else None,
             )
             self.info.warnings += [KEEPS] * (self.info.keeps_prefixes > self._keep_prefixes)
             self._probe(options.prompt)
@@ -186,16 +190,6 @@ class OpenAIEngine(Adapter):
     def _models(self) -> dict[str, int | None]:
         return served_models(self._client.wait(self._client.models()))
 
-    def _chosen(self, served: Mapping[str, Any], model: str | None) -> str:
-        if model is None and served:
-            return next(iter(served))
-        if model is None or model not in served:
-            raise BadInput(
-                f"engine.model={model}: {self._client.address('')} does not serve it; "
-                f"it serves {', '.join(served)[:300] or 'none'}"
-            )
-        return model
-
     def _probe(self, prompt: str) -> None:
         """Find out with short requests whether prompts go as ids or text, and how tokens can be
         counted."""
@@ -221,6 +215,7 @@ class OpenAIEngine(Adapter):
                     break
             except (OSError, ServerError):
                 continue  # it does not take that
+        self._workers.each_other(lambda client: self._ask(1, client))
 
     def _first_answer(self, rejections: list[str]) -> Tokens | None:
         """The answer to a short request; where a strict server rejects it, to one with fewer of the
@@ -238,19 +233,19 @@ class OpenAIEngine(Adapter):
         self._extra = wanted
         return None
 
-    def _ask(self, max_tokens: int) -> Tokens:
+    def _ask(self, max_tokens: int, client: Client | None = None) -> Tokens:
         """One short request to its end. Raises ServerError where that is none, BadInput where it
         does not come."""
         outputs: list[EngineOutput] = []
         tokens = self._tokens("probe", outputs.append, max_tokens)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         body = self._asked(self._bodies.body(list(PROBE), max_tokens, params))
-        patience = min(PATIENCE_S, self._idle_s)
+        patience, client = min(PATIENCE_S, self._idle_s), client or self._client
         try:
-            self._client.wait(asyncio.wait_for(self._stream(body, tokens), patience))
+            client.wait(asyncio.wait_for(self._stream(client, body, tokens), patience))
         except TimeoutError:
             raise BadInput(
-                f"engine.url={self._client.address('')}: no whole answer to a request for "
+                f"engine.url={client.address('')}: no whole answer to a request for "
                 f"{max_tokens} token{'s' * (max_tokens > 1)} within {patience:g} s"
             ) from None
         if outputs[-1].error is not None:
@@ -258,10 +253,7 @@ class OpenAIEngine(Adapter):
         return tokens
 
     def _empty_cache(self) -> None:
-        try:
-            self._client.wait(self._client.empty_cache(self._reset_path or ""))
-        except (OSError, ServerError) as error:
-            raise BadInput(f"engine.cache_reset={self._reset_path}: {error}") from None
+        self._workers.empty_caches(self._reset_path or "")
 
     # ---- requests
 
@@ -293,10 +285,15 @@ class OpenAIEngine(Adapter):
         content = None if pictures is None else pictures.content(request_id, prompt_token_ids)
         body = self._asked(self._bodies.body(prompt_token_ids, max_tokens, params, chat, content))
         tokens = self._tokens(request_id, self._results.put, max_tokens)
-        self._seen.append((len(prompt_token_ids), tokens))
+        session = self._sessions.pop(request_id, None)
+        client = self._workers.route(request_id, prompt_token_ids, tokens, max_tokens, session)
         if not self._tasks:
             self._heard_s = time.monotonic()
-        self._tasks[request_id] = self._client.start(self._serve(body, tokens)), tokens
+        self._tasks[request_id] = client.start(self._serve(client, body, tokens)), tokens
+
+    def note_session(self, request_id: str, session: str) -> None:
+        """See SessionEngine."""
+        self._sessions[request_id] = session
 
     def note_images(self, request_id: str, names: Sequence[str]) -> None:
         require_pictures(self.pictures).note(request_id, names)
@@ -313,17 +310,17 @@ class OpenAIEngine(Adapter):
         read = read_response_event if self._api == "responses" else read_event
         return Tokens(request_id, deliver, max_tokens, count, self.info.vocab_size, read)
 
-    async def _serve(self, body: dict[str, Any], tokens: Tokens) -> None:
+    async def _serve(self, client: Client, body: dict[str, Any], tokens: Tokens) -> None:
         """One request; whatever happens, an output says that it has ended."""
         try:
-            await self._stream(body, tokens)
+            await self._stream(client, body, tokens)
         except ServerError as error:
             tokens.fail(str(error))
         except Exception as error:
             tokens.fail(f"{type(error).__name__}: {server_words(str(error))}")
 
-    async def _stream(self, body: dict[str, Any], tokens: Tokens) -> None:
-        async with aclosing(self._client.lines(PATHS[self._api], body)) as lines:
+    async def _stream(self, client: Client, body: dict[str, Any], tokens: Tokens) -> None:
+        async with aclosing(client.lines(PATHS[self._api], body)) as lines:
             await read_stream(lines, tokens)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
@@ -344,6 +341,7 @@ class OpenAIEngine(Adapter):
         elif self._tasks and time.monotonic() - self._heard_s > self._idle_s:
             self._client.wait(self._give_up())
         for output in outputs:
+            self._workers.note(output)
             if output.finish_reason is not None:
                 self._tasks.pop(output.request_id, None)
         return outputs
@@ -361,7 +359,7 @@ class OpenAIEngine(Adapter):
         """See BenchEngine. Requests are ended by closing their connections."""
         for task, _ in self._tasks.values():
             task.cancel()
-        self._client.wait(asyncio.sleep(0))  # by now none of them says anything any more
+        self._workers.forget()
         self._tasks.clear()
         if self.pictures is not None:
             self.pictures.reset()
@@ -376,8 +374,8 @@ class OpenAIEngine(Adapter):
         self._clear()
 
     def _clear(self) -> None:
-        self._seen: list[tuple[int, Tokens]] = []
-        self._client.queued_s.clear()
+        self._sessions: dict[str, str] = {}  # of requests that are to come
+        self._workers.clear()
 
     def steps(self) -> list[dict[str, Any]]:
         """None: a server's steps cannot be seen."""
@@ -386,14 +384,15 @@ class OpenAIEngine(Adapter):
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """What the server said of the requests, and how well tokens could be told apart; see
         BenchEngine."""
-        client, as_text = self._client, self._bodies.as_text
+        workers, as_text = self._workers, self._bodies.as_text
         sent_as = "messages" if self.info.takes_chat else "text" if as_text else "ids"
-        own = client.queued_s, client.connections, self.tokenizer
-        return stream_counters(self._seen, sent_as, *own)
+        own = workers.queued_s, workers.connections, self.tokenizer
+        seen = [one for each in workers.seen for one in each]
+        return stream_counters(seen, sent_as, *own) | workers.counters()
 
     def close(self) -> None:
         for task, _ in self._tasks.values():
             task.cancel()
-        self._client.close()
+        self._workers.close()
         if self._child is not None:
             self._child.stop(GRACE_S)

@@ -215,14 +215,16 @@ class OpenAIOptions(EngineOptions):
     """engine=openai.
 
     Args:
-        url: where /completions and /models are below.
+        url: where /completions and /models are below; or several of them, of servers that serve
+            the same model, in a list or with commas between them.
+        router: of several, which gets a request; see `parallel.router`.
         api: which of /completions, /chat/completions and /responses is asked.
         model: its name on the server; None is the first that it lists.
         command: starts the server; None if it runs already.
         start_timeout_s: how long to wait for it.
         api_key_env: environment variable with the key; none is sent where it is not set.
         prompt: "ids", "text", or "auto" for text only where the server rejects ids.
-        max_connections: most requests under way at once.
+        max_connections: most requests under way at once, to each server.
         extra: further fields of each request; None asks for the token ids of each chunk.
         cache_reset: path to POST to that empties the server's prefix cache.
         idle_timeout_s: requests are given up where none of those under way has got a token for so
@@ -248,7 +250,8 @@ class OpenAIOptions(EngineOptions):
         remote=True,
         several_devices=True,
     )
-    url: str = "http://127.0.0.1:8000/v1"
+    url: str | list[str] = "http://127.0.0.1:8000/v1"
+    router: Literal["round_robin", "least_tokens", "session"] = knob("round_robin", unasked=True)
     api: Literal["completions", "chat", "responses"] = knob("completions", unasked=True)
     model: str | None = None
     command: str | None = None
@@ -264,10 +267,20 @@ class OpenAIOptions(EngineOptions):
         super().__post_init__()
         if self.api != "completions" and self.prompt == "ids":
             raise self.bad("prompt", f"is of engine.api=completions; {self.api} takes messages")
-        if not re.match(r"https?://[^/]", self.url):
+        if not self.urls or not all(re.match(r"https?://[^/]", url) for url in self.urls):
             raise self.bad(
                 "url", "must begin with http:// or https://, and end before /completions"
             )
+        if len({*self.urls}) < len(self.urls):
+            raise self.bad("url", "names a server twice")
+        if len(self.urls) > 1 and self.command is not None:
+            raise self.bad("command", "starts one server: give one engine.url, or start them all")
+
+    @property
+    def urls(self) -> list[str]:
+        """The servers, at least one."""
+        given = self.url.split(",") if isinstance(self.url, str) else self.url
+        return [url.strip() for url in given]
 
     @classmethod
     def supported(cls, config: Mapping[str, Any]) -> Support:

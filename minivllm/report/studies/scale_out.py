@@ -26,9 +26,13 @@ from minivllm.report.verdict import remarks
 
 SPEED = "metrics.output_tokens_per_s"
 REUSED, LOOKED_UP = (f"liveness.cache.prefix_tokens_{what}" for what in ("reused", "looked_up"))
+CACHED, COUNTED = "liveness.cache.cached_prompt_tokens", "liveness.stream.prompt_tokens_counted"
 # What one engine that is compared with several may have otherwise: as many blocks as all of them.
 BLOCKS = "cache.num_blocks"
-APART = ("choices.parallel", "config.parallel.", f"config.{BLOCKS}")
+APART = (
+    *("choices.parallel", "config.parallel.", f"config.{BLOCKS}"),
+    *("config.engine.url", "config.engine.router"),  # of servers that engine=openai asks
+)
 HEADINGS = (
     "replicas",
     "tensor",
@@ -43,6 +47,14 @@ HEADINGS = (
     "requests by replica",
     "placed at",
 )
+# Columns of tables in which a cell has them.
+FURTHER = {
+    "failures by replica": "liveness.parallel.failures",
+    "hit rate by replica": "liveness.parallel.hit_rate",
+    "KV handed over (bytes)": "liveness.parallel.kv_bytes_handed_over",
+    "KV given (ms)": "liveness.parallel.kv_ms_given",
+    "KV taken (ms)": "liveness.parallel.kv_ms_taken",
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,9 @@ class Scaled:
     @property
     def router(self) -> str:
         """The policy; nothing to choose for one replica."""
-        return str(self.cell.first("config.parallel.router")) if self.replicas > 1 else MISSING
+        asked = self.cell.first("config.engine.router")
+        router = asked or self.cell.first("config.parallel.router")
+        return str(router) if self.replicas > 1 else MISSING
 
     @property
     def efficiency(self) -> float | None:
@@ -153,7 +167,7 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
         """scale_out.md: statements and tables."""
         parts = ["\n".join(f"* {escaped(line)}" for line in statements(result)) + "\n"]
         parts += [
-            f"{escaped(load.name)}\n\n{markdown_table([], list(HEADINGS), rows(load))}"
+            f"{escaped(load.name)}\n\n{markdown_table([], headings(load), rows(load))}"
             for load in result
         ]
         return {"scale_out.md": "\n".join(parts)}
@@ -163,26 +177,31 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
     ) -> dict[str, Any]:
         """Statements and a table a load."""
         tables = [
-            {"title": load.name or "Cells", "headings": HEADINGS, "rows": rows(load)}
+            {"title": load.name or "Cells", "headings": headings(load), "rows": rows(load)}
             for load in result
         ]
         return {"statements": statements(result), "tables": tables, "plots": plots}
 
 
 def _degree(cell: Cell, knob: str) -> int:
+    if knob == "replicas" and (servers := number(cell.first("liveness.parallel.replicas"))):
+        return int(servers)
     return int(number(cell.first(f"config.parallel.{knob}")) or 1)
 
 
 def _num_places(placed_at: str) -> int:
     """How many cores or GPUs the places of a record name, such as "0,1 | 2,3" or
-    "cuda:0,1 | cuda:2,3"."""
-    return len({*re.findall(r"\d+", placed_at)})
+    "cuda:0,1 | cuda:2,3"; of servers nobody knows."""
+    return 0 if "://" in placed_at else len({*re.findall(r"\d+", placed_at)})
 
 
 def _hit_rate(cell: Cell) -> float | None:
-    """Share of the prompt tokens that the prefix caches of all replicas had."""
-    looked_up = cell.mean(LOOKED_UP)
-    return (cell.mean(REUSED) or 0.0) / looked_up if looked_up else None
+    """Share of the prompt tokens that the prefix caches of all replicas had, or that servers count
+    as cached."""
+    for reused, of in ((REUSED, LOOKED_UP), (CACHED, COUNTED)):
+        if looked_up := cell.mean(of):
+            return (cell.mean(reused) or 0.0) / looked_up
+    return None
 
 
 def scaled_loads(cells: Sequence[Cell]) -> list[ScaledLoad]:
@@ -304,8 +323,24 @@ def _placed(one: Scaled) -> str:
     return f"{replicas}{devices}{f', {one.router}' if one.router != MISSING else ''}"
 
 
+def headings(load: ScaledLoad) -> list[str]:
+    """HEADINGS, and those of FURTHER that a cell has something for."""
+    return [*HEADINGS, *_further(load)]
+
+
+def _further(load: ScaledLoad) -> dict[str, str]:
+    has = [key for key in FURTHER.values() if any(one.cell.first(key) for one in load.cells)]
+    return {heading: key for heading, key in FURTHER.items() if key in has}
+
+
+def _figure(cell: Cell, key: str) -> str:
+    value = cell.first(key)
+    return str(value or MISSING) if value is None or isinstance(value, str) else sig(cell.mean(key))
+
+
 def rows(load: ScaledLoad) -> list[list[str]]:
-    """The cells under HEADINGS."""
+    """The cells under `headings`."""
+    further = _further(load).values()
 
     def percent(share: float | None) -> str:
         return sig(None if share is None else 100 * share)
@@ -324,6 +359,7 @@ def rows(load: ScaledLoad) -> list[list[str]]:
             percent(one.kept),
             str(one.cell.first("liveness.parallel.requests") or MISSING),
             str(one.cell.first("liveness.parallel.placed_at") or MISSING),
+            *(_figure(one.cell, key) for key in further),
         ]
         for one in load.cells
     ]

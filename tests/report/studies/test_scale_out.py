@@ -12,6 +12,7 @@ from minivllm.report.inputs import ReportInputs, read
 from minivllm.report.studies.scale_out import (
     HEADINGS,
     ScaleOutStudy,
+    headings,
     rows,
     scaled_loads,
     statements,
@@ -78,6 +79,30 @@ def test_replicas_that_share_cores_have_no_efficiency(tmp_path: Path) -> None:
     records = [served(1, 0, 100.0), served(2, 0, 120.0, places="cpu | cpu")]
     (load,) = scaled_loads(inputs_of(tmp_path, records).cells)
     assert load.cells[1].efficiency is None and statements([load]) == []
+
+
+def test_servers_of_others_stand_in_the_same_table(tmp_path: Path) -> None:
+    records = [served(1, 0, 100.0), served(1, 0, 190.0)]
+    for number, record in enumerate(records):
+        urls = [f"http://gpu{n}:8000/v1" for n in range(number + 1)]
+        del record.config["cache"]["num_blocks"]
+        record.config["parallel"] = {}
+        record.config["engine"] |= {"url": urls, "router": "session"}
+        record.arm = f"engine.url={len(urls)}"
+        record.cell_id, record.run_id = f"url{number}", f"{number}".ljust(12, "0")
+        record.liveness["stream"] = {"prompt_tokens_counted": 100.0}
+        record.liveness["cache"] = {"cached_prompt_tokens": 40.0}
+    records[1].liveness["parallel"] = {
+        **{"replicas": 2.0, "requests": "3 | 5", "failures": "0 | 1", "hit_rate": "0.5 | 0.3"},
+        "placed_at": "http://gpu0:8000/v1 | http://gpu1:8000/v1",
+    }
+    (load,) = scaled_loads(inputs_of(tmp_path, records).cells)
+    one, two = rows(load)
+    assert headings(load)[len(HEADINGS) :] == ["failures by replica", "hit rate by replica"]
+    assert (one[0], two[0], two[2], two[-2:]) == ("1", "2", "session", ["0 | 1", "0.5 | 0.3"])
+    assert one[-2:] == ["–", "–"] and two[HEADINGS.index("efficiency (%)")] == "–"
+    assert two[HEADINGS.index("hit rate (%)")] == "40.0"
+    assert two[HEADINGS.index("requests by replica")] == "3 | 5"
 
 
 def test_hit_rates_are_those_of_one_engine_with_all_blocks(tmp_path: Path) -> None:
