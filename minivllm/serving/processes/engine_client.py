@@ -17,7 +17,6 @@ from minivllm.errors import BadInput
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import make_folder
 from minivllm.serving.errors import ApiError, internal, too_late, unavailable
-from minivllm.serving.processes.cache_reset import CacheReset
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.messages import (
@@ -31,7 +30,7 @@ from minivllm.serving.processes.messages import (
     Submit,
     ViewFrame,
 )
-from minivllm.serving.processes.replicas import Replicas
+from minivllm.serving.processes.replicas import CacheReset, Replicas
 from minivllm.serving.processes.resizing import Resizing
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.processes.unfinished import Unfinished

@@ -87,7 +87,7 @@ def test_servers_of_others_stand_in_the_same_table(tmp_path: Path) -> None:
         urls = [f"http://gpu{n}:8000/v1" for n in range(number + 1)]
         del record.config["cache"]["num_blocks"]
         record.config["parallel"] = {}
-        record.config["engine"] |= {"url": urls, "router": "session"}
+        record.config["engine"] = {"url": urls, "router": "session"}
         record.arm = f"engine.url={len(urls)}"
         record.cell_id, record.run_id = f"url{number}", f"{number}".ljust(12, "0")
         record.liveness["stream"] = {"prompt_tokens_counted": 100.0}

@@ -379,11 +379,11 @@ def test_a_replica_that_says_it_has_failed_is_lost_before_its_process_ends() -> 
         replicas = Replicas(2)
         client = replicas.client
         stream = client.submit([1], SamplingParams())
-        client._links[0].receive(Failed("rank 1 was killed by SIGKILL", False))
+        client.replicas.links[0].receive(Failed("rank 1 was killed by SIGKILL", False))
         await asyncio.sleep(0)
-        assert client.num_alive == 1 and not stream.is_over
+        assert len(client.replicas.serving) == 1 and not stream.is_over
         assert [one.request_id for one in replicas.sent[1]] == ["r1"]
-        assert await client._links[0].last_words() == "rank 1 was killed by SIGKILL"
+        assert await client.replicas.links[0].last_words() == "rank 1 was killed by SIGKILL"
 
     asyncio.run(run())
 
