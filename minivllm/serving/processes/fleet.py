@@ -84,8 +84,8 @@ class Fleet:
             raise Crashed(f"{self._named(link)} does not start: {words}") from None
 
     def _named(self, link: EngineLink) -> str:
-        count = len(self._places)
-        return f"replica {link.number} of {count}" if count else "the engine"
+        several = self._config["parallel"]["replicas"] > 1
+        return f"replica {link.number} of {len(self._places)}" if several else "the engine"
 
     async def _started(self) -> StartedEngine:
         """The next process."""
