@@ -45,6 +45,18 @@ def study(plug_in: Callable[[str, str, str], None]) -> Callable[[str, str], None
     return write
 
 
+STUDIES = [
+    path.stem
+    for path in sorted((Path(__file__).parents[2] / "conf/preset").glob("*.yaml"))
+    if "sweep:\n  params:" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("preset", STUDIES)
+def test_every_study_of_the_project_stands_for_arms(arms: Study, preset: str) -> None:
+    assert len(arms(f"preset={preset}")) > 1
+
+
 def test_a_study_is_a_sweep_without_a_flag(arms: Study, study: Callable[[str, str], None]) -> None:
     study("mine", "[{quant: 'bf16,int8', cache.block_size: 'range(8,17,8)'}]")
     named = [
