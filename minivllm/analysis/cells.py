@@ -170,7 +170,8 @@ def _label(cells: list[Cell]) -> None:
 
 def _telling(cells: list[Cell]) -> list[str]:
     """Titles of columns that tell cells apart as well as all columns do: the later ones that follow
-    from those before are left out."""
+    from those before are left out, but for the engine where there is room, since what a cell lacks
+    does not say what it is."""
 
     def told_apart(titles: list[str]) -> int:
         return len({tuple(cell.varying[title] for title in titles) for cell in cells})
@@ -181,7 +182,10 @@ def _telling(cells: list[Cell]) -> list[str]:
         rest = [other for other in kept if other != title]
         if told_apart(rest) == most:
             kept = rest
-    return kept
+    engine = cells[0].columns.get("choices.engine")
+    if engine is not None and engine not in kept and len(kept) < MAX_LABEL_PARTS:
+        kept.append(engine)
+    return [title for title in cells[0].varying if title in kept]
 
 
 def spoken(title: str, value: str) -> str:

@@ -38,3 +38,19 @@ def test_a_label_leaves_out_what_follows_from_other_columns(tmp_path: Path) -> N
         records.append(record)
     rows, _ = read_rows(write(tmp_path, records, parquet=False))
     assert [cell.label for cell in gather(rows)] == ["a=1 · f=0", "a=2 · f=0", "a=2 · f=5"]
+
+
+def test_a_label_names_the_engine_although_other_columns_tell_it(tmp_path: Path) -> None:
+    """What one engine has and another lacks does not say which the other is."""
+    records = []
+    for name, reuse in (("minivllm", 0), ("minivllm", 1), ("transformers", 0), ("transformers", 1)):
+        record = make_record(cell_id=f"{name}{reuse}", run_id=f"{name}{reuse}")
+        record.config["choices"] = {**record.config["choices"], "engine": name}
+        own = {knob: reuse for knob in "abc"} if name == "minivllm" else {}
+        record.config["cache"] = own
+        record.config["workload"] = {"reuse": reuse, "x": reuse}
+        records.append(record)
+    rows, _ = read_rows(write(tmp_path, records, parquet=False))
+    labels = [cell.label for cell in gather(rows)]
+    assert all(label.startswith(("minivllm", "transformers")) for label in labels), labels
+    assert len({*labels}) == 4

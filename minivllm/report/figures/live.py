@@ -14,6 +14,7 @@ import math
 import re
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from minivllm.report.figures.chart import BEYOND_X, BEYOND_Y, Chart, Panel, Series
@@ -31,6 +32,7 @@ MARKERS = {
 # pixels, of a panel by itself and of one among those that share an axis
 HEIGHT, ROW_HEIGHT = 320, 170
 FONT = "system-ui, sans-serif"
+WIDEST_LABEL = 44  # characters of an axis's label in one line, which a telephone has room for
 LEAST_PLAIN = 1e-3  # smaller figures of a logarithmic axis are written as powers
 DIGITS = 5  # significant; more are not seen and only grow the page
 
@@ -87,7 +89,7 @@ def _figure(panel: Panel, height: int) -> Any:
     plot.toolbar.logo = None
     plot.toolbar.autohide = True
     for axis, label in ((plot.xaxis, panel.x_label), (plot.yaxis, panel.y_label)):
-        axis.axis_label, axis.axis_label_text_font_style = label, "normal"
+        axis.axis_label, axis.axis_label_text_font_style = fill(label, WIDEST_LABEL), "normal"
         axis.axis_label_text_color = axis.major_label_text_color = INK
         axis.axis_line_color = axis.major_tick_line_color = GRID
         axis.minor_tick_line_color = None
