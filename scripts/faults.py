@@ -43,12 +43,13 @@ from two_hosts import NotPermitted, TwoHosts
 
 from minivllm.bench.records.identity import code_hash
 from minivllm.platform import files
-from minivllm.platform.processes.heartbeat import SILENT_BUILDING_S, SILENT_STARTING_S
+from minivllm.platform.processes.heartbeat import SILENT_STARTING_S
 from minivllm.platform.scripts import exit_code, output_file
 
 MOMENTS = ("load", "prompt", "decoding", "draining")
 FAULTS = ("kill", "stop", "cut")
 END_S = 15.0  # from a fault to the end of each request
+LEAVE_S = 60.0  # for a server to end
 WORK_S = 5.0  # that is left for a request at most
 CLIENTS, PROMPT, TOKENS = 4, 160, 32
 PIDFD_GETFD = 438  # number of the system call
@@ -209,12 +210,10 @@ def _in_loading(
     else:
         time.sleep(20.0)
     done = strike(fault, victim, hosts)
-    silent = max(SILENT_BUILDING_S, SILENT_STARTING_S) if fault == "stop" or hosts else 0.0
-    code = server.wait(silent + 60.0)
-    ended_s = time.monotonic() - done
+    silent_s = SILENT_STARTING_S if fault == "stop" or hosts else 0.0
+    code = server.wait(silent_s + LEAVE_S)
     assert code, "a server that cannot start ends with an error"
-    assert ended_s < silent + END_S, f"the server ended after {ended_s:.1f} s"
-    return {"right": 0, "errors": 0, "ended_after_s": round(ended_s, 1)}
+    return {"right": 0, "errors": 0, "ended_after_s": round(time.monotonic() - done, 1)}
 
 
 def _in_service(
@@ -256,7 +255,7 @@ def _in_service(
     if moment != "draining":
         assert (ask(port, "/health")[0] == 200) == sort.spare
     if moment == "draining" or not sort.spare:
-        server.wait(60.0)
+        server.wait(LEAVE_S)
     return {
         **{
             "in_prompt": in_prompt,

@@ -299,7 +299,7 @@ def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> int:
         llm = LLM.from_config(config)
     except Exception as error:
         bad = isinstance(error, BadInput)
-        if not bad:
+        if not isinstance(error, (BadInput, Crashed)):
             traceback.print_exc()
         channel.send(Failed(str(error) if bad else first_line(error), bad))
         return 2 if bad else 1

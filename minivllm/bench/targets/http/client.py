@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Coroutine
@@ -20,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from minivllm.bench.targets.http.stream import MOST_EVENT
 from minivllm.bench.targets.http.stream_event import MOST_ERROR, ServerError, server_words
 from minivllm.errors import BadInput
+from minivllm.platform.processes.channel import prepare_tcp
 from minivllm.platform.untrusted import MIB, parse_json, printable, size
 
 ASK_S = 30.0  # for an answer that should not take any computing, and for a connection
@@ -82,7 +84,7 @@ class Client:
             trace_configs=[queue],
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=ASK_S),
-            connector=aiohttp.TCPConnector(limit=connections),
+            connector=aiohttp.TCPConnector(limit=connections, socket_factory=_socket),
             read_bufsize=MOST_EVENT // 2,  # a line may have twice as much
             auto_decompress=False,  # a small answer could become a huge one
         )
@@ -224,6 +226,13 @@ def _words(error: Exception) -> str:
         if str(error)
         else type(error).__name__
     )
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket for a connection, which ends where the server's host or the link to it is gone."""
+    made = socket.socket(*address[:3])
+    prepare_tcp(made)
+    return made
 
 
 async def _line(response: aiohttp.ClientResponse) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any, cast
@@ -17,6 +18,7 @@ from minivllm import BadInput
 from minivllm.bench.targets.http import client as client_module
 from minivllm.bench.targets.http.client import Client
 from minivllm.bench.targets.http.stream_event import ServerError
+from minivllm.platform.processes.channel import LOST_S, prepare_tcp
 from tests.bench.targets.fake_server import POLL_S
 
 
@@ -72,6 +74,22 @@ def test_keys_users_and_queries_go_along_and_are_no_part_of_the_address(
     assert (
         client.address("x") == f"http://{host}/v1/x" and client.beside("/x") == f"http://{host}/x"
     )
+    client.close()
+
+
+def test_a_connection_notices_that_the_server_s_host_is_gone(
+    server: tuple[str, list[tuple[str, str | None]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = list[int]()
+
+    def prepare(made: socket.socket) -> None:
+        prepare_tcp(made)
+        limits.append(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    monkeypatch.setattr(client_module, "prepare_tcp", prepare)
+    client = Client(f"http://{server[0]}/v1", None, 4)
+    assert client.wait(client.ask_json("models")) == {"a": 1}
+    assert limits == [1e3 * LOST_S]
     client.close()
 
 
