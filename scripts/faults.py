@@ -33,6 +33,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +135,22 @@ def cut(pid: int) -> None:
     """End every connection of a process, as if both ends had closed it."""
     libc = ctypes.CDLL(None, use_errno=True)
     process = os.pidfd_open(pid)
+    for descriptor in sockets_of(pid):
+        same = libc.syscall(PIDFD_GETFD, process, descriptor, 0)
+        if same >= 0:
+            with contextlib.suppress(OSError), socket.socket(fileno=same) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+    os.close(process)
+
+
+def sockets_of(pid: int) -> list[int]:
+    """The descriptors of a process that are sockets."""
+    found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(entry).startswith("socket:"):
-                same = libc.syscall(PIDFD_GETFD, process, int(entry.name), 0)
-                if same >= 0:
-                    with socket.socket(fileno=same) as connection:
-                        connection.shutdown(socket.SHUT_RDWR)
-    os.close(process)
+                found.append(int(entry.name))
+    return found
 
 
 def strike(fault: str, victim: psutil.Process | None, hosts: TwoHosts | None) -> float:
@@ -161,7 +170,8 @@ def shared_memory() -> set[str]:
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             held |= set(re.findall(r"/dev/shm/(\S+)", path.read_text()))
-    return {path.name for path in Path("/dev/shm").rglob("*")} - held
+    names = {path.name for path in Path("/dev/shm").rglob("*")}
+    return {name for name in names - held if not name.startswith("sem.loky")}  # of no server
 
 
 # ---- cases
@@ -207,6 +217,8 @@ def _in_loading(
         until(lambda: bool(victims(sort, server)), START_S, "it does not begin")
         time.sleep(1.0 + number % 3)
         victim = (found := victims(sort, server))[number % len(found)]
+        if fault == "cut":
+            until(partial(sockets_of, victim.pid), START_S, "it has no connection")
     else:
         time.sleep(20.0)
     done = strike(fault, victim, hosts)
@@ -274,7 +286,7 @@ def _is_right(one: Request, other: Request) -> bool:
 
 def _said(text: str) -> str:
     """The line of a log that names what was struck."""
-    for pattern in (r"^(warning|error): ", r"^rank \d+ ", ""):
+    for pattern in (r"^(warning|error): ", r"^rank \d+ "):
         if lines := [line for line in text.splitlines() if re.search(pattern, line)]:
             return lines[0]
     return ""

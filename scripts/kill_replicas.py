@@ -77,7 +77,7 @@ def family(word: str = "") -> list[psutil.Process]:
     return sorted(found, key=lambda one: (one.create_time(), one.pid))
 
 
-def until(condition: Callable[[], bool], within_s: float, what: str) -> float:
+def until(condition: Callable[[], object], within_s: float, what: str) -> float:
     """Wait for a condition; the seconds that it took. Raises AssertionError."""
     begin = time.monotonic()
     while not condition():

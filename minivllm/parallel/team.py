@@ -142,7 +142,9 @@ class Team:
                     if channel.poll(NAME_S):
                         joined[channel.recv()] = channel
                 if self._fates or time.monotonic() > end:
-                    raise Crashed("; ".join(self._fates) or "a rank has not joined")
+                    missing = ", ".join(str(n) for n in range(1, self.size) if n not in joined)
+                    late = f"rank {missing} has not joined within {JOIN.total_seconds():.0f} s"
+                    raise Crashed("; ".join(self._fates) or late)
         self._channels += [channel for _, channel in sorted(joined.items())]
         tell: Tell = weakref.WeakMethod(self._note_loss)
         self._watch = RankWatch(dict(enumerate(self._channels, 1)), partial(_tell, tell))
