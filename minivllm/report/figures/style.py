@@ -155,8 +155,9 @@ def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bo
         ax.set_yticks([])
         for y, name in enumerate(names):
             place = ax.get_yaxis_transform()
-            text = f" {short(name, limit)}"
-            ax.text(0, y - 0.26, text, transform=place, va="bottom", fontsize=8.5, bbox=BACKED)
+            beside_axis = {"xycoords": place, "xytext": (3, 0), "textcoords": "offset points"}
+            looks: dict[str, Any] = {**beside_axis, "va": "bottom", "fontsize": 8.5, "bbox": BACKED}
+            ax.annotate(short(name, limit), (0, y - 0.26), **looks)
     elif labels:
         ax.set_yticks(range(len(names)), row_labels(names))
     else:

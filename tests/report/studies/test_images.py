@@ -73,6 +73,8 @@ def test_known_pictures_are_compared_with_new_ones_of_the_same_engine(tmp_path: 
 def test_the_page_says_it(tmp_path: Path) -> None:
     page, _ = build(tmp_path, [asked(0.0, 0, 2000.0), asked(1.0, 0, 100.0)])
     assert 'id="images"' in page.source and "20.0× shorter" in page.text
+    table = page.source.partition("<h3>Cells</h3>")[2].partition("</table>")[0]
+    assert table.count('<td class="text name">') == 2 and "&#34;" not in table
 
 
 def test_another_load_is_no_base(tmp_path: Path) -> None:
