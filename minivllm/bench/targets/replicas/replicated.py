@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -96,6 +97,7 @@ class ReplicatedEngine(RoutedEngine):
         self._sessions: dict[str, str] = {}  # of requests that are to come
         self._replicas: list[Replica] = []
         self._silences: list[Silence] = []
+        self._answers: list[deque[Any]] = [deque() for _ in self._places]
         self._looked_s = begin
         self._driven = DrivingTime()
         self._handovers = None
@@ -196,13 +198,10 @@ class ReplicatedEngine(RoutedEngine):
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens; see BenchEngine."""
-        channels = {replica.channel: number for number, replica in enumerate(self._replicas)}
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = 0.0 if self._outputs else max(0.0, end - time.monotonic())
-            for channel in wait(list(channels), min(left_s, BEAT_S)):
-                self._receive(channels[channel])
-            self._require_signs()
+            self._hear(min(left_s, BEAT_S))
             if self._outputs or not left_s:
                 break
         outputs, self._outputs = self._outputs, []
@@ -221,15 +220,22 @@ class ReplicatedEngine(RoutedEngine):
         self._replicas[number].channel.send(message)
         return replace(output, finish_reason=None)
 
-    def _receive(self, number: int, timeout_s: float | None = 0.0) -> list[Any]:
-        """Take what a replica has sent, and return answers.
+    def _hear(self, timeout_s: float) -> None:
+        """Wait for a message of any replica, and take what has come.
 
         Raises:
-            Crashed: it has ended, or another one is silent for too long.
-            BadInput, MemoryError, RuntimeError: what it says has failed.
+            Crashed: a replica has ended, or is silent for too long.
+            BadInput, MemoryError, RuntimeError: what one says has failed.
         """
-        replica, answers = self._replicas[number], []
-        for message in replica.channel.receive(timeout_s):
+        channels = {replica.channel: number for number, replica in enumerate(self._replicas)}
+        for channel in wait(list(channels), timeout_s):
+            self._receive(channels[channel])
+        self._require_signs()
+
+    def _receive(self, number: int) -> None:
+        """Take what a replica has sent."""
+        replica, answers = self._replicas[number], self._answers[number]
+        for message in replica.channel.receive():
             self._silences[number].heard()
             match message:
                 case Beat():
@@ -256,7 +262,6 @@ class ReplicatedEngine(RoutedEngine):
                     answers.append(message)
         if replica.channel.closed:
             raise Crashed(f"replica {number} of {len(self._places)} {replica.last_words()}")
-        return answers
 
     def _require_signs(self) -> None:
         """Raise Crashed where a replica is silent for too long; looks every BEAT_S."""
@@ -272,9 +277,9 @@ class ReplicatedEngine(RoutedEngine):
 
     def _answer(self, number: int) -> Any:
         """What a replica answers, once it does."""
-        while not (answers := self._receive(number, BEAT_S)):
-            self._require_signs()
-        return answers[0]
+        while not self._answers[number]:
+            self._hear(BEAT_S)
+        return self._answers[number].popleft()
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         """The result of a method of every replica's engine."""

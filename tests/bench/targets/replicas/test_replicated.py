@@ -31,7 +31,8 @@ from minivllm.cluster.placement import ALONE
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, Crashed
-from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Silence
+from minivllm.platform.processes.channel import Channel
+from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Beat, Silence
 from tests.bench.targets.replicas.pretended import LIMIT, PretendedBackend
 from tests.forked import fork_known
 from tests.seeing import make_smolvlm
@@ -152,6 +153,27 @@ def test_a_replica_that_falls_silent_ends_the_measurement(
         while True:
             engine.poll(1.0)
     group.replicas[1].engine.hangs.clear()
+
+
+def test_a_long_answer_of_one_replica_is_no_silence_of_another(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, ticks = group.engine, count()
+    monkeypatch.setattr(replicated, "BEAT_S", 0.01)
+    beats = Channel(group.replicas[1]._socket)
+
+    def now() -> float:
+        beats.send(Beat())  # another one comes before the next look
+        if (tick := next(ticks)) == 40:
+            group.replicas[0].engine.hangs.clear()
+        return BEAT_S * tick
+
+    group.replicas[0].engine.hangs.set()
+    for number in range(3):
+        engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
+    engine._silences[1] = Silence(SILENT_S, now)
+    assert engine.liveness()["parallel"]["requests"] == "1 | 1 | 1"
+    assert next(ticks) > 40
 
 
 @pytest.mark.parametrize("moment", ["polling", "asking", "submitting"])
