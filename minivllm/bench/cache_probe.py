@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from statistics import median
+
+import numpy as np
 
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock, ClockProtocol
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.targets.base import BenchEngine
 from minivllm.bench.workloads.arrivals import Concurrency
+from minivllm.bench.workloads.token_ids import draw_ids
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.options import SamplingParams
+from minivllm.models.load.reserved_ids import reserved_ids
 
 PAIRS = 4  # prompts that are asked twice; the first pair that shows nothing is the last
 PROMPT_TOKENS = 256  # at most
@@ -55,16 +59,18 @@ def _ask(engine: BenchEngine, clock: ClockProtocol | None, name: str) -> Request
     """The trace of a request for one token, with a prompt that depends on its name and is new to
     any server."""
     info = engine.info
-    ids = [i for i in range(info.vocab_size) if i not in info.eos_token_ids]
+    tokenizer = getattr(engine, "tokenizer", None)
+    reserved = reserved_ids(tokenizer, info.eos_token_ids, info.vocab_size)
     length = max(1, min(PROMPT_TOKENS, info.max_model_len // 4))
-    prompt = random.Random(f"{_SESSION}-{name}").choices(ids, k=length)
-    request = WorkloadRequest(f"cache-{name}", tuple(prompt), 1, False)
+    rng = np.random.default_rng([_SESSION, *name.encode()])
+    prompt = draw_ids(length, info.vocab_size, reserved, rng)
+    request = WorkloadRequest(f"cache-{name}", prompt, 1, False)
     params = SamplingParams(temperature=0.0)
     (trace,) = drive(engine, Workload((request,)), Concurrency(1), params, clock or Clock())
     return trace
 
 
-_SESSION = random.SystemRandom().random()
+_SESSION = secrets.randbits(64)
 
 
 def _seconds(trace: RequestTrace) -> float | None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from selectors import EVENT_READ, DefaultSelector
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
@@ -84,19 +84,25 @@ class MortalProcess:
 
     def _exchange(self, process: subprocess.Popen[bytes], question: bytes, seconds: float) -> bytes:
         assert process.stdin is not None and process.stdout is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(question + b"\n")
-            process.stdin.flush()
-        answer, deadline = bytearray(), monotonic() + seconds
+        left, answer, deadline = memoryview(question + b"\n"), bytearray(), monotonic() + seconds
+        os.set_blocking(process.stdin.fileno(), False)
         with DefaultSelector() as selector:
             selector.register(process.stdout, EVENT_READ)
+            selector.register(process.stdin, EVENT_WRITE)
             while not answer.endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - monotonic())):
+                ready = selector.select(max(0.0, deadline - monotonic()))
+                if not ready:
                     raise TookTooLong
-                piece = os.read(process.stdout.fileno(), 1 << 20)
-                answer += piece
-                if not piece or len(answer) > self._longest:
-                    raise Died
+                for key, _ in ready:
+                    if key.fileobj is process.stdin:
+                        left = _rest(process.stdin.fileno(), left)
+                        if not left:
+                            selector.unregister(process.stdin)
+                        continue
+                    piece = os.read(process.stdout.fileno(), 1 << 20)
+                    answer += piece
+                    if not piece or len(answer) > self._longest:
+                        raise Died
         return bytes(answer)
 
     def stop(self) -> None:
@@ -105,6 +111,14 @@ class MortalProcess:
             process, self._process = self._process, None
             process.kill()
             process.communicate()
+
+
+def _rest(descriptor: int, data: memoryview) -> memoryview:
+    """Write what a pipe takes; the rest of the data, which is empty where nobody reads."""
+    try:
+        return data[os.write(descriptor, data) :]
+    except BrokenPipeError:
+        return data[:0]
 
 
 _ALL: WeakSet[MortalProcess] = WeakSet()

@@ -112,7 +112,7 @@ class OwnNames:
     """
 
     def __init__(self, options: ServeOptions, address: str) -> None:
-        self._known = {options.host, address, *map(str.lower, options.allowed_hosts)}
+        self._known = {*map(str.lower, (options.host, address, *options.allowed_hosts))}
 
     def has(self, name: str) -> bool:
         """Whether this is one of them."""

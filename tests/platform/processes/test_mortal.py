@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import pickle
+import signal
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_an_end_is_an_error_of_one_question(child: MortalProcess) -> None:
     stop_all()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_child_that_does_not_read_takes_too_long(child: MortalProcess) -> None:
+    pid = int(child.ask(b"a", SECONDS).split()[1])
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(TookTooLong):
+        child.ask(b"x" * (1 << 20), 0.1)  # more than a pipe holds
+    assert int(child.ask(b"b" * (1 << 20), SECONDS).split()[1]) != pid
 
 
 def test_an_answer_has_so_much_of_a_processor(
