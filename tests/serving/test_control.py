@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 
 from minivllm import __version__
-from minivllm.serving.control import router
+from minivllm.serving.control import ReplicasBody, router
 from minivllm.serving.errors import ApiError
 from tests.later import Later
 from tests.serving.plain import call, call_json
+from tests.serving.raw import ask
 from tests.serving.running import RunningServer
 
 openai = Later("openai")
@@ -65,3 +66,45 @@ def test_the_prefix_cache_is_emptied_while_nothing_runs(server: RunningServer) -
     chunks.close()
     assert status == 409 and "requests are running" in body["error"]["message"]
     assert call(url)[0] == 405
+
+
+def test_the_number_of_replicas_is_for_who_has_the_key(
+    server: RunningServer, guarded: RunningServer
+) -> None:
+    assert ask(guarded.url, "/replicas", {"replicas": 1}).status == 401
+    assert ask(guarded.url, "/replicas", None, method="GET").status == 401
+    foreign = {"origin": "http://evil.example"}
+    assert ask(server.url, "/replicas", {"replicas": 2}, foreign).status == 403
+    refused = ask(server.url, "/replicas", {"replicas": 2})
+    assert refused.status == 400 and "start it with parallel.replicas=2" in refused.error["message"]
+    alone = {"replicas": 1, "serving": 1, "starting": 0, "draining": 0, "stopped": 0}
+    assert call_json(f"{server.url}/replicas") == (200, alone)
+
+
+@pytest.mark.parametrize(
+    ("alive", "draining", "record", "status"),
+    [
+        (True, False, False, 202),
+        (True, True, False, 503),
+        (True, False, True, 409),
+        (False,) * 3 + (503,),
+    ],
+)
+def test_when_the_number_of_replicas_can_be_changed(
+    alive: bool, draining: bool, record: bool, status: int
+) -> None:
+    asked: list[tuple[int, float]] = []
+    replicas = SimpleNamespace(states=lambda: {"replicas": 3})
+    client = SimpleNamespace(
+        is_alive=alive, replicas=replicas, resize=lambda *given: asked.append(given)
+    )
+    options = SimpleNamespace(record=record, drain_s=7.0)
+    service = SimpleNamespace(client=client, is_draining=draining, options=options)
+    routes = cast(Any, router(cast(Any, service))).routes
+    (post,) = [one for one in routes if one.path == "/replicas" and "POST" in one.methods]
+    try:
+        assert asyncio.run(post.endpoint(ReplicasBody(replicas=3))) == {"replicas": 3}
+        found = post.status_code
+    except ApiError as error:
+        found = error.status
+    assert found == status and asked == [(3, 7.0)] * (status == 202)

@@ -339,21 +339,21 @@ class OpenAIEngine(Adapter):
         if outputs:
             self._heard_s = time.monotonic()
         elif self._tasks and time.monotonic() - self._heard_s > self._idle_s:
-            self._client.wait(self._give_up())
+            for request_id, (task, tokens) in self._tasks.items():
+                self._workers.client_of(request_id).wait(self._give_up(task, tokens))
         for output in outputs:
             self._workers.note(output)
             if output.finish_reason is not None:
                 self._tasks.pop(output.request_id, None)
         return outputs
 
-    async def _give_up(self) -> None:
-        """End all requests under way: the server has gone silent."""
-        for task, tokens in self._tasks.values():
-            task.cancel()
-            tokens.fail(
-                "the server has sent no token of any request for "
-                f"engine.idle_timeout_s={self._idle_s:g} s"
-            )
+    async def _give_up(self, task: Future[None], tokens: Tokens) -> None:
+        """End a request under way, in the thread of its client: the server has gone silent."""
+        task.cancel()
+        tokens.fail(
+            "the server has sent no token of any request for "
+            f"engine.idle_timeout_s={self._idle_s:g} s"
+        )
 
     def reset(self) -> None:
         """See BenchEngine. Requests are ended by closing their connections."""

@@ -60,6 +60,10 @@ class Workers:
         self.seen[number].append((len(prompt), tokens))
         return self.clients[number]
 
+    def client_of(self, request_id: str) -> Client:
+        """The client that has an unfinished request."""
+        return self.clients[self._at[request_id]]
+
     def note(self, output: EngineOutput) -> None:
         """Note what has come of a request."""
         if output.finish_reason is None:

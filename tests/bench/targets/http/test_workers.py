@@ -66,6 +66,14 @@ def test_failures_are_those_of_one_server(make: Make) -> None:
     assert engine.liveness()["parallel"]["failures"] == "0 | 2"
 
 
+def test_all_that_silent_servers_have_is_given_up(make: Make) -> None:
+    engine = make([{"events": ["silence"]}] * 2, "engine.idle_timeout_s=2")
+    traces = run(engine, requests([(70,)] * 4, [3] * 4))
+    assert {trace.status for trace in traces} == {"aborted"}
+    assert all("no token of any request" in str(trace.error) for trace in traces)
+    assert engine.liveness()["parallel"]["failures"] == "2 | 2"
+
+
 def test_a_session_stays_with_its_server(make: Make) -> None:
     engine = make([{}, {}], "engine.router=session")
     load = Workload(
