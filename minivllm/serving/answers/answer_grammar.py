@@ -11,7 +11,7 @@ from minivllm.errors import BadInput
 from minivllm.extras.masks.compiling import choice_rules
 from minivllm.extras.masks.json_schema import guided_schema, require_schema
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.answers.structured import call_rules
+from minivllm.serving.answers.structured import call_rules, sentence
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import THINK_CLOSE, THINK_OPEN
@@ -50,9 +50,9 @@ def answer_grammar(
         return asked
     rules: list[str] = []
     if tools is not None and form is not None:
-        answer = _calls(tools, form, asked is not None, rules)
+        answer = _calls(tools, form, asked is not None, tokenizer, rules)
         if answer:
-            rules += call_rules(_schemas(tools), form, tokenizer)
+            rules += call_rules(_schemas(tools), form, tokenizer, answer.startswith("TEXT"))
     else:
         answer = "" if asked is None else "form"
     if not answer:
@@ -79,7 +79,9 @@ def _require_alone(tools: Tools | None, begins_thinking: bool) -> None:
         )
 
 
-def _calls(tools: Tools, form: ToolForm, is_asked: bool, rules: list[str]) -> str:
+def _calls(
+    tools: Tools, form: ToolForm, is_asked: bool, tokenizer: Tokenizer, rules: list[str]
+) -> str:
     """The rule of an answer with tools, further rules added; empty where it may be any text."""
     if tools.choice == "required":
         return "tool_call"
@@ -100,7 +102,15 @@ def _calls(tools: Tools, form: ToolForm, is_asked: bool, rules: list[str]) -> st
     whole_texts = f" & ~/{_ANY}*({torn})/" if torn else ""
     rules.append(f"TEXT: /{_ANY}+/ & ~/{_ANY}*{marker}{_ANY}*/{whole_texts}")
     several = "*" if tools.parallel and form.end else "?"
-    return f"TEXT? (tool_call SPACE?){several}"
+    answer = f"TEXT? (tool_call SPACE?){several}"
+    if form.begin_id is not None:
+        return answer
+    # Ordinary tokens may spell the marker, and one of them begin in the text or end in the call.
+    rules.append(f"marked[lazy]: /{_ANY}*{marker}/")
+    rest = sentence(form.before.removeprefix(form.begin), tokenizer, True)
+    rules.append(f"marked_call: marked {rest} call {sentence(form.after, tokenizer, True)}")
+    others = f" (tool_call SPACE?){several}" if several == "*" else ""
+    return f"{answer} | marked_call SPACE?{others}"
 
 
 def _schemas(tools: Tools) -> Mapping[str, Any]:

@@ -84,7 +84,9 @@ def _checked(given: Any, param: str) -> StructuredOutputs | None:
         raise ApiError(400, message, param=param) from None
 
 
-def call_rules(tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer) -> list[str]:
+def call_rules(
+    tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer, spelled: bool = False
+) -> list[str]:
     """Rules of a grammar with `tool_call`, one call of one of these tools, in the model's own form,
     with arguments that satisfy the tool's schema.
 
@@ -92,12 +94,14 @@ def call_rules(tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer) -
         tools: names, with the JSON schemas of their parameters; None: a tool takes none.
         form: of the model's calls.
         tokenizer: of the model, whose special tokens may be part of the form.
+        spelled: see `sentence`.
 
     Raises:
         ApiError: a schema is none, or llguidance is missing.
     """
     rules = [
-        f"tool_call: {_sentence(form.before, tokenizer)} call {_sentence(form.after, tokenizer)}",
+        f"tool_call: {sentence(form.before, tokenizer, spelled)} call "
+        f"{sentence(form.after, tokenizer, spelled)}",
         f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}",
     ]
     for number, (name, parameters) in enumerate(tools.items()):
@@ -113,8 +117,14 @@ def call_rules(tools: Mapping[str, Any], form: CallForm, tokenizer: Tokenizer) -
     return rules
 
 
-def _sentence(text: str, tokenizer: Tokenizer) -> str:
-    """A text in a Lark rule, where special tokens are those tokens and not their characters."""
+def sentence(text: str, tokenizer: Tokenizer, spelled: bool) -> str:
+    """A text in a Lark rule, where special tokens are those tokens and not their characters.
+
+    Args:
+        text: of the rule.
+        tokenizer: of the model.
+        spelled: tags that are tokens, but no special ones, may be spelled by others, too.
+    """
     added = tokenizer.fast.get_added_tokens_decoder()
     special = {
         token.content: number
@@ -124,5 +134,11 @@ def _sentence(text: str, tokenizer: Tokenizer) -> str:
     if not special:
         return quoted(text)
     pattern = "|".join(re.escape(one) for one in sorted(special, key=len, reverse=True))
-    parts = re.split(f"({pattern})", text)
-    return " ".join(f"<[{special[p]}]>" if p in special else quoted(p) for p in parts if p)
+
+    def written(part: str) -> str:
+        if (number := special.get(part)) is None:
+            return quoted(part)
+        is_fixed = added[number].special or not spelled
+        return f"<[{number}]>" if is_fixed else f"(<[{number}]> | {quoted(part)})"
+
+    return " ".join(written(part) for part in re.split(f"({pattern})", text) if part)

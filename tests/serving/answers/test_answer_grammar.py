@@ -94,6 +94,15 @@ def test_strict_tools_leave_text_free_and_bind_calls(tokenizer: Tokenizer) -> No
     torn = [f"so: {'<tool_call>'[:end]}" for end in range(2, 11)]
     for text in (CALL.replace("2", "3"), "x<tool_call>y", f"{CALL} x", *torn):
         assert not allows(tokenizer, grammar, text), text
+    # Tags may be spelled by other tokens, which bind no less.
+    grammars = Grammars(tokenizer, tokenizer.fast.get_vocab_size())
+    for body, right in ((CALL, True), (CALL.replace("2", "3"), False)):
+        inner = body.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        texts = ["so:\n<tool_", "call>", inner, "</tool_", f"call>\n{OTHER}"]
+        ids = [token for text in texts for token in tokenizer.encode(text)]
+        assert ids.count(tokenizer.fast.token_to_id("<tool_call>")) == 1  # of OTHER
+        one = grammars.compile(grammar).deep_copy()  # type: ignore[arg-type]
+        assert (one.try_consume_tokens(ids) == len(ids)) is right
     alone = Tools(TOOLS, "auto", parallel=False, strict=True)
     one = answer_grammar(None, alone, HERMES, tokenizer, False)
     assert allows(tokenizer, one, CALL) and not allows(tokenizer, one, f"{CALL}\n{OTHER}")

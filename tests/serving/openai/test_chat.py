@@ -198,6 +198,25 @@ def test_strict_tools_are_called_as_their_schemas_say(talker: openai.OpenAI) -> 
         assert Place.model_validate_json(arguments).city == "Graz"
 
 
+def test_a_strict_call_whose_tags_are_ordinary_tokens_is_a_call(talker: openai.OpenAI) -> None:
+    tools = []
+    for name, field in (("get_weather", "location"), ("get_time", "zone")):
+        schema = {
+            "type": "object",
+            "properties": {field: {"type": "string"}},
+            "required": [field],
+            "additionalProperties": False,
+        }
+        function = {"name": name, "strict": True, "parameters": schema}
+        tools.append({"type": "function", "function": function})
+    message = ask(talker, tools=tools, max_tokens=200).choices[0].message
+    assert message.content.strip() == "Let me see."  # and nothing of a tag
+    fields = {"get_weather": ["location"], "get_time": ["zone"]}
+    assert message.tool_calls
+    for made in message.tool_calls:
+        assert [*json.loads(made.function.arguments)] == fields[made.function.name]
+
+
 def test_other_forms_of_answers(talker: openai.OpenAI) -> None:
     for asked, text in (
         ({"regex": "[b-d]{3}/e"}, "bbb/e"),
