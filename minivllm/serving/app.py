@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -52,8 +52,9 @@ def build_app(service: Service, gpu: NullGpu) -> FastAPI:
     if service.options.view:
         routers.append(routes.router(service, gpu))
     for router in routers:
-        served |= {route.path for route in router.routes if isinstance(route, APIRoute)}
-        app.include_router(router)
+        paths = {route.path for route in router.routes if isinstance(route, APIRoute)}
+        served |= paths
+        app.include_router(router, responses=_errors(paths))
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: Exception) -> JSONResponse:
@@ -81,6 +82,16 @@ def build_app(service: Service, gpu: NullGpu) -> FastAPI:
 
     _add_middleware(app, service)
     return app
+
+
+def _errors(paths: Collection[str]) -> dict[int | str, dict[str, Any]]:
+    """What operations at these paths answer where something is wrong, for their description."""
+    forms = anthropic_forms if any(map(anthropic_forms.is_path, paths)) else openai_forms
+    content = {"application/json": {"schema": forms.ERROR_SCHEMA}}
+    return {
+        "4XX": {"description": "The request is wrong", "content": content},
+        "5XX": {"description": "The server cannot answer", "content": content},
+    }
 
 
 def _add_middleware(app: FastAPI, service: Service) -> None:

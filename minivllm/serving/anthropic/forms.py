@@ -30,8 +30,23 @@ def is_path(path: str) -> bool:
     return path == PATH or path.startswith(f"{PATH}/")
 
 
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+        "request_id": {"type": "string"},
+    },
+    "required": ["type", "error"],
+}
+
+
 def error_body(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's form."""
+    """An error in Anthropic's form, see ERROR_SCHEMA."""
     general = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _TYPES.get(error.status, general)
     message = error.message

@@ -17,7 +17,7 @@ from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
 from minivllm.serving.errors import ApiError, form_paths, naming
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.sse import event_stream
+from minivllm.serving.http.sse import STREAMED, event_stream
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import THINK_OPEN
 from minivllm.serving.service import Service
@@ -110,7 +110,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
     chat_model = ChatModel(service)
 
-    @routes.post(PATH)
+    @routes.post(PATH, responses=STREAMED)
     async def messages(body: MessagesBody) -> Response:
         """Answer a conversation."""
         service.admit()

@@ -1,4 +1,4 @@
-"""Bodies whose lists are validated up to their first error."""
+"""Bodies as JSON has them, whose lists are validated up to their first error."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
+
+from minivllm.platform.given import whole
 
 _LISTS = ("list", "tuple", "set", "frozenset")
 
 
-def _fail_fast(part: Any) -> None:
-    """Set `fail_fast` on all lists within a schema."""
+def _settle(part: Any, in_list: bool = False) -> None:
+    """Set `fail_fast` on all lists within a schema, and take no text and no boolean for a number,
+    nor a number for a boolean. A whole number may be written 16.0, but for those of lists, of which
+    there may be millions."""
     if isinstance(part, dict):
-        if part.get("type") in _LISTS:
+        kind = part.get("type")
+        if kind in _LISTS:
             part["fail_fast"] = True
+        elif kind in ("bool", "float") or (kind == "int" and in_list):
+            part["strict"] = True
+        elif kind == "int" and not part.get("strict"):
+            strict: Any = {**part, "strict": True}
+            part.clear()
+            part.update(no_info_before_validator_function(whole, strict))
         for value in part.values():
-            _fail_fast(value)
+            _settle(value, in_list or kind in _LISTS)
     elif isinstance(part, list | tuple):
         for value in part:
-            _fail_fast(value)
+            _settle(value, in_list)
 
 
 class FirstErrorModel(BaseModel):
@@ -30,5 +42,5 @@ class FirstErrorModel(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The model's schema."""
         schema = handler(source)
-        _fail_fast(schema)
+        _settle(schema)
         return schema

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import prometheus_client
 from fastapi import APIRouter, Request, Response
@@ -244,7 +245,9 @@ def router(service: Service) -> APIRouter:
     prometheus_client.disable_created_metrics()
     routes, metrics = APIRouter(), ServerMetrics(service)
 
-    @routes.get("/metrics")
+    forms: dict[str, Any] = {"text/plain": {}, "application/openmetrics-text": {}}
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": forms}})
     async def read(request: Request) -> Response:
         """Give all metrics in Prometheus's or OpenMetrics' form."""
         encode, media_type = choose_encoder(request.headers.get("accept", ""))

@@ -24,6 +24,12 @@ def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
     return (f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n").encode()
 
 
+# What an operation whose answer may be a stream says of it.
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {}}}
+}
+
+
 async def event_stream(
     chunks: AsyncIterator[bytes], error_event: Callable[[ApiError], bytes]
 ) -> StreamingResponse:

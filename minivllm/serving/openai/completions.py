@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.sse import event, event_stream
+from minivllm.serving.http.sse import STREAMED, event, event_stream
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_event, finish_reason, usage
 from minivllm.serving.processes.messages import Piece
@@ -195,7 +195,7 @@ def router(service: Service) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionBody) -> Response:
         """Continue prompts."""
         body.require_known()

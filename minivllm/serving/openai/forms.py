@@ -55,8 +55,20 @@ def logprob_entries(pieces: Sequence[Piece], texts: TokenTexts, top: int) -> lis
     return entries
 
 
+def _object(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object that has all of these properties."""
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
+ERROR_SCHEMA = _object(
+    error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
+)
+
+
 def error_body(error: ApiError) -> dict[str, Any]:
-    """An error in OpenAI's form."""
+    """An error in OpenAI's form, see ERROR_SCHEMA."""
     return {
         "error": {
             "message": error.message,

@@ -16,7 +16,7 @@ from minivllm.serving.answers.structured import of_text_format
 from minivllm.serving.errors import ApiError, PromptTooLong, naming
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.sse import event, event_stream
+from minivllm.serving.http.sse import STREAMED, event, event_stream
 from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import logprob_entries, usage
 from minivllm.serving.openai.response_input import chat_choice, chat_tools, read_input
@@ -300,7 +300,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
     chat_model = ChatModel(service)
 
-    @routes.post("/v1/responses")
+    @routes.post("/v1/responses", responses=STREAMED)
     async def responses(body: ResponseBody) -> Response:
         """Answer a conversation."""
         body.require_supported()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from minivllm.serving.http.first_error import FirstErrorModel
 from minivllm.serving.openai.completions import CompletionBody
@@ -43,3 +43,37 @@ def test_a_list_of_wrong_items_has_one_error(value: dict[str, object], errors: i
 def test_right_values_stay_as_they_are() -> None:
     body = CompletionBody.model_validate({"model": "m", "prompt": [[1, 2], [3]], "stop": ["a"]})
     assert body.prompt == [[1, 2], [3]] and body.stop == ["a"]
+
+
+class Typed(FirstErrorModel):
+    """A model of every kind of scalar."""
+
+    whole: int = Field(1, ge=1)
+    number: float | None = None
+    flag: bool = False
+    ids: list[int] = []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({name: wrong} for name in ("whole", "number") for wrong in (True, "1", [1], {})),
+        *({"flag": wrong} for wrong in (1, 0, "true", 0.0)),
+        *({"ids": [wrong]} for wrong in (True, "1", 1.5)),
+        *({"whole": wrong} for wrong in (1.5, 0, 0.0, None)),
+    ],
+)
+def test_no_value_stands_for_one_of_another_type(value: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Typed.model_validate(value)
+
+
+def test_whole_numbers_may_be_written_as_json_writes_them() -> None:
+    found = Typed.model_validate({"whole": 16.0, "number": 3, "flag": True, "ids": [1, 2]})
+    assert found == Typed(whole=16, number=3.0, flag=True, ids=[1, 2])
+    kinds = {
+        name: one["type"]
+        for name, one in Typed.model_json_schema()["properties"].items()
+        if "type" in one
+    }
+    assert kinds == {"whole": "integer", "flag": "boolean", "ids": "array"}

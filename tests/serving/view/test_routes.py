@@ -100,3 +100,11 @@ def test_a_server_may_do_without(view: bool) -> None:
     service = Service(ServeOptions(view=view), cast(Any, client), ready, None, "m")
     paths = build_app(service, NullGpu()).openapi()["paths"]
     assert bool({"/view/info", "/view/load"} & paths.keys()) is view and "/health" in paths
+    for path, operations in paths.items():  # what may be wrong is part of the description
+        for operation in operations.values():
+            assert {*operation["responses"]} == {"200", "4XX", "5XX"}, path
+    said = paths["/v1/completions"]["post"]["responses"]["200"]["content"]
+    assert {*said} == {"application/json", "text/event-stream"}
+    assert {*paths["/metrics"]["get"]["responses"]["200"]["content"]} == {
+        *("text/plain", "application/openmetrics-text"),
+    }
