@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from minivllm import LLM, SamplingParams
+from minivllm.errors import BadInput
 from tests.damage import changed, damaged
+from tests.extras.masks.test_chains import GRAPHS, grammar_of, schema_of
+from tests.serving.plain import call
 from tests.serving.running import RunningServer, until_idle
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -146,3 +150,120 @@ def test_a_body_that_is_no_json_object_is_told_so(chat_server: RunningServer, pa
         error = json.loads(answer)["error"]
         assert status == 400 and error["message"].startswith(said), (body, error)
         assert error.get("param") is None
+
+
+# ---- graphs of references and rules, in every place that takes some
+
+GRAPHS_OF_MANY = st.tuples(GRAPHS, st.sampled_from([0, 0, 0, 40, 400]))
+CHAIN = 3500  # of references, which overflows the stack of a library that follows them
+
+
+def with_chain(edges: list[list[int]], length: int) -> list[list[int]]:
+    """A graph behind a chain of so many nodes."""
+    moved = [[node + length for node in found] for found in edges]
+    return [[node + 1] for node in range(length)] + moved
+
+
+def places(edges: list[list[int]]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Bodies with a graph as a schema or a grammar, with their paths, by the field that has it."""
+    schema, grammar = schema_of(edges), {"grammar": grammar_of(edges)}
+    field = {"properties": {"a": {"$ref": schema["$ref"]}}, "required": ["a"]}
+    parameters = {"type": "object", "$defs": schema["$defs"], **field}
+    named = {"name": "f", "schema": schema}
+    function = {"name": "f", "parameters": parameters}
+    few, chat = {"model": "talker", "max_tokens": 2}, {"messages": MESSAGES}
+    completions, responses = "/v1/completions", "/v1/responses"
+    asked = {"model": "talker", "input": "x", "max_output_tokens": 2}
+    form = {"type": "json_schema", "json_schema": named}
+    return {
+        "grammar": (completions, {**few, "prompt": "x", "structured_outputs": grammar}),
+        "json": (completions, {**few, "prompt": "x", "structured_outputs": {"json": schema}}),
+        "response_format": ("/v1/chat/completions", {**few, **chat, "response_format": form}),
+        "tools": (
+            "/v1/chat/completions",
+            {
+                **{**few, **chat, "tool_choice": "required"},
+                "tools": [{"type": "function", "function": function}],
+            },
+        ),
+        "text.format": (responses, {**asked, "text": {"format": {"type": "json_schema", **named}}}),
+        "flat tools": (
+            responses,
+            {**asked, "tool_choice": "required", "tools": [{"type": "function", **function}]},
+        ),
+        "output_config": (
+            "/v1/messages",
+            {
+                **{**few, **chat},
+                "output_config": {"format": {"type": "json_schema", "schema": schema}},
+            },
+        ),
+        "input_schema": (
+            "/v1/messages",
+            {
+                **{**few, **chat, "tool_choice": {"type": "any"}},
+                "tools": [{"name": "f", "input_schema": parameters}],
+            },
+        ),
+        "WebSocket": (
+            "",
+            {**few, "type": "generate", "id": "1", "prompt": "x", "structured_outputs": grammar},
+        ),
+    }
+
+
+PLACES = sorted(places([[]]))
+
+
+def status_of(client: Client, path: str, body: dict[str, Any]) -> int:
+    """The status of an answer; of a frame, where there is no path."""
+    if path:
+        return client.post(path, json.dumps(body).encode())[0]
+    with connect(client.server.url.replace("http", "ws") + "/ws/generate") as socket:
+        socket.send(json.dumps(body))
+        while (told := json.loads(socket.recv(60)))["type"] == "token":
+            pass
+    return 200 if told["type"] == "done" else int(told["error"]["status"])
+
+
+@pytest.mark.fuzz("graphs of schemas and grammars")
+@given(st.sampled_from(PLACES), GRAPHS_OF_MANY)
+def test_a_graph_is_followed_or_the_clients_error(
+    client: Client, place: str, graph: tuple[list[list[int]], int]
+) -> None:
+    edges, length = graph
+    assert status_of(client, *places(with_chain(edges, length))[place]) in (200, 400)
+
+
+def test_a_long_chain_is_the_clients_error_everywhere(client: Client) -> None:
+    long = places(with_chain([[]], CHAIN))
+    assert {place: status_of(client, *long[place]) for place in PLACES} == dict.fromkeys(
+        PLACES, 400
+    )
+    assert call(f"{client.server.url}/health")[0] == 200  # the engine lives
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[LLM]:
+    overrides = ["runtime.threads=1", "cache.num_blocks=64"]
+    with LLM("tiny", device="cpu", overrides=overrides) as llm:
+        yield llm
+
+
+@pytest.mark.fuzz("graphs of schemas and grammars from Python")
+@given(GRAPHS_OF_MANY, st.booleans())
+def test_a_graph_from_python_is_followed_or_bad_input(
+    own: LLM, graph: tuple[list[list[int]], int], is_schema: bool
+) -> None:
+    edges = with_chain(*graph)
+    asked = {"json": schema_of(edges)} if is_schema else {"grammar": grammar_of(edges)}
+    with contextlib.suppress(BadInput):
+        own.generate(["x"], SamplingParams(max_tokens=2, structured_outputs=asked))
+    assert own.generate(["x"], SamplingParams(max_tokens=1))[0].outputs[0].token_ids
+
+
+def test_a_long_chain_from_python_is_bad_input(own: LLM) -> None:
+    edges = with_chain([[]], CHAIN)
+    for asked in ({"json": schema_of(edges)}, {"grammar": grammar_of(edges)}):
+        with pytest.raises(BadInput, match="a chain of"):
+            own.generate(["x"], SamplingParams(max_tokens=2, structured_outputs=asked))
