@@ -6,6 +6,8 @@
 
 Two servers of the embedded model are started, each with its engine on core 0; this process and HTTP
 share core 1. Every part ends with no request in the engine and no block in use, or it raises.
+Blocks of the KV cache take memory when they are first used: the soak uses each of them before its
+first round, and raises where memory grows after that round.
 """
 
 from __future__ import annotations
@@ -41,15 +43,18 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMON = ("preset=serve", "task.port=0", "runtime.device=cpu", "runtime.threads=1")
 PINNED = ("runtime.cores=0", "task.cores=1")
 # With few blocks, each is soon used for the first time, which is when it takes memory.
+NUM_BLOCKS = 1500
 PATIENT = (
     *("task.slow_reader_pieces=64", "task.client_timeout_s=3", "task.drain_s=5"),
-    "cache.num_blocks=1500",
+    f"cache.num_blocks={NUM_BLOCKS}",
 )
 # As many wait as run, so that a request waits for about one other.
 NARROW = ("batching.max_num_seqs=8", "task.max_num_queued_reqs=8")
 OVERLOAD = 10.0  # arrivals, as a multiple of the capacity
 OUTPUT_LEN = 256
 IDLE_S = 30.0  # for the last request to end
+FILLING = 2.0  # times that the tokens of a cache are sent so that each block was used
+MOST_GROWTH = 0.05  # of the memory after the first round of a soak
 
 
 @dataclass
@@ -60,9 +65,14 @@ class Served:
     process: subprocess.Popen[str]
 
     def memory_mb(self) -> float:
-        """Resident memory of HTTP's process and the engine's, in 10**6 bytes."""
+        """Resident memory of all of its processes, in 10**6 bytes."""
+        return sum(self.memories_mb().values())
+
+    def memories_mb(self) -> dict[str, float]:
+        """Resident memory of HTTP's process and of the others, the engine's, in 10**6 bytes."""
         one = psutil.Process(self.process.pid)
-        return sum(p.memory_info().rss for p in (one, *one.children(recursive=True))) / 1e6
+        others = sum(p.memory_info().rss for p in one.children(recursive=True))
+        return {"http": one.memory_info().rss / 1e6, "engine": others / 1e6}
 
 
 @contextlib.contextmanager
@@ -123,6 +133,7 @@ class Answer:
     first_s: float  # the first byte after the head
     end_s: float
     body: bytes
+    retry_after_s: int | None = None
 
 
 async def ask(port: int, data: bytes) -> Answer:
@@ -139,7 +150,9 @@ async def ask(port: int, data: bytes) -> Answer:
     except (OSError, asyncio.IncompleteReadError):
         now = time.perf_counter()
         return Answer(0, begin, now, now, b"")
-    return Answer(int(head[9:12]), begin, first, time.perf_counter(), body)
+    again = re.search(rb"\r\nretry-after: (\d+)\r\n", head, re.IGNORECASE)
+    told = None if again is None else int(again[1])
+    return Answer(int(head[9:12]), begin, first, time.perf_counter(), body, told)
 
 
 async def figures(port: int) -> dict[str, float]:
@@ -287,6 +300,9 @@ async def overload(one: Served, seconds: float, capacity_s: float) -> dict[str, 
     if not all(answer.body.endswith(b"0\r\n\r\n") for answer in served):
         raise RuntimeError("an answer was cut short")
     await until_idle(one.port)
+    again = [a.retry_after_s for a in answers if a.status == 429]
+    if None in again:
+        raise RuntimeError("a refusal does not say when to try again")
     refused = [1e3 * (a.end_s - a.begin_s) for a in answers if a.status == 429]
     last = max((answer.end_s for answer in served), default=begin)
     return {
@@ -299,24 +315,70 @@ async def overload(one: Served, seconds: float, capacity_s: float) -> dict[str, 
         "ttft_ms_at_capacity": spread(idle_ttft),
         "ttft_ms_served": spread([1e3 * (a.first_s - a.begin_s) for a in served]),
         "refused_after_ms": spread(refused),
+        "retry_after_s": spread([s for s in again if s is not None]),
         "generator_lag_ms": spread(lags),
         "memory_mb": {"before": round(before), "after": round(one.memory_mb())},
     }
 
 
-async def soak(one: Served, seconds: float) -> list[dict[str, Any]]:
-    """Rounds of disconnects, slow readers and overload until the time is over."""
-    rounds: list[dict[str, Any]] = []
+async def fill(one: Served) -> dict[str, Any]:
+    """Use every block of the cache once, which gives each its memory. Raises RuntimeError where a
+    prompt is refused."""
+    before, rng = one.memories_mb(), random.Random(4)
+    info = json.loads((await ask(one.port, request("/view/info"))).body)
+    length = info["max_model_len"] - 2
+    left = FILLING * NUM_BLOCKS * info["block_size"]
+    while left > 0:
+        prompt = [rng.randrange(5, 500) for _ in range(length)]
+        answer = await ask(
+            one.port, request("/v1/completions", {"prompt": prompt, "max_tokens": 1})
+        )
+        if answer.status != 200:
+            raise RuntimeError(f"a prompt was refused: {answer.body!r}")
+        left -= length
+    await until_idle(one.port)
+    return {"before": rounded(before), "after": rounded(one.memories_mb())}
+
+
+def rounded(memories: dict[str, float]) -> dict[str, int]:
+    """Whole megabytes."""
+    return {name: round(value) for name, value in memories.items()}
+
+
+async def soak(one: Served, seconds: float) -> dict[str, Any]:
+    """Rounds of disconnects, slow readers and overload until the time is over.
+
+    Raises:
+        RuntimeError: a process has grown since the first round.
+    """
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    filled = await fill(one)
+    rounds: list[dict[str, Any]] = []
+    while time.monotonic() < end or len(rounds) < 2:
         await disconnects(one, 200, seed=len(rounds))
         await slow_readers(one, 25)
         loaded = await overload(one, 20.0, 3.0)
-        rounds.append(
-            {name: loaded[name] for name in ("served_requests_a_s", "statuses", "memory_mb")}
-        )
+        kept = {name: loaded[name] for name in ("served_requests_a_s", "statuses")}
+        rounds.append({**kept, "memory_mb": rounded(one.memories_mb())})
         print(json.dumps(rounds[-1]), file=sys.stderr)
-    return rounds
+    return {"filling_mb": filled, "rounds": rounds, "growth": growth(rounds)}
+
+
+def growth(rounds: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """By how much of its memory after the first round each process has grown at the end.
+
+    Raises:
+        RuntimeError: one has grown by more than MOST_GROWTH.
+    """
+    first, last = rounds[0]["memory_mb"], rounds[-1]["memory_mb"]
+    grown = {name: round(last[name] / first[name] - 1, 4) for name in first}
+    for name, part in grown.items():
+        if part > MOST_GROWTH:
+            raise RuntimeError(
+                f"memory of {name} has grown from {first[name]} MB after the first round to "
+                f"{last[name]} MB after {len(rounds)}"
+            )
+    return grown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -336,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, Any] = {"cores": os.cpu_count(), "code_hash": code_hash()}
     if args.soak_minutes:
         with server(*PATIENT, *NARROW, "task.max_num_queued_reqs=64") as one:
-            found["rounds"] = asyncio.run(soak(one, 60 * args.soak_minutes))
+            found |= asyncio.run(soak(one, 60 * args.soak_minutes))
     else:
         with server(*PATIENT) as one:
             found["disconnects"] = asyncio.run(disconnects(one, int(part * args.disconnects)))

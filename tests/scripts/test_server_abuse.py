@@ -35,3 +35,18 @@ def test_every_request_of_an_overload_has_an_answer(monkeypatch: pytest.MonkeyPa
     assert set(found["statuses"]) == {"200", "429"}
     assert sum(found["statuses"].values()) == found["arrivals"]
     assert found["ttft_ms_served"]["n"] == found["statuses"]["200"]
+    assert found["retry_after_s"]["n"] == found["statuses"]["429"]
+
+
+def test_a_soak_fills_the_cache_first_and_says_what_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abuse, "NUM_BLOCKS", 300)
+    monkeypatch.setattr(abuse, "FILLING", 1.2)
+    with abuse.server(*abuse.PATIENT, "cache.num_blocks=300") as one:
+        filled = asyncio.run(abuse.fill(one))
+        known = asyncio.run(abuse.figures(one.port))
+    assert set(filled["before"]) == set(filled["after"]) == {"http", "engine"}
+    assert known["prefix_cache_queries_total"] >= 300 * 16
+    rounds = [{"memory_mb": {"http": 100, "engine": engine}} for engine in (200, 209, 210)]
+    assert abuse.growth(rounds) == {"http": 0.0, "engine": 0.05}
+    with pytest.raises(RuntimeError, match="memory of engine has grown from 200 MB"):
+        abuse.growth([*rounds, {"memory_mb": {"http": 100, "engine": 211}}])
