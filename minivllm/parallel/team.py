@@ -135,16 +135,15 @@ class Team:
             waiting.settimeout(0.2)
             end = time.monotonic() + JOIN.total_seconds()
             joined: dict[int, Connection] = {}
-            while len(joined) < self.size - 1:
+            while missing := [str(n) for n in range(1, self.size) if n not in joined]:
+                if self._fates or time.monotonic() > end:
+                    late = f"has not joined within {JOIN.total_seconds():.0f} s"
+                    raise Crashed("; ".join(self._fates) or f"rank {', '.join(missing)} {late}")
                 with suppress(TimeoutError, AuthenticationError):
                     channel = listener.accept()
                     prepare(channel)
                     if channel.poll(NAME_S):
                         joined[channel.recv()] = channel
-                if self._fates or time.monotonic() > end:
-                    missing = ", ".join(str(n) for n in range(1, self.size) if n not in joined)
-                    late = f"rank {missing} has not joined within {JOIN.total_seconds():.0f} s"
-                    raise Crashed("; ".join(self._fates) or late)
         self._channels += [channel for _, channel in sorted(joined.items())]
         tell: Tell = weakref.WeakMethod(self._note_loss)
         self._watch = RankWatch(dict(enumerate(self._channels, 1)), partial(_tell, tell))
@@ -203,7 +202,7 @@ class Team:
             yield
         except BaseException as error:
             self._out_of_step = True
-            own = isinstance(error, BadInput) or not isinstance(error, Exception)
+            own = isinstance(error, BadInput | Crashed) or not isinstance(error, Exception)
             if not own and (fates := self._await_death()):
                 raise Crashed("; ".join(fates)) from error
             raise

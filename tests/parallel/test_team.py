@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -127,6 +128,13 @@ def test_a_rank_that_dies_before_it_has_joined_is_told(
             told = time.monotonic()
     (death,) = deaths
     assert told - death.result() < MOST_S
+    assert not [*folder.glob("minivllm-ranks-*")]
+
+
+def test_a_rank_that_does_not_join_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minivllm.parallel.team.JOIN", timedelta(0))
+    with pytest.raises(Crashed, match="rank 1 has not joined within 0 s"):
+        LLM("tiny", overrides=OVERRIDES)
     assert not [*folder.glob("minivllm-ranks-*")]
 
 
