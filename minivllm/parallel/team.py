@@ -208,9 +208,9 @@ class Team:
             raise
 
     def _await_death(self) -> list[str]:
-        """How members have died, if one does within a moment."""
+        """How other ranks have died, if one does within a moment."""
         end = time.monotonic() + LATE_S
-        while not self._fates and self._members and time.monotonic() < end:
+        while not self._fates and time.monotonic() < end:
             time.sleep(0.01)
         return self._fates
 
