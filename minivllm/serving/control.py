@@ -60,6 +60,8 @@ def router(service: Service) -> APIRouter:
         require_engine()
         if service.is_draining:
             raise unavailable(ENDING)
+        if not service.options.allows_commands:
+            raise ApiError(403, "other machines reach this server, and it has no task.api_keys")
         if service.options.record:
             raise ApiError(409, "a record is of one number of replicas: see task.record")
         service.client.resize(body.replicas, service.options.drain_s)

@@ -86,6 +86,11 @@ class ServeOptions(Options):
             return self.view_load
         return not self.api_keys and not self.record and is_loopback(self.host)
 
+    @property
+    def allows_commands(self) -> bool:
+        """Whether clients may change the server: they have keys, or are on this machine."""
+        return bool(self.api_keys) or is_loopback(self.host)
+
 
 def is_loopback(host: str) -> bool:
     """Whether this name or address is that of the machine itself."""

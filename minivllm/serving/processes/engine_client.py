@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +107,7 @@ class EngineClient:
         for link in self.replicas.links:
             if not link.is_alive:  # it has died while others were still being built
                 lose(self.router, self.handovers, link.number)
+        self._revive([link for link in self.replicas.wanted if not link.is_alive])
 
     @property
     def is_alive(self) -> bool:
@@ -286,10 +287,16 @@ class EngineClient:
         self._resizing.events["lost"] += 1
         if self._begun and link.is_wanted and (spare := self.replicas.replace(link)) is not None:
             self.join(spare)
+        self.release(link)
+        if self._begun:
+            self._revive([link] if link.is_wanted else [])
+
+    def _revive(self, dead: Sequence[EngineLink]) -> None:
+        """Start replicas again, unless no other is left that serves."""
         if not self.is_alive:
             self.ended.set()
-        self.release(link)
-        if self._begun and link.is_wanted and self.is_alive:
+            return
+        for link in dead:
             self._resizing.revive(link)
 
     def resize(self, count: int, drain_s: float) -> None:

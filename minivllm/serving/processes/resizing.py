@@ -91,6 +91,8 @@ class Resizing:
         """Give a replica requests that is built."""
         if not link.is_wanted:  # it was taken away in the meantime
             await link.stop()
+            if link.is_wanted:  # and is wanted again
+                await self._add(link)
         elif link.is_alive:
             self._routing.join(link)
 

@@ -396,8 +396,10 @@ def test_a_replica_that_dies_while_others_are_built_gets_nothing() -> None:
             link._transport = cast(Any, Transport())
             link.receive(READY)
         other.replicas.links[0].lose()
+        assert not other.ended.is_set()
         other.begin([READY] * 2)
         assert other.router.alive == {1} and replicas.client.router.alive == {0, 1}
+        assert other.replicas.states()["starting"] == 1 and not other.ended.is_set()
 
     asyncio.run(run())
 

@@ -87,6 +87,28 @@ def test_one_that_is_added_gets_requests() -> None:
     asyncio.run(run())
 
 
+def test_one_that_is_wanted_again_while_it_stops_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        replicas = made(2)
+        client = replicas.client
+        client.resize(3, DRAIN_S)
+        client.resize(2, DRAIN_S)  # before it is built
+        link = client.replicas.links[2]
+        stop = link.stop
+
+        async def stopped() -> None:
+            client.resize(3, DRAIN_S)
+            await stop()
+
+        monkeypatch.setattr(link, "stop", stopped)
+        await until_settled(replicas)
+        assert states(replicas) == (3, 3, 0, 0, 0)
+
+    asyncio.run(run())
+
+
 def test_one_that_is_taken_away_answers_what_it_has() -> None:
     async def run() -> None:
         replicas = made(2)
