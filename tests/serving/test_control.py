@@ -11,6 +11,7 @@ import pytest
 from minivllm import __version__
 from minivllm.serving.control import ReplicasBody, router
 from minivllm.serving.errors import ApiError
+from minivllm.serving.options import ServeOptions
 from tests.later import Later
 from tests.serving.plain import call, call_json
 from tests.serving.raw import ask
@@ -82,23 +83,24 @@ def test_the_number_of_replicas_is_for_who_has_the_key(
 
 
 @pytest.mark.parametrize(
-    ("alive", "draining", "record", "status"),
+    ("alive", "draining", "record", "host", "status"),
     [
-        (True, False, False, 202),
-        (True, True, False, 503),
-        (True, False, True, 409),
-        (False,) * 3 + (503,),
+        (True, False, False, "127.0.0.1", 202),
+        (True, False, False, "0.0.0.0", 403),
+        (True, True, False, "127.0.0.1", 503),
+        (True, False, True, "127.0.0.1", 409),
+        (False, False, False, "127.0.0.1", 503),
     ],
 )
 def test_when_the_number_of_replicas_can_be_changed(
-    alive: bool, draining: bool, record: bool, status: int
+    alive: bool, draining: bool, record: bool, host: str, status: int
 ) -> None:
     asked: list[tuple[int, float]] = []
     replicas = SimpleNamespace(states=lambda: {"replicas": 3})
     client = SimpleNamespace(
         is_alive=alive, replicas=replicas, resize=lambda *given: asked.append(given)
     )
-    options = SimpleNamespace(record=record, drain_s=7.0)
+    options = ServeOptions(record=record, drain_s=7.0, host=host)
     service = SimpleNamespace(client=client, is_draining=draining, options=options)
     routes = cast(Any, router(cast(Any, service))).routes
     (post,) = [one for one in routes if one.path == "/replicas" and "POST" in one.methods]
