@@ -115,9 +115,17 @@ def caveat(*cells: Cell) -> str:
     """What has to stand beside a figure of the cells, or a ratio of them, in brackets: that they
     were measured apart, and how many of their blocks met other processes; empty where nothing has
     to."""
+    return in_brackets(APART if apart(*cells) else "", busy_words(*cells))
+
+
+def busy_words(*cells: Cell) -> str:
+    """How many blocks of the cells met other processes, in words; empty where none did."""
     rows = [row for cell in cells for row in cell.timed]
     met = sum(map(met_others, rows))
-    words = [APART] if apart(*cells) else []
-    if met:
-        words.append(f"{met} of {count(len(rows), 'block')} busy")
-    return f" ({'; '.join(words)})" if words else ""
+    return f"{met} of {count(len(rows), 'block')} busy" if met else ""
+
+
+def in_brackets(*words: str) -> str:
+    """What there is of remarks, as the end of a sentence; empty where there is nothing."""
+    said = "; ".join(filter(None, words))
+    return f" ({said})" if said else ""

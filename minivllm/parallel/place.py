@@ -54,14 +54,19 @@ class Launch:
         """This machine's address on the way to rank 0, which need not be that of its name.
 
         Raises:
-            BadInput: rank 0 is said to be at an address that only its own machine can reach.
+            BadInput: rank 0 is said to be at an address that only its own machine can reach, or to
+                which there is no way by IPv4, which all ranks use.
         """
-        found = socket.getaddrinfo(self.host, ANY_PORT, type=socket.SOCK_DGRAM)
-        family, kind, _, _, there = found[0]
-        with socket.socket(family, kind) as asked:
-            asked.connect(there)  # sends nothing
-            address = str(asked.getsockname()[0])
-        if self.local_size < self.size and ip_address(address.partition("%")[0]).is_loopback:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+                asked.connect((self.host, ANY_PORT))  # sends nothing
+                address = str(asked.getsockname()[0])
+        except OSError as error:
+            raise BadInput(
+                f"torchrun has told that rank 0 is at {self.host}, to which there is no way by "
+                f"IPv4 ({error.strerror or error})"
+            ) from None
+        if self.local_size < self.size and ip_address(address).is_loopback:
             raise BadInput(
                 f"torchrun has told all machines that rank 0 is at {self.host}, which is {address} "
                 "there: give each torchrun its machine's address with --local-addr"

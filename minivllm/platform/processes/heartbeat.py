@@ -116,8 +116,11 @@ class Silence:
     def heard(self, message: Any = None) -> None:
         """Note a sign of life, a beat or any other message."""
         self._has_begun, self._silent_s = True, 0.0
-        if isinstance(message, Beat) and message.step != self._step:
-            self._step, self._step_s = message.step, 0.0
+        step = message.step if isinstance(message, Beat) else None
+        if step is None or step != self._step:  # any other message comes of a step that has ended
+            self._step_s = 0.0
+        if isinstance(message, Beat):
+            self._step = step
 
     @property
     def _most_s(self) -> float:

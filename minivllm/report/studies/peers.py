@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import listing, ratio
+from minivllm.analysis.interleaving import apart, busy_words, in_brackets
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
 from minivllm.report.figures.palette import MARKERS, PALETTE
@@ -159,7 +160,11 @@ def answer(table: PeersTable) -> str:
         parts.append(f"{begin} {listing(spans)}")
     if not parts:
         return "No load was served by minivllm and by another engine."
-    return f"minivllm over the best other engine: {'; '.join(parts)}."
+    answers = [line.answers for line in table.lines if line.question.speed]
+    cells = [[one.cell for one in each if one.cell is not None] for each in answers]
+    quoted = {id(cell): cell for each in cells for cell in each}.values()
+    words = "measured apart" if any(apart(*each) for each in cells) else "", busy_words(*quoted)
+    return f"minivllm over the best other engine: {'; '.join(parts)}{in_brackets(*words)}."
 
 
 def by_width(table: PeersTable) -> list[str]:

@@ -9,6 +9,7 @@ from minivllm.analysis.ablation import factors
 from minivllm.analysis.cell import Cell, Summary, like_for_like
 from minivllm.analysis.cells import spoken
 from minivllm.analysis.format import ratio
+from minivllm.analysis.interleaving import busy_words, in_brackets
 from minivllm.analysis.metric import MetricRef, find_metric
 from minivllm.analysis.ranking import NAMES, rank
 from minivllm.analysis.rows import number
@@ -69,6 +70,12 @@ class Levels:
     metric: MetricRef
     levels: tuple[Level, ...]
     options: tuple[str, ...]
+
+    @property
+    def caveat(self) -> str:
+        """How many blocks of the first two at each level were busy, as the end of a sentence."""
+        cells = (cell for level in self.levels for cell, _ in level.ranked[:2])
+        return in_brackets(busy_words(*cells))
 
     def at(self, where: str) -> str:
         """A level, or several, as part of a sentence."""
@@ -149,11 +156,12 @@ def sentence(found: Levels) -> str:
         (run,) = all_runs
         verb = "is" if len(run.options) == 1 else "are"
         what = "load" if found.is_load else found.of
-        return f"{' and '.join(run.options)} {verb} the {noun} at every {what} ({run.ahead})."
+        begin = f"{' and '.join(run.options)} {verb} the {noun} at every {what}"
+        return f"{begin} ({run.ahead}){found.caveat}."
     parts = [f"{found.at(run.where)} {run.name} ({run.ahead})" for run in all_runs[:MOST_TOLD]]
     if len(all_runs) > MOST_TOLD:
         parts.append(f"and {len(all_runs) - MOST_TOLD} further changes of the best")
-    return f"The {noun}: {', '.join(parts)}."
+    return f"The {noun}: {', '.join(parts)}{found.caveat}."
 
 
 @dataclass(frozen=True)

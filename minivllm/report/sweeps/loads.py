@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from minivllm.analysis.ablation import factors
 from minivllm.analysis.cell import Cell, set_load
 from minivllm.analysis.format import ratio, sig
+from minivllm.analysis.interleaving import caveat
 from minivllm.analysis.ranking import LATENCIES, NAMES
 from minivllm.analysis.rows import number
 from minivllm.report.figures.plots import THROUGHPUT, time_unit
@@ -70,4 +71,6 @@ def sentence(found: LoadSweep) -> str:
         scale, unit = time_unit(times)
         low, high = (sig(ms * scale) for ms in times)
         parts.append(f"{ratio(times[1] / times[0])} the {NAMES[metric]} ({low} to {high} {unit})")
-    return f"From {least} to {most}: {' and '.join(parts)}." if parts else ""
+    if not parts:
+        return ""
+    return f"From {least} to {most}: {' and '.join(parts)}{caveat(first, last)}."

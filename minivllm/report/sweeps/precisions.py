@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from minivllm.analysis.cell import Cell, Summary
 from minivllm.analysis.cells import spoken
 from minivllm.analysis.format import ratio, show, sig
+from minivllm.analysis.interleaving import busy_words, in_brackets
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.opening import ForestRow, forest
 from minivllm.report.figures.palette import BLUE, GREY
@@ -87,7 +88,7 @@ def sentence(found: Precisions) -> str:
             f"{_priced(found, run.options, run.ahead)}"
             for run in runs(found.levels)
         ]
-        return f"Take {', '.join(parts)}."
+        return f"Take {', '.join(parts)}{found.levels.caveat}."
     (best, most), *_ = found.ranked
     name, tie = found.named(best), tie_of(found.ranked, THROUGHPUT, "fastest")
     names, (slowest, least) = [name], found.ranked[-1]
@@ -106,7 +107,7 @@ def sentence(found: Precisions) -> str:
     if small is not best and own and other and own < SMALLER * other:
         share = f"{ratio(own / other)} the weights of {name}"
         text += f", {found.named(small)} for memory{_priced(found, [found.named(small)], share)}"
-    return f"{text}."
+    return f"{text}{in_brackets(busy_words(best, slowest))}."
 
 
 def _priced(found: Precisions, names: Sequence[str], ahead: str) -> str:

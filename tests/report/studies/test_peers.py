@@ -11,6 +11,7 @@ from minivllm.bench.records.record import Failure, Record
 from minivllm.report.inputs import ReportInputs, read
 from minivllm.report.page import write_report
 from minivllm.report.studies.peers import PeersStudy
+from tests.analysis.test_interleaving import BUSY
 from tests.report.pagereader import Page
 from tests.report.synthetic import make_record, write
 
@@ -171,6 +172,11 @@ def test_the_page_answers_load_by_load_with_the_name_of_each_ratio(tmp_path: Pat
         "minivllm over the best other engine: by default (weights only) 1.50× at 1 at once and "
         "0.800× to 1.20× at 8 at once; with int8 activations 1.10× at 8 at once."
     )
+    records[4].validity.notes.append(BUSY)
+    busy = inputs_of(tmp_path / "busy", records)
+    in_part = STUDY.find(busy)
+    assert in_part is not None
+    assert STUDY.conclusion(in_part, busy).headline.endswith("at once (1 of 7 blocks busy).")
     picture = STUDY.picture(found, inputs)
     assert picture is not None and [*picture.legend] == [
         "16 bits",

@@ -13,6 +13,7 @@ from minivllm.bench.records.record import Record
 from minivllm.report.sweeps.answer import headline, picture
 from minivllm.report.sweeps.levels import levels_of, runs, sentence
 from minivllm.report.verdict import verdict
+from tests.analysis.test_interleaving import BUSY
 from tests.report.synthetic import make_record, write
 
 Speeds = dict[tuple[str, int], float]  # tokens a second by precision and requests at once
@@ -100,6 +101,17 @@ def test_a_sweep_of_one_knob_or_of_one_answer_is_ranked(tmp_path: Path) -> None:
     ]
     cells = gather(read_rows(write(tmp_path / "two", records, parquet=False))[0])
     assert headline(cells) is None  # one option is the best with either way of batching
+
+
+@pytest.mark.parametrize("speeds", [(10, 15, 120, 80), (10, 15, 80, 120)], ids=["two", "one"])
+def test_busy_blocks_of_what_is_compared_are_counted(
+    tmp_path: Path, speeds: tuple[float, ...]
+) -> None:
+    names = ("fp16", 1), ("nf4", 1), ("fp16", 16), ("nf4", 16)
+    cells = cells_of(tmp_path, dict(zip(names, speeds, strict=True)))
+    cells[1].rows[0]["validity.notes"] = [BUSY]
+    found = levels_of(cells)
+    assert found is not None and sentence(found).endswith(") (1 of 12 blocks busy).")
 
 
 def test_levels_that_were_measured_apart_say_so(tmp_path: Path) -> None:

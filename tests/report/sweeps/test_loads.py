@@ -9,6 +9,7 @@ from minivllm.analysis.rows import read_rows
 from minivllm.report.sweeps.answer import picture
 from minivllm.report.sweeps.loads import load_sweep, sentence
 from minivllm.report.verdict import verdict
+from tests.analysis.test_interleaving import BUSY
 from tests.report.sweeps.test_levels import cells_of
 from tests.report.synthetic import make_record, write
 
@@ -23,6 +24,8 @@ def test_throughput_and_latency_from_the_least_load_to_the_greatest(tmp_path: Pa
         "at once (40.0) and 1.00× the E2E p50 ("
     )
     assert verdict(cells).headline == text
+    found.cells[0][1].rows[0]["validity.notes"] = [BUSY]
+    assert sentence(found) == f"{text[:-1]} (1 of 6 blocks busy)."
     chart = picture(cells)
     assert chart is not None
     assert [panel.y_label.split(",")[0] for panel in chart.rows[0][1]] == [
