@@ -330,14 +330,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each sort: its faults, what became of requests, and the latest end of one in seconds."""
+    """Of each sort: its faults, what became of requests, and the longest times."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(row["sort"] for row in rows):
         own = [row for row in rows if row["sort"] == name and "skipped" not in row]
         sums = {word: sum(row.get(word, 0) for row in own) for word in ("right", "errors")}
-        latest = max((row.get("last_after_s", 0.0) for row in own), default=0.0)
+        most = {
+            word: max((row.get(word, 0.0) for row in own), default=0.0)
+            for word in ("last_after_s", "undisturbed_s")
+        }
         failures = sum("failure" in row for row in own)
-        found[name] = {"faults": len(own), "failures": failures, **sums, "latest_s": latest}
+        found[name] = {"faults": len(own), "failures": failures, **sums, "most": most}
     return found
 
 

@@ -44,8 +44,9 @@ def test_what_is_not_so_stands_in_the_row(monkeypatch: pytest.MonkeyPatch) -> No
         "host_rank decoding cut two hosts need network namespaces: not root",
         "host_rank decoding cut 4 0 9.5",
     ]
-    of_sort = {"faults": 2, "failures": 1, "right": 4, "errors": 0, "latest_s": 9.5}
-    assert faults.summary(rows) == {"host_rank": of_sort}
+    of_sort = {"faults": 2, "failures": 1, "right": 4, "errors": 0}
+    most = {"last_after_s": 9.5, "undisturbed_s": 0.0}
+    assert faults.summary(rows) == {"host_rank": {**of_sort, "most": most}}
 
 
 def test_each_sort_meets_each_fault_and_the_link_of_hosts_is_cut() -> None:
