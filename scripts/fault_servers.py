@@ -19,6 +19,8 @@ from two_hosts import ADDRESSES, TwoHosts
 from minivllm.platform.processes.children import module_path
 
 START_S = 300.0
+RAY_S = 200.0  # for a node of Ray to start
+TORCHRUN = "torch.distributed.run"
 ENGINE = "engine_process"
 APART = (
     *("parallel.replicas=4", "parallel.disaggregated=true", "parallel.prefill_replicas=2"),
@@ -28,7 +30,7 @@ SETTINGS = (
     *("preset=serve", "task.port=0", "runtime.determinism=batch"),
     *("batching.max_num_batched_tokens=32", "parallel.router=round_robin"),
 )
-TORCHRUN = ("--nproc-per-node", "1", "--master-addr", ADDRESSES[0], "--master-port", "29500")
+RANKS = ("--nproc-per-node", "1", "--master-addr", ADDRESSES[0], "--master-port", "29500")
 
 
 class Sort(NamedTuple):
@@ -58,8 +60,8 @@ SORTS = {
     "prefill": Sort(APART, ENGINE, slice(0, 2)),
     "decode": Sort(APART, ENGINE, slice(2, 4)),
     "torchrun": Sort(("parallel.tensor=2",), "run.py", slice(1, 2), spare=False),
-    "host_rank": Sort(("parallel.tensor=2",), "", spare=False, hosts=2),
-    "host_actor": Sort((TWO, "parallel.backend=ray"), "", hosts=2),
+    "host_rank": Sort(("parallel.tensor=2",), "run.py", spare=False, hosts=2),
+    "host_actor": Sort((TWO, "parallel.backend=ray"), ACTOR, hosts=2),
 }
 
 
@@ -68,14 +70,14 @@ def started(name: str, hosts: TwoHosts | None, log: Path) -> Iterator[subprocess
     """The server of a sort, which may still load; its output goes into a log. On two hosts this
     process is on the first one, and so is the server."""
     words = [str(ROOT / "run.py"), *SETTINGS, *COMMON, *SORTS[name].overrides]
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    torchrun = [sys.executable, "-m", TORCHRUN]
     commands = [[sys.executable, *words]]
     if name == "torchrun":
         commands = [[*torchrun, "--standalone", "--nproc-per-node", "2", *words]]
     with contextlib.ExitStack() as stack:
         variables = {**os.environ, "PYTHONPATH": module_path(), "HF_HUB_OFFLINE": "1"}
         if hosts is not None and name == "host_rank":
-            two = [[*torchrun, "--nnodes", "2", "--node-rank", str(n), *TORCHRUN] for n in (0, 1)]
+            two = [[*torchrun, "--nnodes", "2", "--node-rank", str(n), *RANKS] for n in (0, 1)]
             commands = [[*two[0], *words], hosts.command(1, *two[1], *words)]
         elif hosts is not None:
             variables |= stack.enter_context(ray_cluster(hosts, variables, log))
@@ -98,13 +100,14 @@ def started(name: str, hosts: TwoHosts | None, log: Path) -> Iterator[subprocess
 def ray_cluster(hosts: TwoHosts, variables: dict[str, str], log: Path) -> Iterator[dict[str, str]]:
     """A cluster of a node for each host, one CPU each; gives the variables that name it."""
     program = Path(sys.executable).with_name("ray")
+    port = 20000 + os.getpid() % 10000  # Ray looks at the processes of other namespaces, too
     named = {
         **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
-        **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": f"{ADDRESSES[0]}:6379"},
+        **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": f"{ADDRESSES[0]}:{port}"},
     }
     heads = (
-        ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={log.parent}"),
-        (f"--address={ADDRESSES[0]}:6379",),
+        ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={log.parent}"),
+        (f"--address={ADDRESSES[0]}:{port}",),
     )
     nodes = []
     with log.open("ab") as out:
@@ -115,7 +118,7 @@ def ray_cluster(hosts: TwoHosts, variables: dict[str, str], log: Path) -> Iterat
             given = {**variables, **named}
             del given["RAY_ADDRESS"]
             nodes.append(subprocess.Popen(command, stdout=out, stderr=out, env=given))
-            until(partial(_has_started, log, number + 1), 120.0, "Ray does not start")
+            until(partial(_has_started, log, number + 1), RAY_S, "Ray does not start")
     try:
         yield named
     finally:
@@ -150,7 +153,8 @@ def victims(sort: Sort, server: subprocess.Popen[bytes]) -> list[psutil.Process]
         found = psutil.Process(server.pid).children()
         found = [one for one in found if os.getsid(one.pid) == one.pid]
         return [one for one in found if "-I" not in one.cmdline()][sort.numbers]
-    return [one for one in family(sort.victim) if one.pid != server.pid][sort.numbers]
+    found = [one for one in family(sort.victim) if one.pid != server.pid]
+    return [one for one in found if TORCHRUN not in one.cmdline()][sort.numbers]
 
 
 def start_by_forks() -> None:

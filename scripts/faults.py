@@ -220,7 +220,11 @@ def _in_loading(
         if fault == "cut":
             until(partial(sockets_of, victim.pid), START_S, "it has no connection")
     else:
-        time.sleep(20.0)
+        there = hosts.processes
+        until(
+            lambda: {one.pid for one in victims(sort, server)} & {*there(1)}, START_S, "no victim"
+        )
+        time.sleep(2.0)
     done = strike(fault, victim, hosts)
     silent_s = SILENT_STARTING_S if fault == "stop" or hosts else 0.0
     code = server.wait(silent_s + LEAVE_S)

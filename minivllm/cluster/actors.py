@@ -220,6 +220,7 @@ class RayActors:
         self._target, self._ranks, self._num_gpus = target, ranks, needed["GPU"] / count
         self._arrived: dict[bytes, dict[str, tuple[socket.socket, dict[str, Any]]]] = {}
         self._waiting: list[tuple[bytes, Any, Any]] = []
+        self._is_closed = False
         try:
             host = "127.0.0.1" if own else ray.util.get_node_ip_address()
             self._listener = socket.create_server((host, 0))
@@ -270,6 +271,8 @@ class RayActors:
         """The connections of an actor, once both are there."""
         deadline = time.monotonic() + START_S
         while len(found := self._arrived.get(token, {})) < 2:
+            if self._is_closed:  # another call of Ray would start a cluster
+                raise Crashed("the cluster is not used any more")
             if self._ray.wait([end], timeout=0)[0]:
                 self._raise_ended(end)
             if time.monotonic() > deadline:
@@ -309,6 +312,7 @@ class RayActors:
 
     def close(self) -> None:
         """End the actors that were not asked for, and the cluster, if it was started for them."""
+        self._is_closed = True
         if hasattr(self, "_listener"):
             self._listener.close()
         for _, handle, _ in self._waiting:

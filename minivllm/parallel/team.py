@@ -139,7 +139,7 @@ class Team:
                 if self._fates or time.monotonic() > end:
                     late = f"has not joined within {JOIN.total_seconds():.0f} s"
                     raise Crashed("; ".join(self._fates) or f"rank {', '.join(missing)} {late}")
-                with suppress(TimeoutError, AuthenticationError):
+                with suppress(TimeoutError, AuthenticationError, EOFError, ConnectionError):
                     channel = listener.accept()
                     prepare(channel)
                     if channel.poll(NAME_S):
