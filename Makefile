@@ -90,7 +90,7 @@ $(VENV)/.docs: $(RUNNING)
 $(CLIENTS)/.installed: $(PINNED)/package.json $(PINNED)/package-lock.json
 	@echo "Installing the agents' clients into $(CLIENTS)."
 	@mkdir -p $(CLIENTS) && cp $^ $(CLIENTS)/
-	@npm ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --silent
+	@cd $(CLIENTS) && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@cd $(CLIENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	@touch $@
 

@@ -46,7 +46,7 @@ def test_a_soak_fills_the_cache_first_and_says_what_grows(monkeypatch: pytest.Mo
         known = asyncio.run(abuse.figures(one.port))
     assert set(filled["before"]) == set(filled["after"]) == {"http", "engine"}
     assert known["prefix_cache_queries_total"] >= 300 * 16
-    rounds = [{"memory_mb": {"http": 100, "engine": engine}} for engine in (200, 209, 210)]
-    assert abuse.growth(rounds) == {"http": 0.0, "engine": 0.05}
-    with pytest.raises(RuntimeError, match="memory of engine has grown from 200 MB"):
-        abuse.growth([*rounds, {"memory_mb": {"http": 100, "engine": 211}}])
+    rounds = [{"memory_mb": {"http": 100, "engine": engine}} for engine in (200, 230, 216)]
+    abuse.require_flat(rounds)
+    with pytest.raises(RuntimeError, match=r"memory of engine has grown from 200 MB .* after 4$"):
+        abuse.require_flat([*rounds, {"memory_mb": {"http": 100, "engine": 217}}])

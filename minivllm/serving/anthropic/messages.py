@@ -18,7 +18,7 @@ from minivllm.serving.errors import ApiError, form_paths, naming
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import STREAMED, event_stream
-from minivllm.serving.openai.tools import Tools
+from minivllm.serving.openai.tools import Tools, schema_paths
 from minivllm.serving.parsing.reasoning import THINK_OPEN
 from minivllm.serving.service import Service
 
@@ -100,6 +100,7 @@ def _paths(body: MessagesBody, tools: Tools | None) -> dict[str, str]:
     has_form = body.output_config is not None and body.output_config.format is not None
     return {
         **form_paths(FORM if has_form or tools is None else "tools"),
+        **schema_paths(body.tools, tools, "tools.{}.input_schema"),
         "stop": "stop_sequences",
         "prompt": "messages",
     }

@@ -18,7 +18,7 @@ from minivllm.serving.http.sse import STREAMED, event, event_stream
 from minivllm.serving.openai.chat_choice import ChatChoice
 from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import error_event, usage
-from minivllm.serving.openai.tools import Tools, read_tools
+from minivllm.serving.openai.tools import Tools, read_tools, schema_paths
 from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service, merged
 
@@ -202,7 +202,8 @@ def router(service: Service) -> APIRouter:
         tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         if tools is not None:
             chat_model.require_tools()
-        with naming(body.paths(tools=tools)):
+        schemas = schema_paths(body.tools, tools, "tools[{}].function.parameters")
+        with naming(body.paths(tools=tools) | schemas):
             params = _params(service, chat_model, body, tools)
             prompt = await chat_model.prompt(
                 body.messages,

@@ -21,7 +21,7 @@ from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields,
 from minivllm.serving.openai.forms import logprob_entries, usage
 from minivllm.serving.openai.response_input import chat_choice, chat_tools, read_input
 from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
-from minivllm.serving.openai.tools import Tools, read_tools
+from minivllm.serving.openai.tools import Tools, read_tools, schema_paths
 from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service, merged
@@ -312,7 +312,8 @@ def router(service: Service) -> APIRouter:
         if tools is not None:
             chat_model.require_tools()
         effort = body.reasoning.effort if body.reasoning is not None else None
-        with naming(body.paths(tools=tools)):
+        schemas = schema_paths(body.tools, tools, "tools[{}].parameters")
+        with naming(body.paths(tools=tools) | schemas):
             params = _params(service, chat_model, body, tools)
             prompt = await chat_model.prompt(
                 read_input(body.input, body.instructions),

@@ -119,6 +119,26 @@ def read_tools(given: Any, choice: Any, parallel: bool | None) -> Tools | None:
     return None if tools.choice == "none" else tools
 
 
+def schema_paths(given: Sequence[Any] | None, tools: Tools | None, path: str) -> dict[str, str]:
+    """The paths of tools' schemas in a body, by what errors of a grammar name; see `naming`.
+
+    Args:
+        given: the body's tools.
+        tools: those that may be called.
+        path: of a schema, with {} for the tool's place.
+    """
+    if tools is None:
+        return {}
+    holders = [one.get("function", one) for one in given or () if isinstance(one, dict)]
+    names = [one.get("name") if isinstance(one, dict) else None for one in holders]
+    called = tools.names if tools.name is None else [tools.name]
+    return {
+        f"tools[{number}].parameters": path.format(names.index(name))
+        for number, name in enumerate(called)
+        if name in names
+    }
+
+
 def _allowed(given: list[Any], choice: Any) -> tuple[list[Any], Any]:
     """The tools that `tool_choice` of the type allowed_tools leaves, and its mode in place of it:
     the model is shown no others."""

@@ -400,7 +400,15 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
         ),
         (
             {"tools": [wrong_function()], "tool_choice": "required"},
-            "tools[0].parameters",
+            "tools[0].function.parameters",
+            "the schema of tool 'f': properties must be",
+        ),
+        (
+            {
+                "tools": [{"type": "web_search"}, WEATHER, wrong_function()],
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+            },
+            "tools[2].function.parameters",
             "the schema of tool 'f': properties must be",
         ),
         (
