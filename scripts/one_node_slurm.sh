@@ -38,6 +38,14 @@ configure() {
     dd if=/dev/urandom of="$folder/munge.key" bs=128 count=1 status=none
     chmod 400 "$folder/munge.key"
     sql_port=${ports[3]}
+    # The kernel enforces a job's memory where control groups can be made; else Slurm looks each second.
+    local task=task/none memory_rule=JobAcctGatherParams=OverMemoryKill
+    if mkdir /sys/fs/cgroup/memory/minivllm-probe 2>/dev/null; then
+        rmdir /sys/fs/cgroup/memory/minivllm-probe
+        task=task/cgroup memory_rule=
+    fi
+    printf '%s\n' CgroupMountpoint=/sys/fs/cgroup CgroupPlugin=cgroup/v1 ConstrainRAMSpace=yes \
+        ConstrainSwapSpace=yes AllowedSwapSpace=0 >"$folder/cgroup.conf"
     cat >"$folder/slurm.conf" <<CONF
 ClusterName=tests
 SlurmctldHost=$node(127.0.0.1)
@@ -54,26 +62,30 @@ SlurmdLogFile=$folder/slurmd.log
 StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=$task
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
-JobAcctGatherParams=OverMemoryKill
+$memory_rule
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerParameters=sched_interval=1,bf_interval=1
 SlurmctldParameters=enable_configless
+SlurmdParameters=config_overrides # eight CPUs, whatever the machine has
 KillWait=5
 OverTimeLimit=0
-MinJobAge=60
+MinJobAge=300
 MailProg=/bin/true
 ReturnToService=2
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort=${ports[2]}
 AccountingStoragePass=$folder/munge/socket
-NodeName=$node NodeAddr=127.0.0.1 CPUs=$(nproc) RealMemory=$memory_mb State=UNKNOWN
-PartitionName=all Nodes=$node Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+GresTypes=gpu
+NodeName=$node NodeAddr=127.0.0.1 CPUs=8 RealMemory=$memory_mb Gres=gpu:1 Features=h100 State=UNKNOWN
+PartitionName=all Nodes=$node Default=YES MaxTime=INFINITE State=UP
+PartitionName=gpu Nodes=$node MaxTime=INFINITE State=UP
 CONF
+    echo "Name=gpu File=/dev/null" >"$folder/gres.conf" # a GPU in name, for the settings of jobs
     cat >"$folder/slurmdbd.conf" <<CONF
 AuthType=auth/munge
 AuthInfo=socket=$folder/munge/socket

@@ -14,6 +14,11 @@ from minivllm.bench.records.lock import HolderLock
 from minivllm.bench.records.measurement import SIMULATED
 
 
+def locks(config: dict[str, Any]) -> bool:
+    """Whether measurements of a resolved configuration wait for a device."""
+    return (config.get("engine") or {}).get("_target_") != SIMULATED
+
+
 @contextlib.contextmanager
 def device_lock(
     config: dict[str, Any], waiting: Callable[[str], None] = lambda holder: None
@@ -31,7 +36,7 @@ def device_lock(
     Raises:
         BadInput: the lock file cannot be used.
     """
-    if (config.get("engine") or {}).get("_target_") == SIMULATED:
+    if not locks(config):
         yield
         return
     device = (config.get("runtime") or {}).get("device") or "auto"

@@ -7,15 +7,20 @@ launchers must not store.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from minivllm.bench.device_lock import locks
 from minivllm.bench.records.measurement import Measurement
 from minivllm.errors import BadInput
 from minivllm.platform import files
@@ -24,6 +29,15 @@ from minivllm.platform.untrusted import MAX_TEXT, read_object
 FOLDER = ".jobs"  # of a sweep's folder
 BEGUN = ".begun"  # of a file beside a job's, once it has read its own
 QUEUED = ".queued"  # of one beside it, where the job goes on without its command
+POLL_S = 1.0
+ASK_S = 30.0  # after which, and how often, the queue is asked after a job
+# States of Slurm's in which a job goes on, though submitit takes them for its end.
+PAUSED = ("CONFIGURING", "REQUEUE_HOLD", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED")
+# Those of a job that has ended; "" is that of one whose end was long ago.
+ENDED = (
+    *("", "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "TIMEOUT"),
+)
 STATUSES = {"TIMEOUT": "timeout", "OUT_OF_MEMORY": "oom"}  # of a record, by a scheduler's state
 
 
@@ -48,6 +62,15 @@ class JobsContinue(KeyboardInterrupt):
     Args:
         line: which jobs, and how they are cancelled.
     """
+
+    @classmethod
+    def of(cls, job_ids: Sequence[str]) -> JobsContinue:
+        """Of jobs of Slurm, or elements of arrays."""
+        arrays = dict.fromkeys(name.partition("_")[0] for name in job_ids)
+        return cls(
+            f"jobs {', '.join(job_ids)} go on and write their records; scancel "
+            f"{' '.join(arrays)} ends them"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,8 @@ def job_files(folder: Path, contents: Sequence[Any]) -> Iterator[list[Path]]:
         OSError: a file cannot be written.
     """
     place = folder.absolute() / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
+    if contents:
+        place.mkdir(parents=True, exist_ok=True)
     paths = [place / f"{secrets.token_hex(8)}.json" for _ in contents]
     kept = False
     try:
@@ -128,12 +152,121 @@ def discard_left(folder: Path) -> None:
         place.rmdir()  # fails on purpose unless empty
 
 
-def mark_queued(overrides: Sequence[str]) -> None:
-    """Note that the job of these overrides goes on if its command ends: its file stays."""
+def _file_of(overrides: Sequence[str]) -> Path | None:
+    """The file of the job of these overrides."""
     for text in overrides:
         if text.startswith("sweep.plan="):
-            path = Path(text.partition("=")[2].strip("'"))
-            path.with_suffix(QUEUED).touch()
+            return Path(text.partition("=")[2].strip("'"))
+    return None
+
+
+def takes_device(overrides: Sequence[str]) -> bool:
+    """Whether the job of these overrides measures on a device, which only one job at a time
+    does.
+
+    Raises:
+        BadInput: its file cannot be read.
+    """
+    if (path := _file_of(overrides)) is None:
+        return False
+    job = read_object(path, f"sweep.plan={path}", limit=MAX_TEXT)
+    return any(locks(measurement["config"]) for measurement in job.get("measurements", ()))
+
+
+def mark_queued(overrides: Sequence[str], job: Any) -> None:
+    """Note that the job of these overrides goes on if its command ends: its file stays.
+
+    Args:
+        job: as submitit knows it.
+    """
+    if (path := _file_of(overrides)) is not None:
+        known = {"job_id": job.job_id, "folder": str(job.paths.folder)}
+        path.with_suffix(QUEUED).write_text(json.dumps(known))
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job of Slurm that an earlier command has left in its queue."""
+
+    path: Path  # of its file
+    job_id: str
+    folder: str  # submitit's for it
+    run_ids: frozenset[str]  # of its measurements
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        from submitit import SlurmJob
+
+        wait_for(SlurmJob(self.folder, self.job_id))
+
+
+def queued_jobs(folder: Path) -> list[QueuedJob]:
+    """The jobs that go on from an earlier command of a sweep, by its folder; empty where submitit,
+    which asks after them, is not installed."""
+    found = []
+    for marker in (folder / FOLDER).glob(f"*{QUEUED}") if find_spec("submitit") else ():
+        path = marker.with_suffix(".json")
+        with suppress(BadInput, KeyError, TypeError):
+            known = read_object(marker, str(marker))
+            job = read_object(path, str(path), limit=MAX_TEXT)
+            run_ids = frozenset(str(item["run_id"]) for item in job["measurements"])
+            found.append(QueuedJob(path, str(known["job_id"]), str(known["folder"]), run_ids))
+    return found
+
+
+def await_queued(jobs: Sequence[QueuedJob]) -> None:
+    """Wait for jobs of an earlier command, and remove their files.
+
+    Raises:
+        JobsContinue: Ctrl-C.
+    """
+    print(f"waiting for jobs of an earlier command: {', '.join(job.job_id for job in jobs)}")
+    left = list(jobs)
+    try:
+        while left:
+            left[0].wait()
+            discard(left.pop(0).path)
+    except KeyboardInterrupt:
+        raise JobsContinue.of([job.job_id for job in left]) from None
+
+
+def wait_for(job: Any) -> None:
+    """Wait until a job of submitit has ended.
+
+    submitit takes one that is suspended for ended. And it waits for ever for one that accounting
+    does not know, or no more, as an element of an array that was cancelled before it began: so
+    Slurm's queue is asked, too.
+    """
+    ask_s, ended = time.monotonic() + ASK_S, False
+    while True:
+        if job.done():
+            if job.paths.result_pickle.exists() or job.state.partition(" ")[0] not in PAUSED:
+                return
+            job.watcher.clear()  # else the state stays what it is
+        elif time.monotonic() > ask_s:
+            before, ended = ended, queue_state(job) in ENDED
+            if ended and before:  # with time for accounting, and for a result on a shared disk
+                return
+            job.get_info(mode="force")
+            ask_s = time.monotonic() + ASK_S
+        time.sleep(POLL_S)
+
+
+def queue_state(job: Any) -> str:
+    """The state of a job by Slurm's queue, which keeps it for some minutes after its end; "" where
+    the queue does not have it, UNKNOWN of a job that is not Slurm's or where nobody answers."""
+    from submitit import SlurmJob
+
+    if not isinstance(job, SlurmJob):
+        return "UNKNOWN"
+    command = ["squeue", "-h", "-r", "-t", "all", "-o", "%T", "-j", job.job_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return "UNKNOWN"
+    if done.returncode and "Invalid job id" not in done.stderr:
+        return "UNKNOWN"
+    return done.stdout.strip()
 
 
 def has_begun(path: Path) -> bool:

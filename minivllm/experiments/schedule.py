@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,12 +107,15 @@ class Plan:
                         about = blocks_of.record(cell.arm, order.index(cell.arm.name))
                         cell.measurements[block] = replace(cell.measurements[block], ablation=about)
 
-    def look_up(self) -> None:
+    def look_up(self, elsewhere: Collection[str] = ()) -> None:
         """Read which measurements are recorded, and put the others into jobs.
 
         Measurements of one engine share a job, which loads the engine once. In an ablation, and
         with several blocks of isolated processes, the measurements of a block share a job in
         shuffled order, so that one host measures the whole block.
+
+        Args:
+            elsewhere: run_ids of measurements that other jobs are still to make.
         """
         self.recorded = {
             m.run_id: status
@@ -125,6 +128,8 @@ class Plan:
         jobs: dict[Any, list[Measurement]] = {}
         asked = self.settings.sweep
         for measurement in self.measurements:
+            if measurement.run_id in elsewhere:
+                continue
             status = self.recorded.get(measurement.run_id)
             anew = asked.fresh or (asked.retry == "failed" and status != "ok")
             if status is None or (anew and measurement.run_id not in self.launched):

@@ -27,9 +27,11 @@ from minivllm.experiments.jobs import (
     FailedJob,
     JobsContinue,
     LostJob,
+    await_queued,
     discard_left,
     has_begun,
     job_files,
+    queued_jobs,
     reason,
 )
 from minivllm.experiments.plain import Launch
@@ -139,11 +141,13 @@ def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
 
 def _recover(plan: Plan) -> None:
     """Look up the records again, after repairing folders of a process that ended while replacing
-    them."""
+    them; what a job of an earlier command is still to measure is left to it."""
     discard_left(plan.folder)
+    elsewhere = {run_id for job in queued_jobs(plan.folder) for run_id in job.run_ids}
     for measurement in plan.measurements:  # the lock keeps other processes from replacing them
-        storage.recover(measurement.path)
-    plan.look_up()
+        if measurement.run_id not in elsewhere:
+            storage.recover(measurement.path)
+    plan.look_up(elsewhere)
 
 
 def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
@@ -155,12 +159,11 @@ def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
         what: printed in place of the sweep's name and size.
     """
     _recover(plan)
-    todo = sum(map(len, plan.jobs))
-    skipped = len(plan.measurements) - todo
+    pending = {measurement.run_id for job in plan.jobs for measurement in job}
+    skipped = len(plan.recorded.keys() - pending)
     size = f"{count(len(plan.cells), 'arm')}, {count(len(plan.measurements), 'measurement')}"
     print(what or f"sweep {plan.name}: {size}")
     if skipped:
-        pending = {measurement.run_id for job in plan.jobs for measurement in job}
         failed = sum(
             status != "ok" for run_id, status in plan.recorded.items() if run_id not in pending
         )
@@ -182,9 +185,13 @@ def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
         _record_invalid(plan, cell, tracker)
     while True:
         _launch(plan, launch)
-        if (more := more_blocks(plan)) is None:
+        own = {measurement.run_id for measurement in plan.measurements}
+        if waited := [job for job in queued_jobs(plan.folder) if job.run_ids & own]:
+            await_queued(waited)
+        elif (more := more_blocks(plan)) is None:
             return
-        plan.extend(more)
+        else:
+            plan.extend(more)
         _recover(plan)
 
 

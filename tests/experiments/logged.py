@@ -15,11 +15,21 @@ LOG = "engine.log"
 
 
 class LoggedEngine(FaultyEngine):
-    """FaultyEngine without a fault. Writes `build PID`, `measured DELAY REQUESTS` and `close PID`
-    to LOG."""
+    """FaultyEngine that writes `build PID`, `measured DELAY REQUESTS` and `close PID`
+    to LOG.
 
-    def __init__(self, config: dict[str, Any], delay_s: float) -> None:
-        super().__init__(config, delay_s=delay_s)
+    Args:
+        config, delay_s, fault, meeting: see FaultyEngine.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        delay_s: float,
+        fault: str | None = None,
+        meeting: str | None = None,
+    ) -> None:
+        super().__init__(config, fault, delay_s, meeting=meeting)
         self.submitted = 0
         self._note(f"build {os.getpid()}")
 

@@ -191,7 +191,8 @@ def test_torchrun_starts_as_many_processes_as_there_are_ranks(
 def test_ranks_of_torchrun_are_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 is the command line as torchrun starts it on every machine: it finds rank 0 over
     TCP."""
-    knobs = ["quant=fp32", "runtime.threads=1", "cache.num_blocks=16"]
+    knobs = ["quant=int8", "quant.dtype=float32", "speculative=ngram", "cache.prefix_caching=true"]
+    knobs += ["runtime.threads=1", "cache.num_blocks=16"]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     with LLM("tiny", overrides=knobs) as one:
         known = one.generate([[5, 6, 7]], params)[0].outputs[0].token_ids

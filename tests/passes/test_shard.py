@@ -145,11 +145,7 @@ SERVED = {
 @pytest.mark.parametrize("case", SERVED)
 def test_requests_of_every_kind_are_served_alike(case: str, on_two: OnTwo, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen3")
-    speculates = case == "ngram"
-    kinds = (
-        [kind for kind in KINDS if kind.beam_width == 1 and kind.n == 1] if speculates else KINDS
-    )
-    params = [kinds[index % len(kinds)] for index in range(len(SHARING_PROMPTS))]
+    params = [KINDS[index % len(KINDS)] for index in range(len(SHARING_PROMPTS))]
     assert_alike(on_two, tmp_path, *SERVED[case], params=params)
 
 
@@ -177,3 +173,19 @@ def test_drafts_are_made_and_verified_alike(case: str, on_two: OnTwo, tmp_path: 
     assert_alike(
         *(on_two, tmp_path / "target", "speculative.adaptive=false", *knobs), params=params
     )
+
+
+def test_all_of_them_together(on_two: OnTwo, tmp_path: Path) -> None:
+    """Quantisation, drafts, a prefix cache and preemption in one engine, each at work."""
+    make_checkpoint(tmp_path, "qwen3", **WIDE)
+    knobs = [*QUANTISED["int8"], "quant.dtype=float32", *FEW_BLOCKS, *DRAFTED["ngram"]]
+    knobs += ["speculative.adaptive=false", "cache.num_blocks=20"]
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    with on_one(tmp_path, *knobs) as one:
+        expected = answers(one, params)
+    with on_two(tmp_path, *knobs) as two:
+        assert answers(two, params) == expected
+        engine = two.engine
+        assert engine.scheduler.num_preemptions and engine.cache.counters.prefix_tokens_reused
+        assert engine.loaded.quantized_layers
+        assert engine.launcher.speculation.counters.num_accepted_tokens

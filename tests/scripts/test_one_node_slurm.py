@@ -3,21 +3,19 @@ each measurement has one row with the reason."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts.load import load_script
+
+faults = load_script("slurm_faults")
 WAIT_S = 200  # for anything, on a busy machine
 
 pytestmark = [
@@ -29,92 +27,33 @@ pytestmark = [
 ]
 
 
-def await_(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait until it is so, as long as the command runs."""
-    end = time.monotonic() + WAIT_S
-    while not what():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end, "nothing changes"
-        time.sleep(0.2)
-
-
-def states() -> dict[str, str]:
-    """Index of a job in the array -> its state."""
-    command = ["squeue", "-h", "-r", "-n", "minivllm", "-o", "%i %t"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return {line.split()[0]: line.split()[1] for line in lines}
-
-
 @pytest.fixture
-def sweep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a sweep of jobs whose engines wait for the file meet/go."""
-    started: list[subprocess.Popen[str]] = []
-    for group, name, text in (
-        ("engine", "faulty", f"FaultyEngine\ndelay_s: 0.001\nmeeting: {tmp_path / 'meet'}\n"),
-        ("model", "mine", "load\npath: nowhere\n"),
-    ):
-        module = {"engine": "tests.bench.faulty", "model": "tests.experiments.models"}[group]
-        path = tmp_path / "conf" / group / f"{name}.yaml"
-        path.parent.mkdir(parents=True)
-        path.write_text(f"_target_: {module}.{text}")
-    (tmp_path / "meet").mkdir()
-
-    def start(*overrides: str) -> subprocess.Popen[str]:
-        words = ["--config-dir", "conf", "-m", "model=mine", "engine=faulty", "sweep.name=fates"]
-        words += ["measure.roofline=false", "runtime.device=cpu", "measure.warmup_requests=0"]
-        words += ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10"]
-        words += ["hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "run.py"), *words, *overrides],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    subprocess.run(["scancel", "-n", "minivllm"], check=False)
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+def sweep(tmp_path: Path) -> Iterator[Any]:
+    """A sweep of jobs whose engines wait for the file meet/go."""
+    with faults.sweep_in(tmp_path) as sweep:
+        yield sweep
 
 
-def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every record by its arm."""
-    found = [json.loads(p.read_text()) for p in (folder / "runs" / "fates").glob("*/record.json")]
-    assert len({record["run_id"] for record in found}) == len(found)
-    return {record["arm"].split()[0].partition("=")[2]: record for record in found}
-
-
-def test_every_job_has_a_row_with_the_reason(
-    sweep: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    process = sweep("engine.delay_s=0.001,0.002,0.003,0.004", "hydra.launcher.array_parallelism=3")
-    await_(lambda: sorted(states().values()) == ["PD", "R", "R", "R"], process)
-    array = next(iter(states())).partition("_")[0]
-    # The first to measure waits in its second step, the others for the device.
-    await_(lambda: (tmp_path / "meet" / "begun").exists(), process)
-    subprocess.run(["scancel", f"{array}_1", f"{array}_3"], check=True)
-    mine = [
-        job
-        for job in psutil.process_iter(["cmdline"])
-        if "submitit.core._submit" in (job.info["cmdline"] or [])
-        and job.environ().get("SLURM_ARRAY_TASK_ID") == "2"
-    ]
+def test_every_job_has_a_row_with_the_reason(sweep: Any, tmp_path: Path) -> None:
+    """Three jobs side by side, of which the first to measure waits in its second step, the others
+    for the device."""
+    sweep.start(
+        *("engine.delay_s=0.001,0.002,0.003,0.004", "hydra.launcher.array_parallelism=3"),
+        "hydra.launcher.additional_parameters={exclusive:false}",
+    )
+    sweep.until(lambda: sorted(faults.states().values()) == ["PD", "R", "R", "R"])
+    array = next(iter(faults.states())).partition("_")[0]
+    sweep.until((tmp_path / "meet" / "begun").exists)
+    faults.slurm("scancel", f"{array}_1", f"{array}_3")
+    mine = faults.jobs_of(array, "2")
     assert mine
     for job in mine:
         job.kill()
-    await_(lambda: set(states()) == {f"{array}_0"}, process)
-    (tmp_path / "meet" / "go").touch()
-    out = process.communicate(timeout=WAIT_S)[0]
-    assert process.returncode == 1 and "Traceback" not in out, out
+    sweep.until(lambda: set(faults.states()) == {f"{array}_0"})
+    sweep.go()
+    sweep.end(1)
     found = {
-        arm: (r["status"], (r["error"] or {}).get("type")) for arm, r in records(tmp_path).items()
+        arm: (r["status"], (r["error"] or {}).get("type")) for arm, r in sweep.records().items()
     }
     assert found.pop("0.001")[0] in ("ok", "invalid")  # a machine that others fill
     killed = found.pop("0.003")  # which Slurm calls either, by what it sees first
@@ -124,25 +63,40 @@ def test_every_job_has_a_row_with_the_reason(
 
 
 def test_jobs_that_go_on_after_ctrl_c_measure_what_they_were_submitted_for(
-    sweep: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    sweep: Any, tmp_path: Path
 ) -> None:
     """The next command of that name has another plan."""
-    (tmp_path / "meet" / "go").touch()
+    sweep.go()
     begin = "+hydra.launcher.additional_parameters.begin=now+1hour"
-    process = sweep("engine.delay_s=0.001,0.002", begin)
-    await_(lambda: list(states().values()) == ["PD", "PD"], process)
-    array = next(iter(states())).partition("_")[0]
+    process = sweep.start("engine.delay_s=0.001,0.002", begin)
+    sweep.until(lambda: list(faults.states().values()) == ["PD", "PD"])
+    array = next(iter(faults.states())).partition("_")[0]
     os.killpg(process.pid, signal.SIGINT)
-    out = process.communicate(timeout=WAIT_S)[0]
-    assert process.returncode == 130 and f"scancel {array} ends them" in out, out
-    process = sweep("engine.delay_s=0.003")
-    await_(lambda: len(states()) == 3, process)
+    assert f"scancel {array} ends them" in sweep.end(130)
+    process = sweep.start("engine.delay_s=0.003")
+    sweep.until(lambda: len(faults.states()) == 3)
     for index in (0, 1):
-        change = ["scontrol", "update", f"jobid={array}_{index}", "starttime=now"]
-        subprocess.run(change, check=True)
+        faults.slurm("scontrol", "update", f"jobid={array}_{index}", "starttime=now")
     out = process.communicate(timeout=WAIT_S)[0]
     end = time.monotonic() + WAIT_S
-    while states() and time.monotonic() < end:
+    while faults.states() and time.monotonic() < end:
         time.sleep(0.2)
-    assert set(records(tmp_path)) == {"0.001", "0.002", "0.003"}, out
+    assert set(sweep.records()) == {"0.001", "0.002", "0.003"}, out
     assert not (tmp_path / "runs" / "fates" / ".jobs").exists()
+
+
+def test_the_same_command_waits_for_the_jobs_that_go_on_after_ctrl_c(
+    sweep: Any, tmp_path: Path
+) -> None:
+    """No time of those that wait for the device is used up: they wait in the queue."""
+    process = sweep.start(faults.ARMS)
+    array = sweep.begun()
+    os.killpg(process.pid, signal.SIGINT)
+    sweep.end(130)
+    sweep.start(faults.ARMS)
+    sweep.until((tmp_path / "runs" / "fates" / ".lock").read_text)  # it plans
+    sweep.go()
+    out = sweep.end()
+    assert f"waiting for jobs of an earlier command: {array}_" in out
+    assert dict(sweep.measured()) == dict.fromkeys(faults.DELAYS, 1)
+    assert set(sweep.records()) == set(faults.DELAYS)
