@@ -100,7 +100,7 @@ def started(name: str, hosts: TwoHosts | None, log: Path) -> Iterator[subprocess
 def ray_cluster(hosts: TwoHosts, variables: dict[str, str], log: Path) -> Iterator[dict[str, str]]:
     """A cluster of a node for each host, one CPU each; gives the variables that name it."""
     program = Path(sys.executable).with_name("ray")
-    port = 20000 + os.getpid() % 10000  # Ray looks at the processes of other namespaces, too
+    port = 6379
     named = {
         **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
         **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": f"{ADDRESSES[0]}:{port}"},
