@@ -19,6 +19,7 @@ from two_hosts import ADDRESSES, TwoHosts
 from minivllm.platform.processes.children import module_path
 
 START_S = 300.0
+PORT = 6379  # Ray looks at other namespaces, too: one cluster of these at a time
 RAY_S = 200.0  # for a node of Ray to start
 TORCHRUN = "torch.distributed.run"
 ENGINE = "engine_process"
@@ -100,14 +101,13 @@ def started(name: str, hosts: TwoHosts | None, log: Path) -> Iterator[subprocess
 def ray_cluster(hosts: TwoHosts, variables: dict[str, str], log: Path) -> Iterator[dict[str, str]]:
     """A cluster of a node for each host, one CPU each; gives the variables that name it."""
     program = Path(sys.executable).with_name("ray")
-    port = 6379
     named = {
         **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
-        **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": f"{ADDRESSES[0]}:{port}"},
+        **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": f"{ADDRESSES[0]}:{PORT}"},
     }
     heads = (
-        ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={log.parent}"),
-        (f"--address={ADDRESSES[0]}:{port}",),
+        ("--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={log.parent}"),
+        (f"--address={ADDRESSES[0]}:{PORT}",),
     )
     nodes = []
     with log.open("ab") as out:
