@@ -155,12 +155,3 @@ def victims(sort: Sort, server: subprocess.Popen[bytes]) -> list[psutil.Process]
         return [one for one in found if "-I" not in one.cmdline()][sort.numbers]
     found = [one for one in family(sort.victim) if one.pid != server.pid]
     return [one for one in found if TORCHRUN not in one.cmdline()][sort.numbers]
-
-
-def start_by_forks() -> None:
-    """Let processes be forks of one that has imported what they would."""
-    sys.path.append(str(ROOT))
-    from tests.forked import popen, template
-
-    template()
-    subprocess.Popen = popen()  # type: ignore[misc]

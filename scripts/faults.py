@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fault_servers import SORTS, START_S, port_of, start_by_forks, started, victims
+from fault_servers import SORTS, START_S, port_of, started, victims
 from kill_replicas import GONE_S, ask, assert_nothing_is_left, family, running, until
 from two_hosts import NotPermitted, TwoHosts
 
@@ -360,12 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=output_file,
         help="where to keep the record, as JSON; one that is there keeps its other rows",
     )
-    parser.add_argument(
-        "--forks", action="store_true", help="start processes as forks, as tests do: faster"
-    )
     args = parser.parse_args(arguments)
-    if args.forks:
-        start_by_forks()
     rows: dict[str, dict[str, Any]] = {}
     if args.output is not None and args.output.exists():
         rows = json.loads(args.output.read_text(encoding="utf-8"))["rows"]
