@@ -35,7 +35,7 @@ NAME = "fates"
 MOST_S = 900.0  # for anything, on a busy machine
 DELAYS = ("0.001", "0.002", "0.003")  # the arms
 ARMS = f"engine.delay_s={','.join(DELAYS)}"
-OK = ("ok", "invalid")  # a machine that others fill makes a record invalid
+OK = ("ok", "invalid", "invalid Invalid")  # a machine that others fill makes a record invalid
 SETTINGS = (
     *("model=mine", "engine=logged", f"sweep.name={NAME}", "measure.roofline=false"),
     *("runtime.device=cpu", "measure.warmup_requests=0", "workload.num_requests=2"),
