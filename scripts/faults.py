@@ -266,6 +266,7 @@ def _in_service(
     right = [one for one, other in zip(requests, known, strict=True) if _is_right(one, other)]
     errors = [one for one in requests if one.error is not None and -1 not in one.tokens]
     assert len(right) + len(errors) == CLIENTS, [one.error for one in requests]
+    assert last_s > 0, "the requests were over before the fault"
     assert last_s < bound_s, f"the last request ended after {last_s:.1f} s"
     assert not sort.spare or not errors, f"others could compute it: {errors[0].error}"
     if moment != "draining":
