@@ -133,15 +133,20 @@ start() {
 }
 
 stop() {
-    local name
+    local name pid
     for name in slurmd slurmctld slurmdbd mariadbd munged; do
         [ -f "$folder/$name.pid" ] || continue
-        kill "$(cat "$folder/$name.pid")" 2>/dev/null || true
+        pid=$(cat "$folder/$name.pid")
+        [ "$(ps -o comm= -p "$pid")" = "$name" ] && kill "$pid" || true # it may be another's by now
     done
 }
 
 case ${1:-} in
-start) start ;;
+start)
+    trap stop EXIT # a start that fails leaves nothing behind
+    start
+    trap - EXIT
+    ;;
 stop) stop ;;
 *) fail "start or stop" ;;
 esac

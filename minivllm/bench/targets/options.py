@@ -216,7 +216,7 @@ class OpenAIOptions(EngineOptions):
 
     Args:
         url: where /completions and /models are below; or several of them, of servers that serve
-            the same model, in a list or with commas between them.
+            the same model, in a list.
         router: of several, which gets a request; see `parallel.router`.
         api: which of /completions, /chat/completions and /responses is asked.
         model: its name on the server; None is the first that it lists.
@@ -279,8 +279,7 @@ class OpenAIOptions(EngineOptions):
     @property
     def urls(self) -> list[str]:
         """The servers, at least one."""
-        given = self.url.split(",") if isinstance(self.url, str) else self.url
-        return [url.strip() for url in given]
+        return [self.url] if isinstance(self.url, str) else self.url
 
     @classmethod
     def supported(cls, config: Mapping[str, Any]) -> Support:

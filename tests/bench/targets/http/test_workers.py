@@ -104,7 +104,7 @@ def test_each_server_must_do_what_the_first_does(
         (["engine.url=[http://a/v1,http://a/v1]"], "engine.url.* names a server twice"),
         (["engine.url=[http://a,b]"], "engine.url.*must begin with http"),
         (["engine.url=[]"], "engine.url"),
-        (["engine.url='http://a,http://b'", "engine.command=vllm"], "engine.command.*starts one"),
+        (["engine.url=[http://a,http://b]", "engine.command=vllm"], "engine.command.*starts one"),
         (["engine.router=prefix_aware"], "engine.router"),
     ],
 )
