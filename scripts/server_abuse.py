@@ -132,7 +132,7 @@ class Answer:
     begin_s: float
     first_s: float  # the first byte after the head
     end_s: float
-    body: bytes
+    body: bytes  # of a connection that ended without an answer how it did
     retry_after_s: int | None = None
 
 
@@ -147,9 +147,9 @@ async def ask(port: int, data: bytes) -> Answer:
         first = time.perf_counter()
         body += await reader.read()
         writer.close()
-    except (OSError, asyncio.IncompleteReadError):
+    except (OSError, asyncio.IncompleteReadError) as error:
         now = time.perf_counter()
-        return Answer(0, begin, now, now, b"")
+        return Answer(0, begin, now, now, f"{error!r} after {now - begin:.1f} s".encode())
     again = re.search(rb"\r\nretry-after: (\d+)\r\n", head, re.IGNORECASE)
     told = None if again is None else int(again[1])
     return Answer(int(head[9:12]), begin, first, time.perf_counter(), body, told)
@@ -294,8 +294,8 @@ async def overload(one: Served, seconds: float, capacity_s: float) -> dict[str, 
         due += rng.expovariate(OVERLOAD * rate)
     answers = await asyncio.gather(*tasks)
     statuses = Counter(answer.status for answer in answers)
-    if statuses[0]:
-        raise RuntimeError(f"{statuses[0]} requests got no answer: {statuses}")
+    if lost := [answer.body.decode() for answer in answers if not answer.status]:
+        raise RuntimeError(f"{len(lost)} of {len(answers)} requests got no answer: {lost[0]}")
     served = [answer for answer in answers if answer.status == 200]
     if not all(answer.body.endswith(b"0\r\n\r\n") for answer in served):
         raise RuntimeError("an answer was cut short")
