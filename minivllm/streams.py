@@ -30,6 +30,7 @@ class EngineRequests:
         self._engine: Engine | None = engine
         self._lock = threading.RLock()  # the end of a stream may be collected as garbage in a step
         self._worker: ThreadPoolExecutor | None = None
+        self._starting = threading.Lock()  # of the worker; an event loop must not wait for a step
         self._settings = thread_settings()  # of the thread that has made the engine
         self._counter = 0
         self._outputs: dict[str, list[TokenOutput]] = {}  # by request id
@@ -122,7 +123,7 @@ class EngineRequests:
     def _executor(self) -> Executor:
         """One thread that runs the steps of all asynchronous streams. Raises BadInput after
         `close`."""
-        with self._lock:
+        with self._starting:
             _ = self.engine
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "stream", self._settings)
@@ -131,7 +132,7 @@ class EngineRequests:
     def close(self) -> Engine | None:
         """Accept no more requests; the engine, which is the caller's to close, at the first
         call."""
-        with self._lock:
+        with self._lock, self._starting:
             engine, self._engine = self._engine, None
         if self._worker is not None:
             self._worker.shutdown(wait=False)

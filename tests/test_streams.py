@@ -80,15 +80,16 @@ def test_cancelling_the_task_that_waits_ends_its_request_alone(llm: LLM) -> None
     def slow(prompt: Sequence[int], output: Sequence[int]) -> range:
         if len(output) == 2:
             entered.set()
-            assert leave.wait(60)
+            left.append(leave.wait(60))
         return range(100)
 
+    left: list[bool] = []
     expected = [piece.token_id for piece in llm.stream([6], PARAMS)]
 
     async def cancelled() -> list[int | None]:
         other = asyncio.create_task(read(llm, 6))
         task = asyncio.create_task(read(llm, 5, replace(PARAMS, token_mask=slow, max_tokens=200)))
-        await asyncio.to_thread(entered.wait, 60)
+        assert await asyncio.to_thread(entered.wait, 60)
         task.cancel()
         await asyncio.sleep(0)  # the loop is free while the step runs
         leave.set()
@@ -97,6 +98,7 @@ def test_cancelling_the_task_that_waits_ends_its_request_alone(llm: LLM) -> None
         return await other
 
     assert asyncio.run(cancelled()) == expected
+    assert left == [True]  # the loop did not wait for the step
     assert not llm.engine.has_unfinished and not llm.engine.cache.pool.num_used
 
 

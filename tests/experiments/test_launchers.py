@@ -215,6 +215,8 @@ def test_a_job_of_joblib_that_dies_takes_no_other_with_it(
         return number
 
     monkeypatch.setattr(core, "execute_job", job)
+    # that of a process of tests may hold what cannot be pickled
+    monkeypatch.setattr(launching.Singleton, "get_state", dict)
     first, dead, last = launching._by_joblib(JOBLIB, [[], [], []])
     assert (first, last) == (0, 2) and isinstance(dead, FailedJob)
 
@@ -233,6 +235,8 @@ def test_ctrl_c_ends_the_jobs_of_joblib(tmp_path: Path, monkeypatch: pytest.Monk
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(core, "execute_job", job)
+    # that of a process of tests may hold what cannot be pickled
+    monkeypatch.setattr(launching.Singleton, "get_state", dict)
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):

@@ -36,7 +36,7 @@ def test_grammars_that_are_right_come_back(child: GrammarChild) -> None:
 
 def test_wrong_ones_say_which_field_is_wrong(child: GrammarChild) -> None:
     status, message, _, _ = child.answer(Asked(StructuredOutputs(regex="(")))["error"]
-    assert status == 400 and message.startswith("structured_outputs.regex: ")
+    assert status == 400 and message.startswith("decoding.structured_outputs.regex: ")
     tool = {"type": "function", "function": {"name": "f", "parameters": LONG}}
     tools = Tools([tool], "required")
     _, message, _, param = child.answer(Asked(None, True, tools, HERMES))["error"]
