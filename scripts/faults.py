@@ -3,7 +3,7 @@
     python scripts/faults.py --output reports/examples/cpu/faults.json
     python scripts/faults.py --sorts replica rank --moments decoding --faults kill
 
-Each case is a server of the embedded model on the CPU with eight streamed requests, and one fault:
+Each case is a server of the embedded model on the CPU with four streamed requests, and one fault:
 a process is killed (SIGKILL) or stopped (SIGSTOP), or its connections are cut, while the server
 loads, in prompts, in decoding, or while the server drains. `host_actor` and `host_rank` are on two
 hosts, which are network namespaces (as root); there the link loses every packet.
