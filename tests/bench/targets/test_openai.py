@@ -23,9 +23,10 @@ from minivllm.bench.targets.http import client
 from minivllm.bench.targets.http.stream import Tokens
 from minivllm.bench.targets.openai import OpenAIEngine
 from minivllm.bench.workloads.synthetic import Workload
-from minivllm.config.compose import build, compose
+from minivllm.config.compose import compose
 from tests.bench.targets import fake_server
 from tests.bench.targets.driving import requests, run
+from tests.bench.targets.in_front import engines
 
 pytest.importorskip("aiohttp")
 Make = Callable[..., OpenAIEngine]
@@ -34,22 +35,14 @@ Make = Callable[..., OpenAIEngine]
 @pytest.fixture
 def make() -> Iterator[Make]:
     """An engine in front of a server with these settings; both end with the test."""
-    closing: list[Any] = []
+    with engines() as several:
 
-    def build_one(
-        knobs: dict[str, Any] | None = None, overrides: tuple[str, ...] = (), **settings: Any
-    ) -> Any:
-        server, url = fake_server.in_thread(**settings)
-        closing.append(server.shutdown)
-        config = compose(["engine=openai", *overrides])
-        config["engine"] |= {"url": url, **(knobs or {})}
-        engine = build(config["engine"], config=config)
-        closing.append(engine.close)
-        return engine
+        def build_one(
+            knobs: dict[str, Any] | None = None, overrides: tuple[str, ...] = (), **settings: Any
+        ) -> Any:
+            return several([settings], overrides, knobs or {})
 
-    yield build_one
-    for close in reversed(closing):
-        close()
+        yield build_one
 
 
 def workload(*lengths: int) -> Workload:

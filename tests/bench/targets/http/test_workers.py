@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +10,9 @@ import pytest
 from minivllm import BadInput
 from minivllm.bench.targets.openai import OpenAIEngine
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.config.compose import build, compose
-from tests.bench.targets import fake_server
+from minivllm.config.compose import compose
 from tests.bench.targets.driving import requests, run
+from tests.bench.targets.in_front import engines
 
 pytest.importorskip("aiohttp")
 Make = Callable[..., OpenAIEngine]
@@ -21,22 +21,8 @@ Make = Callable[..., OpenAIEngine]
 @pytest.fixture
 def make() -> Iterator[Make]:
     """An engine in front of servers, of each of which the settings are given."""
-    closing: list[Any] = []
-
-    def build_one(each: Sequence[dict[str, Any]], *overrides: str) -> Any:
-        urls = []
-        for settings in each:
-            server, url = fake_server.in_thread(**settings)
-            closing.append(server.shutdown)
-            urls.append(url)
-        config = compose(["engine=openai", f"engine.url=[{','.join(urls)}]", *overrides])
-        engine = build(config["engine"], config=config)
-        closing.append(engine.close)
-        return engine
-
-    yield build_one
-    for close in reversed(closing):
-        close()
+    with engines() as build_one:
+        yield lambda each, *overrides: build_one(each, overrides, {})
 
 
 def test_servers_are_asked_in_turn_and_each_is_counted(make: Make) -> None:
