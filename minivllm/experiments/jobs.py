@@ -142,9 +142,11 @@ def read_measurements(path: Path) -> tuple[list[Measurement], int, int]:
 
 def discard_left(folder: Path) -> None:
     """Remove the files that a killed command has left in a sweep's folder, which this process has
-    locked; its jobs are gone with it, but for queued ones."""
+    locked; its jobs are gone with it, but for queued ones. One may have ended, and its file with
+    it, before it was marked."""
     place = folder / FOLDER
-    queued = {path.stem for path in place.glob(f"*{QUEUED}")}
+    marked = (path.with_suffix(".json") for path in place.glob(f"*{QUEUED}"))
+    queued = {path.stem for path in marked if path.exists()}
     with suppress(OSError):
         for path in list(place.iterdir()):
             if path.stem not in queued:
@@ -181,7 +183,7 @@ def mark_queued(overrides: Sequence[str], job: Any) -> None:
     """
     if (path := _file_of(overrides)) is not None:
         known = {"job_id": job.job_id, "folder": str(job.paths.folder)}
-        path.with_suffix(QUEUED).write_text(json.dumps(known))
+        files.write_text(path.with_suffix(QUEUED), json.dumps(known))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from minivllm.errors import BadInput
 from minivllm.parallel.options import ParallelOptions
-from minivllm.platform.files import atomically
+from minivllm.platform.files import write_bytes
 from minivllm.platform.folders import TemporaryFolder
 
 KNOB = "parallel.handover=file"
@@ -77,7 +77,7 @@ class Handover(NamedTuple):
         try:
             if not path.parent.is_dir():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            atomically(path, lambda temporary: _write(temporary, content), durable=False)
+            write_bytes(path, content, durable=False)
         except OSError as error:
             raise HandoverFailed(
                 f"{KNOB}: keys and values cannot be written to {self.folder} "
@@ -97,10 +97,6 @@ class Handover(NamedTuple):
             for path in Path(self.folder).glob(pattern) if self.folder is not None else ():
                 if path not in kept:
                     path.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def taken(content: Content, most_bytes: int) -> bytes:

@@ -56,13 +56,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
 
 
+def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file atomically; see there."""
+    atomically(path, lambda temporary: _write(temporary, content), durable)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    atomically(path, lambda temporary: _write(temporary, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -73,8 +78,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_private_json(path: Path, value: Any) -> None:
     """Write JSON atomically with its secrets; only this user may read the file."""
-    text = json.dumps(value, default=str)
-    atomically(path, lambda temporary: _write(temporary, text), mode=0o600)
+    content = json.dumps(value, default=str).encode()
+    atomically(path, lambda temporary: _write(temporary, content), mode=0o600)
 
 
 def _finite(value: Any) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
 from minivllm.errors import BadInput
+from minivllm.platform import files
 
 
 def make_folder(out_dir: Path) -> None:
@@ -26,16 +26,8 @@ def make_folder(out_dir: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write through a temporary file in the same folder and a rename."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, 0o644)  # mkstemp's 0600 would keep a web server or a colleague out
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Write a file that can be made again after a power cut."""
+    files.write_bytes(path, data, durable=False)
 
 
 def write_or_remove(path: Path, data: bytes) -> None:

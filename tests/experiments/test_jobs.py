@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from pathlib import Path
@@ -14,6 +15,7 @@ from minivllm.bench.records.measurement import SIMULATED
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.experiments import jobs, plain
+from minivllm.platform import files
 
 
 def test_files_are_there_until_the_jobs_have_ended(tmp_path: Path) -> None:
@@ -52,6 +54,30 @@ def test_what_a_killed_command_has_left_goes_but_for_queued_jobs(tmp_path: Path)
     assert [path.exists() for path in left] == [False, True]
     jobs.discard(left[1])
     assert not left[1].parent.exists()
+
+
+def test_a_mark_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command may read it at any time, and the disk may be full."""
+
+    def full(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with jobs.job_files(tmp_path, [{}]) as (path,):
+        monkeypatch.setattr(files, "_write", full)
+        with pytest.raises(OSError, match="No space"):
+            jobs.mark_queued([f"sweep.plan={path}"], submitted("7_1", tmp_path))
+        assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_the_mark_of_a_job_that_has_ended_before_does_not_stay(tmp_path: Path) -> None:
+    with pytest.raises(jobs.JobsContinue), jobs.job_files(tmp_path, [{}]) as (path,):
+        jobs.discard(path)
+        jobs.mark_queued([f"sweep.plan={path}"], submitted("7_1", tmp_path))
+        raise jobs.JobsContinue("it goes on")
+    assert jobs.queued_jobs(tmp_path) == []
+    jobs.discard_left(tmp_path)
+    assert not path.parent.exists()
 
 
 def submitted(job_id: str, folder: Path) -> Any:

@@ -13,7 +13,7 @@ from minivllm.bench.records.storage import EVENTS, TELEMETRY
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
 from minivllm.extras.observation.bundle import VERSION
-from minivllm.platform.files import atomically
+from minivllm.platform.files import write_bytes
 
 Item = dict[str, Any]  # a StepBundle as JSON gives it back, or {"gauges": {...}}
 CODEC = "zstd"
@@ -33,11 +33,7 @@ def write_events(directory: Path, lines: Sequence[bytes]) -> None:
 
     text = b"".join(line + b"\n" for line in lines)
     packed = pyarrow.Codec(CODEC, compression_level=LEVEL).compress(text, asbytes=True)
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(packed)
-
-    atomically(directory / EVENTS, write)
+    write_bytes(directory / EVENTS, packed)
 
 
 def has_events(directory: Path) -> bool:

@@ -72,7 +72,7 @@ def test_a_file_is_on_the_disk_before_its_name_is_and_then_the_name(
         done.append(("folder" if synced == tmp_path.resolve() else synced.name, path.exists()))
 
     monkeypatch.setattr(os, "fsync", sync)
-    files.atomically(path, lambda temporary: files._write(temporary, "{}"), durable)
+    files.write_bytes(path, b"{}", durable)
     assert path.read_text() == "{}"
     if not durable:
         assert done == []
@@ -88,8 +88,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(
     path = tmp_path / "file.json"
     files.write_json(path, {"a": 1})
 
-    def full(path: Path, text: str) -> None:
-        path.write_text(text[:3])
+    def full(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:3])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files, "_write", full)
@@ -120,9 +120,9 @@ def test_record_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     order: list[str] = []
     atomically = files.atomically
 
-    def spy(path: Path, write: Any) -> None:
+    def spy(path: Path, *rest: Any) -> None:
         order.append(path.name)
-        atomically(path, write)
+        atomically(path, *rest)
 
     monkeypatch.setattr(files, "atomically", spy)
     (tmp_path / storage.HANDOVER).write_text("{}")

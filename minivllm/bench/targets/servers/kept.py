@@ -20,6 +20,7 @@ import psutil
 
 from minivllm.bench.targets.servers import keeper
 from minivllm.errors import BadInput
+from minivllm.platform import files
 from minivllm.platform.untrusted import printable
 
 START_S = 10.0
@@ -129,7 +130,7 @@ class KeptServer:
         """Leave it to its keeper, for the next measurement."""
         if (seconds := _cpu_seconds(self.folder)) is not None:
             reading = {"cpu_s": seconds, "at_s": time.monotonic()}
-            (self.folder / "left.json").write_text(json.dumps(reading), encoding="utf-8")
+            files.write_json(self.folder / "left.json", reading)
         if self.poll() is not None:  # its keeper found the folder in use
             keeper.remove_unused(self.folder, self._lease)
         self._lease.close()
