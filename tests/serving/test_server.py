@@ -21,7 +21,7 @@ from minivllm.serving.server import listen
 from tests.bench.targets.servers.waiting import wait_until
 from tests.forked import fork_known
 from tests.later import Later
-from tests.serving.raw import ask, connect, parsed, read_all, request
+from tests.serving.raw import ask, connect, read_all, request
 from tests.serving.running import ROOT, engines, serving
 from tests.serving.view.following import metric, watching
 
@@ -67,24 +67,38 @@ def test_a_small_event_does_not_wait_for_the_acknowledgement_of_another() -> Non
 
 
 def test_sigterm_drains_what_waits_and_refuses_what_is_new() -> None:
-    words = ("task.drain_s=30", "task.client_timeout_s=2", "batching.max_num_seqs=8")
-    body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
-    with serving(*words) as server, ThreadPoolExecutor(8) as pool:
-        stuck = connect(server.url, receive_buffer=4096)
-        long = body | {"max_tokens": 600, "logprobs": 20, "n": 8}
-        stuck.sendall(request("/v1/completions", long))
-        assert wait_until(lambda: metric(server, "num_requests_running") == 8)
-        answers = [pool.submit(ask, server.url, "/v1/completions", body) for _ in range(4)]
-        assert wait_until(lambda: metric(server, "num_requests_waiting") >= 4)
+    """The work before it is of minutes, and over when its clients leave."""
+    words = ("task.drain_s=3600", "batching.max_num_seqs=1")
+    body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
+    with serving(*words) as server, ThreadPoolExecutor(4) as pool:
+        before = [connect(server.url) for _ in range(30)]
+        for one in before:
+            one.sendall(request("/v1/completions", body))
+        assert wait_until(lambda: metric(server, "num_requests_waiting") >= 29)
+        short = body | {"max_tokens": 8}
+        answers = [pool.submit(ask, server.url, "/v1/completions", short) for _ in range(4)]
+        assert wait_until(lambda: metric(server, "num_requests_waiting") >= 29 + 4)
         server.process.send_signal(signal.SIGTERM)
         assert wait_until(lambda: ask(server.url, "/ready", method="GET").status == 503)
-        late = connect(server.url)
-        late.sendall(request("/v1/completions", body, {"connection": "close"}))
-        answer = parsed(read_all(late))
+        answer = ask(server.url, "/v1/completions", short)
         assert answer.status == 503 and answer.headers["retry-after"]
+        assert not any(one.done() for one in answers)
+        for one in before:
+            one.close()
         assert [one.result().status for one in answers] == [200] * 4
-        assert server.process.wait(60) == 0  # although one client reads nothing
-        stuck.close()
+        assert server.process.wait(60) == 0
+
+
+def test_a_client_that_reads_nothing_does_not_hold_up_the_end() -> None:
+    body = {"prompt": "x", "max_tokens": 100, "ignore_eos": True, "logprobs": 20, "n": 8}
+    with serving("task.drain_s=3600") as server, connect(server.url, receive_buffer=4096) as stuck:
+        stuck.sendall(request("/v1/completions", body))
+        assert wait_until(lambda: metric(server, "num_requests_running") == 8)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        answer = read_all(stuck)  # its beginning
+        whole = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        assert len(answer) < whole
 
 
 def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:

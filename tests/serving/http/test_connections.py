@@ -11,8 +11,10 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from tests.bench.targets.servers.waiting import wait_until
 from tests.serving.raw import connect, read_all, request
 from tests.serving.running import KEY, RunningServer, line_of, until_idle
+from tests.serving.view.following import metric
 
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 LONG = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "return_token_ids": True}
@@ -33,13 +35,13 @@ def test_a_client_that_leaves_ends_its_request(guarded: RunningServer, stream: b
     request_id = f"leaves-{stream}"
     headers = WITH_KEY | {"x-request-id": request_id}
     with connect(guarded.url) as one:
-        one.sendall(request("/v1/completions", LONG | {"stream": stream}, headers))
+        one.sendall(request("/v1/completions", LONG | {"n": 8, "stream": stream}, headers))
         if stream:
             one.recv(100)
         else:
-            time.sleep(0.1)  # it runs; how far does not matter
+            assert wait_until(lambda: metric(guarded, "num_requests_running", KEY) == 8)
     line = line_of(guarded, request_id)
-    assert line["status"] == 499 and line["output_tokens"] < 1500
+    assert line["status"] == 499 and line["output_tokens"] < 8 * 1500
     until_idle(guarded, KEY)
 
 
@@ -49,7 +51,8 @@ def test_a_client_that_leaves_while_its_request_waits(guarded: RunningServer) ->
     body = LONG | {"n": 8, "stream": True, "prompt": "x " * 100}
     for number, one in enumerate(many):
         one.sendall(request("/v1/completions", body, WITH_KEY | {"x-request-id": f"w-{number}"}))
-    time.sleep(0.2)
+    known = ("num_requests_running", "num_requests_waiting")
+    assert wait_until(lambda: sum(metric(guarded, name, KEY) for name in known) >= len(many))
     for one in reversed(many):
         one.close()
     lines = [line_of(guarded, f"w-{number}") for number in range(20)]

@@ -86,9 +86,10 @@ def watching(
         yield Follower(made)
 
 
-def metric(server: RunningServer, name: str, **labels: str) -> float:
+def metric(server: RunningServer, name: str, key: str = "none", **labels: str) -> float:
     """A figure of /metrics."""
-    text = ask(server.url, "/metrics", method="GET").body.decode()
+    headers = {"authorization": f"Bearer {key}"}
+    text = ask(server.url, "/metrics", headers=headers, method="GET").body.decode()
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     for line in text.splitlines():
         if (found := re.match(rf"minivllm:{name}{{(.*)}} (\S+)$", line)) and all(
