@@ -1,7 +1,7 @@
 """Sweeps on a real Slurm whose jobs or commands are ended in every way: 20 of them.
 
     eval "$(scripts/one_node_slurm.sh start)"
-    python scripts/slurm_faults.py
+    python scripts/slurm_faults.py --output reports/examples/cpu/slurm_faults.json
     python scripts/slurm_faults.py --kinds memory two_commands
 
 Each sweep has three arms of an engine that waits until the fault has happened. After every run each
@@ -28,7 +28,9 @@ from typing import Any
 
 import psutil
 
-from minivllm.platform.scripts import exit_code
+from minivllm.bench.records.identity import code_hash
+from minivllm.platform import files
+from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "fates"
@@ -316,6 +318,28 @@ def run(kind: Callable[[Sweep, int], Expected], number: int, folder: Path) -> di
     return says
 
 
+def row_of(kind: Callable[[Sweep, int], Expected], number: int) -> dict[str, Any]:
+    """A run as a row: what the arms' records say, or what was not so as its `failure`."""
+    row: dict[str, Any] = {"kind": kind.__name__, "number": number}
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
+            row["says"] = run(kind, number, Path(folder))
+        except (AssertionError, subprocess.SubprocessError) as error:
+            row["failure"] = " ".join(str(error).split())
+    row["seconds"] = round(time.monotonic() - begin, 1)
+    return {**row, "load": round(os.getloadavg()[0], 1), "code_hash": code_hash()}
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each kind, and of all: its runs, and how many had every row and none measured twice."""
+    found = {}
+    for name in (*dict.fromkeys(row["kind"] for row in rows), "all"):
+        own = [row for row in rows if name in (row["kind"], "all")]
+        found[name] = {"runs": len(own), "right": sum("failure" not in row for row in own)}
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's docstring."""
     kinds = {kind.__name__: kind for kind in KINDS}
@@ -323,22 +347,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--kinds", nargs="*", choices=[*kinds], default=[*kinds])
+    parser.add_argument(
+        "--output",
+        type=output_file,
+        help="where to keep the record, as JSON; one that is there keeps its other rows",
+    )
     args = parser.parse_args(arguments)
     # A shell starts background jobs with Ctrl-C ignored, which commands would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    kept: dict[str, dict[str, Any]] = {}
+    if args.output is not None and args.output.exists():
+        kept = json.loads(args.output.read_text(encoding="utf-8"))["rows"]
     runs = [(kinds[name], number) for name in args.kinds for number in range(KINDS[kinds[name]])]
-    wrong = 0
+    rows = []
     print(f"{'run':>3}  {'fault':18}{'rows':>6}  what they say", flush=True)
     for index, (kind, number) in enumerate(runs, 1):
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            try:
-                says = run(kind, number, Path(folder))
-                rows, line = f"{len(says)}/{len(DELAYS)}", "; ".join(says.values())
-            except (AssertionError, subprocess.SubprocessError) as error:
-                rows, line, wrong = "?", f"WRONG: {error}", wrong + 1
-        print(f"{index:3}  {kind.__name__:18}{rows:>6}  {line}", flush=True)
-    print(f"{len(runs) - wrong} of {len(runs)} with every row, none measured twice")
-    return int(wrong > 0)
+        rows.append(row := row_of(kind, number))
+        says = row.get("says")
+        count, line = "?", f"WRONG: {row.get('failure')}"
+        if says is not None:
+            count, line = f"{len(says)}/{len(DELAYS)}", "; ".join(says.values())
+        print(f"{index:3}  {kind.__name__:18}{count:>6}  {line}", flush=True)
+        kept[f"{kind.__name__}-{number}"] = row
+        if args.output is not None:
+            files.write_json(args.output, {"summary": summary([*kept.values()]), "rows": kept})
+    right = summary(rows)["all"]["right"]
+    print(f"{right} of {len(rows)} with every row, none measured twice")
+    return int(right < len(rows))
 
 
 if __name__ == "__main__":

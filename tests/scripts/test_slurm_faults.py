@@ -59,7 +59,7 @@ def test_rows_that_are_missing_wrong_or_measured_twice_are_found(
 
 
 def test_there_are_20_runs_and_one_that_is_wrong_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def run(kind: Any, number: int, folder: Path) -> dict[str, str]:
         if (kind, number) == (faults.kill, 1):
@@ -67,8 +67,17 @@ def test_there_are_20_runs_and_one_that_is_wrong_is_printed(
         return dict.fromkeys(faults.DELAYS, "ok")
 
     monkeypatch.setattr(faults, "run", run)
-    assert faults.main([]) == 1
+    output = tmp_path / "record.json"
+    assert faults.main(["--output", str(output)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 22 and lines[-1] == "19 of 20 with every row, none measured twice"
     assert [line for line in lines if "WRONG: no row" in line] == [lines[10]]
-    assert faults.main(["--kinds", "memory"]) == 0
+    record = json.loads(output.read_text())
+    assert len(record["rows"]) == record["summary"]["all"]["runs"] == 20
+    assert record["summary"]["kill"] == {"runs": 3, "right": 2}
+    assert record["rows"]["kill-1"]["failure"] == "no row"
+    monkeypatch.setattr(faults, "run", lambda *_: dict.fromkeys(faults.DELAYS, "ok"))
+    assert faults.main(["--kinds", "kill", "--output", str(output)]) == 0
+    record = json.loads(output.read_text())  # keeps its other rows
+    assert record["summary"]["all"] == {"runs": 20, "right": 20}
+    assert "failure" not in record["rows"]["kill-1"]
