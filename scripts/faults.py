@@ -37,9 +37,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-from fault_servers import SORTS, START_S, port_of, started, victims
-from kill_replicas import GONE_S, ask, assert_nothing_is_left, family, running, until
+from fault_servers import SORTS, START_S, Sort, port_of, started, victims
+from kill_replicas import (
+    GONE_S,
+    adopt_orphans,
+    ask,
+    assert_nothing_is_left,
+    family,
+    listening,
+    ports_of,
+    running,
+    until,
+)
 from two_hosts import NotPermitted, TwoHosts
 
 from minivllm.bench.records.identity import code_hash
@@ -153,15 +162,45 @@ def sockets_of(pid: int) -> list[int]:
     return found
 
 
-def strike(fault: str, victim: psutil.Process | None, hosts: TwoHosts | None) -> float:
-    """Do it; when it was done."""
-    if hosts is not None:
-        hosts.cut()
-    elif victim is not None and fault == "cut":
-        cut(victim.pid)
-    elif victim is not None:
-        os.kill(victim.pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-    return time.monotonic()
+@dataclass
+class Case:
+    """A server and the fault that meets it; `number` counts the cases.
+
+    Attributes:
+        victim: the process to be struck; of two hosts there is none.
+        ports: that processes listened on before the fault.
+    """
+
+    name: str
+    moment: str
+    fault: str
+    number: int
+    server: subprocess.Popen[bytes]
+    hosts: TwoHosts | None
+    log: Path
+    victim: int | None = None
+    ports: set[int] = field(default_factory=set)
+
+    @property
+    def sort(self) -> Sort:
+        return SORTS[self.name]
+
+    def aim(self) -> None:
+        """Find the victim, and what must be gone in the end."""
+        if self.hosts is None:
+            found = victims(self.sort, self.server)
+            self.victim, self.ports = found[self.number % len(found)].pid, ports_of(family())
+
+    def strike(self) -> float:
+        """Do it; when it was done."""
+        if self.hosts is not None:
+            self.hosts.cut()
+        elif self.victim is not None and self.fault == "cut":
+            until(partial(sockets_of, self.victim), START_S, "it has no connection")
+            cut(self.victim)
+        elif self.victim is not None:
+            os.kill(self.victim, signal.SIGKILL if self.fault == "kill" else signal.SIGSTOP)
+        return time.monotonic()
 
 
 def shared_memory() -> set[str]:
@@ -184,7 +223,7 @@ def run_case(name: str, moment: str, fault: str, number: int) -> dict[str, Any]:
         AssertionError: what must not be so.
         NotPermitted: there can be no two hosts.
     """
-    before, memory = set(family()), shared_memory()
+    memory = shared_memory()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="f")))
         hosts = None
@@ -192,57 +231,40 @@ def run_case(name: str, moment: str, fault: str, number: int) -> dict[str, Any]:
             hosts = TwoHosts()
             stack.callback(hosts.close)
             stack.enter_context(hosts.inside(0))
-        log = folder / "log"
+        log, before = folder / "log", set(family())  # what holds a host stays
         with started(name, hosts, log) as server:
-            if moment == "load":
-                row = _in_loading(name, fault, number, server, hosts)
-            else:
-                row = _in_service(name, moment, fault, number, server, hosts, log)
+            case = Case(name, moment, fault, number, server, hosts, log)
+            row = _in_loading(case) if moment == "load" else _in_service(case)
         row["says"] = _said(log.read_text(errors="replace"))
-        begin = time.monotonic()
-    assert_nothing_is_left(before)
-    row["gone_after_s"] = round(time.monotonic() - begin, 1)
+        row["gone_after_s"] = round(assert_nothing_is_left(before, case.ports), 1)
+        for host in range(2) if hosts is not None else ():
+            assert not (left := listening(hosts.pid(host))), f"ports are left: {left}"
     # What others make at the same time is open a moment later.
     until(lambda: shared_memory() <= memory, GONE_S, f"shared memory: {shared_memory() - memory}")
     return row
 
 
-def _in_loading(
-    name: str, fault: str, number: int, server: subprocess.Popen[bytes], hosts: TwoHosts | None
-) -> dict[str, Any]:
+def _in_loading(case: Case) -> dict[str, Any]:
     """The server must end by itself: there is no request yet."""
-    sort = SORTS[name]
-    victim = None
-    if hosts is None:
-        until(lambda: bool(victims(sort, server)), START_S, "it does not begin")
-        time.sleep(1.0 + number % 3)
-        victim = (found := victims(sort, server))[number % len(found)]
-        if fault == "cut":
-            until(partial(sockets_of, victim.pid), START_S, "it has no connection")
-    else:
-        there = hosts.processes
-        until(
-            lambda: {one.pid for one in victims(sort, server)} & {*there(1)}, START_S, "no victim"
-        )
-        time.sleep(2.0)
-    done = strike(fault, victim, hosts)
-    silent_s = SILENT_STARTING_S if fault == "stop" or hosts else 0.0
-    code = server.wait(silent_s + LEAVE_S)
+    hosts = case.hosts
+
+    def struck() -> set[int]:
+        found = {one.pid for one in victims(case.sort, case.server)}
+        return found if hosts is None else found & {*hosts.processes(1)}
+
+    until(struck, START_S, "it does not begin")
+    time.sleep(1.0 + case.number % 3)
+    case.aim()
+    done = case.strike()
+    silent_s = SILENT_STARTING_S if case.fault == "stop" or hosts else 0.0
+    code = case.server.wait(silent_s + LEAVE_S)
     assert code, "a server that cannot start ends with an error"
     return {"right": 0, "errors": 0, "ended_after_s": round(time.monotonic() - done, 1)}
 
 
-def _in_service(
-    name: str,
-    moment: str,
-    fault: str,
-    number: int,
-    server: subprocess.Popen[bytes],
-    hosts: TwoHosts | None,
-    log: Path,
-) -> dict[str, Any]:
+def _in_service(case: Case) -> dict[str, Any]:
     """Requests must end right or with an error."""
-    sort, port = SORTS[name], port_of(server, log)
+    sort, moment, port = case.sort, case.moment, port_of(case.server, case.log)
     begin = time.monotonic()
     known = Load(port).join()
     undisturbed_s = time.monotonic() - begin
@@ -250,17 +272,17 @@ def _in_service(
     assert all(one.is_whole for one in known), [one.error for one in known]
     if "cache.prefix_caching=true" in sort.overrides:
         until(lambda: ask(port, "/reset_prefix_cache", {})[0] == 200, 30.0, "no reset")
-    found = victims(sort, server) if hosts is None else []
+    case.aim()
     load = Load(port)
     if moment == "prompt":
         until(lambda: running(port) >= 1, 30.0, "no request runs")
     else:
         until(lambda: load.have_each(10), 60.0, "the requests do not run")
     if moment == "draining":
-        server.send_signal(signal.SIGTERM)
+        case.server.send_signal(signal.SIGTERM)
         time.sleep(0.2)
     in_prompt, unfinished = (sum(not x for x in xs) for xs in load.progress())
-    done = strike(fault, found[number % len(found)] if found else None, hosts)
+    done = case.strike()
     requests = load.join()
     last_s = max(one.end_s for one in requests) - done
     right = [one for one, other in zip(requests, known, strict=True) if _is_right(one, other)]
@@ -272,14 +294,10 @@ def _in_service(
     if moment != "draining":
         assert (ask(port, "/health")[0] == 200) == sort.spare
     if moment == "draining" or not sort.spare:
-        server.wait(LEAVE_S)
+        case.server.wait(LEAVE_S)
     return {
-        **{
-            "in_prompt": in_prompt,
-            "unfinished": unfinished,
-            "right": len(right),
-            "errors": len(errors),
-        },
+        **{"in_prompt": in_prompt, "unfinished": unfinished},
+        **{"right": len(right), "errors": len(errors)},
         **{"undisturbed_s": round(undisturbed_s, 1), "last_after_s": round(last_s, 1)},
         **{"error": errors[0].error if errors else None},
     }
@@ -365,6 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: dict[str, dict[str, Any]] = {}
     if args.output is not None and args.output.exists():
         rows = json.loads(args.output.read_text(encoding="utf-8"))["rows"]
+    adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="k") as own:  # what is left there is ours
         os.environ["TMPDIR"] = tempfile.tempdir = own
         for number, case in enumerate(cases(args.sorts, args.moments, args.faults)):

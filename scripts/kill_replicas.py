@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import http.client
 import json
 import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,13 @@ MOST_S = 10.0  # from a kill to its record
 LATEST_S = 1.0  # of a kill in a measured window
 CLIENTS, TOKENS = 16, 400
 GONE_S = 10.0  # for the last process to be gone
+LISTEN = "0A"  # a state of the kernel's table of sockets
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Be the parent of descendants whose parent has ended, so that `family` has those, too."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def family(word: str = "") -> list[psutil.Process]:
@@ -77,6 +84,27 @@ def family(word: str = "") -> list[psutil.Process]:
     return sorted(found, key=lambda one: (one.create_time(), one.pid))
 
 
+def ports_of(processes: Iterable[psutil.Process]) -> set[int]:
+    """The ports that processes listen on, which are in the network of this one."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            links = process.net_connections("tcp")
+            found |= {one.laddr.port for one in links if one.status == psutil.CONN_LISTEN}
+    return found
+
+
+def listening(pid: int | str = "thread-self") -> set[int]:
+    """The ports that anybody listens on in the network of a process, by default this one's."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            _, address, _, state = line.split()[:4]
+            if state == LISTEN:
+                found.add(int(address.rpartition(":")[2], 16))
+    return found
+
+
 def until(condition: Callable[[], object], within_s: float, what: str) -> float:
     """Wait for a condition; the seconds that it took. Raises AssertionError."""
     begin = time.monotonic()
@@ -86,9 +114,15 @@ def until(condition: Callable[[], object], within_s: float, what: str) -> float:
     return time.monotonic() - begin
 
 
-def assert_nothing_is_left(before: set[psutil.Process]) -> float:
-    """Wait for the processes to be gone, and look for what they leave; returns the seconds."""
+def assert_nothing_is_left(before: set[psutil.Process], ports: set[int]) -> float:
+    """Wait for the processes to be gone, and look for what they leave; returns the seconds.
+
+    Args:
+        before: processes that were there before, and stay.
+        ports: that they listened on.
+    """
     seconds = until(lambda: set(family()) <= before, GONE_S, f"processes are left: {family()}")
+    assert not (left := ports & listening()), f"ports are left: {left}"
     left = [one.name for one in Path(tempfile.gettempdir()).iterdir()]
     left = [
         name for name in left if name.startswith(("minivllm-ranks-", "minivllm-handover-", "ray-"))
@@ -109,6 +143,7 @@ def kill_in_a_benchmark(kind: str, number: int, folder: Path, rng: random.Random
 
     def kill() -> None:
         victims = family(word)
+        killed["ports"] = ports_of(family())
         killed["pid"] = victims[number % len(victims)].pid
         killed["s"] = time.time()
         os.kill(killed["pid"], signal.SIGKILL)
@@ -122,7 +157,7 @@ def kill_in_a_benchmark(kind: str, number: int, folder: Path, rng: random.Random
     path = measurement.path / storage.RECORD
     assert "s" in killed, "the window was over before the kill"
     told_s = path.stat().st_mtime - killed["s"]
-    gone_s = assert_nothing_is_left(before)
+    gone_s = assert_nothing_is_left(before, killed["ports"])
     record = json.loads(path.read_text())
     message = record["error"]["message"]
     assert outcome.status == record["status"] == "crashed", record["status"]
@@ -206,7 +241,7 @@ def kill_behind_a_server(
             one.start()
         until(lambda: running(port) >= 8, 30.0, "the batches do not fill")
         time.sleep(rng.uniform(0.0, 0.3))
-        victims = family(word)
+        victims, ports = family(word), ports_of(family())
         victims[number % 2].kill()
         told_s = until(lambda: "has stopped" in log.read_text(), MOST_S, "no word of the death")
         healthy = ask(port, "/health")[0]
@@ -227,10 +262,7 @@ def kill_behind_a_server(
         for one in last:
             one.join(10)
         ending = fates - answered
-    gone_s = assert_nothing_is_left(before)
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", port))
+    gone_s = assert_nothing_is_left(before, ports)
     assert healthy == 200 and code == 1, (healthy, code)
     assert sum(answered.values()) == CLIENTS and not answered["lost"], answered
     assert not answered["refused"] and not answered["error"], answered
@@ -275,6 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="where to keep the record, as JSON; one that is there keeps its other kinds",
     )
     args = parser.parse_args(arguments)
+    adopt_orphans()
     found: dict[str, Any] = {}
     if args.output is not None and args.output.exists():
         found = json.loads(args.output.read_text(encoding="utf-8"))

@@ -54,6 +54,10 @@ class TwoHosts:
         at = (f"--{kind}=/proc/{self._holders[number].pid}/ns/{kind}" for kind in KINDS)
         return ["nsenter", *at, "--", *words]
 
+    def pid(self, number: int) -> int:
+        """The process that holds a host."""
+        return self._holders[number].pid
+
     def _run(self, number: int, *words: str) -> None:
         command = self.command(number, *words)
         done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S, check=False)
