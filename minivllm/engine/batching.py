@@ -114,9 +114,9 @@ def require_servable(request: Request, policy: BatchingPolicy, cache: CacheManag
     samples = 1 + len(request.unstarted)
     if request.group is not None and samples > policy.max_num_samples:
         raise BadInput(
-            f"request {request.request_id} wants {samples} samples at once, and "
-            f"batching.max_num_seqs={policy.max_num_seqs}: lower {request.group.knobs}, "
-            "or raise it"
+            f"request {request.request_id}: {request.group.knob}={samples} samples at once must "
+            f"be at most batching.max_num_seqs={policy.max_num_seqs}: lower the one, or raise the "
+            "other"
         )
     if request.group is not None:
         request.group.check(cache)

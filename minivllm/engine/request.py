@@ -173,7 +173,7 @@ class Group:
         members: the first is the request that the user added.
     """
 
-    knobs = "n or beam_width"  # the parameters that set the number of members
+    knob = "n"  # the parameter that sets the number of members
     # Whether the members choose their tokens together, and are preempted and ended together.
     joint = False
 

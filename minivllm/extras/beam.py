@@ -47,6 +47,7 @@ class BeamSearch(Group):
         beams: `k` requests; the first one computes the prompt.
     """
 
+    knob = "beam_width"
     joint = True
 
     def __init__(self, beams: Sequence[Request]) -> None:

@@ -97,9 +97,9 @@ def test_a_beam_s_text_has_no_end_token(llm: LLM) -> None:
 def test_words_need_a_tokenizer(llm: LLM) -> None:
     tokenizer, llm.engine.input_processor.tokenizer = llm.engine.input_processor.tokenizer, None
     try:
-        for params in (SamplingParams(stop="x"), SamplingParams(bad_words=["x"])):
-            with pytest.raises(BadInput, match="need a tokenizer"):
-                llm.generate([[YES]], params)
+        for name in ("stop", "bad_words"):
+            with pytest.raises(BadInput, match=f"^{name} needs a tokenizer"):
+                llm.generate([[YES]], SamplingParams(**{name: ["x"]}))
     finally:
         llm.engine.input_processor.tokenizer = tokenizer
 

@@ -24,9 +24,10 @@ def token_ids_of_words(
         BadInput: there is no tokenizer, or it makes no tokens of a bad word.
     """
     if tokenizer is None:
+        name = "stop" if params.stop else "bad_words"
         raise BadInput(
-            "stop strings and bad words need a tokenizer, and this checkpoint has none; use "
-            "stop_token_ids"
+            f"{name} needs a tokenizer, and this checkpoint has none; use stop_token_ids, "
+            "allowed_token_ids or logit_bias"
         )
     special = (tokenizer.token_id(text) for text in params.stop)
     ends = (*params.stop_token_ids, *(token for token in special if token is not None))

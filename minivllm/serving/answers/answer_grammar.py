@@ -57,7 +57,7 @@ def answer_grammar(
         answer = "" if asked is None else "form"
     if not answer:
         return None
-    thoughts = _thoughts(tokenizer, begins_thinking)
+    thoughts = _thoughts(tokenizer, begins_thinking, field if asked is not None else "tools")
     if answer == "form" and not thoughts:
         return asked
     if asked is not None and "form" in answer.split():
@@ -120,12 +120,14 @@ def _schemas(tools: Tools) -> Mapping[str, Any]:
     return {name: {"type": "object", **given[name]} if given[name] else None for name in names}
 
 
-def _thoughts(tokenizer: Tokenizer, begins_thinking: bool) -> list[str]:
-    """The rules of a thinking block; none where the model has no tokens for it."""
+def _thoughts(tokenizer: Tokenizer, begins_thinking: bool, field: str) -> list[str]:
+    """The rules of a thinking block; none where the model has no tokens for it. Raises ApiError,
+    about the field of the body that asks for a form, where there must be some."""
     begin, end = (tokenizer.fast.token_to_id(tag) for tag in (THINK_OPEN, THINK_CLOSE))
     if begin is None or end is None:
         if begins_thinking:
-            raise ApiError(400, "the form of an answer cannot be asked of this chat template")
+            what = "the form of an answer cannot be asked of this chat template"
+            raise ApiError(400, what, param=field)
         return []
     opened = "" if begins_thinking else f"<[{begin}]> "
     return [f"thoughts: {opened}THOUGHTS? <[{end}]> SPACE?", f"THOUGHTS: /{_ANY}+/"]

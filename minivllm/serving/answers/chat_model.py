@@ -68,6 +68,7 @@ class ChatModel:
                 400,
                 f"{self.service.model} has no chat template: it is a base model, which continues "
                 "texts; use /v1/completions",
+                param="model",
             )
         return tokenizer
 
@@ -172,7 +173,7 @@ class ChatModel:
         params: SamplingParams,
         prompt: ChatPrompt,
         tools: Tools | None,
-        field: str = "response_format",
+        field: str,
     ) -> SamplingParams:
         """The same parameters with what the text of a whole answer has to be, see
         `answer_grammar`.

@@ -211,7 +211,8 @@ def router(service: Service) -> APIRouter:
                 chat_model.variables(body.chat_template_kwargs, body.effort()),
                 body.continue_final_message,
             )
-            params = await chat_model.constrained(params, prompt, tools)
+            field = "response_format" if body.structured_outputs is None else "structured_outputs"
+            params = await chat_model.constrained(params, prompt, tools, field)
             call = ChatCompletion(service, chat_model, body, prompt, tools, params)
             if body.stream:
                 return await event_stream(call.chunks(), error_event)

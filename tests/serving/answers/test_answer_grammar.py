@@ -124,6 +124,17 @@ def test_what_cannot_be_asked_is_said(
         answer_grammar(asked, tools, form, tokenizer, begins)
 
 
+def test_thoughts_that_a_tokenizer_has_no_tokens_for(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = "minivllm.serving.answers.answer_grammar.THINK_CLOSE"
+    monkeypatch.setattr(named, "</no token of this model>")
+    for asked, tools, param in ((ASKED, None, "text.format"), (None, STRICT, "tools")):
+        with pytest.raises(ApiError, match="cannot be asked of this chat template") as error:
+            answer_grammar(asked, tools, HERMES, tokenizer, True, "text.format")
+        assert error.value.param == param
+
+
 def test_a_client_s_own_grammar_is_left_alone(tokenizer: Tokenizer) -> None:
     asked = StructuredOutputs(grammar='start: "a"')
     assert answer_grammar(asked, None, HERMES, tokenizer, False) is asked

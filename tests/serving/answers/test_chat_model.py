@@ -116,3 +116,11 @@ def test_what_is_not_read_is_a_clear_400(chat_model: ChatModel, url: str, words:
     with pytest.raises(ApiError, match=words) as error:
         prompt_of(chat_model, [{"role": "user", "content": [part, TEXT]}])
     assert error.value.status == 400
+
+
+def test_a_model_without_a_template_is_what_is_wrong(chat_model: ChatModel) -> None:
+    base = ChatModel(chat_model.service)
+    base.template = None
+    with pytest.raises(ApiError, match="has no chat template") as error:
+        prompt_of(base, [{"role": "user", "content": "x"}])
+    assert (error.value.status, error.value.param) == (400, "model")

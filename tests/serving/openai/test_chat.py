@@ -416,6 +416,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
             "structured_outputs.regex",
             "structured_outputs.regex={'a': 1} must be one text",
         ),
+        (
+            {"structured_outputs": {"json": {"type": "x"}}},
+            "structured_outputs",
+            "structured_outputs: ",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object"),
         (
             {"structured_outputs": {"grammar": "start: x"}, "tools": [WEATHER]},
