@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, WebSocketRoute
 
 from minivllm import __version__
 from minivllm.bench.hardware.gpu import NullGpu
@@ -26,11 +27,11 @@ from minivllm.serving.http.limits import ApiKeys, Limits
 from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms
 from minivllm.serving.refusals import not_found
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService, Service
 from minivllm.serving.view import routes
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
+    from starlette.types import ASGIApp, Scope
 
 # Types of pydantic's errors of a body that is empty, or JSON of another kind.
 _NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
@@ -38,19 +39,52 @@ _IS_NAME = re.compile(r"\w+")
 _KINDS = ("str", "int", "float", "bool", "none")  # by which pydantic names a union's parts
 
 
-def build_app(service: Service, gpu: NullGpu) -> FastAPI:
-    """The ASGI application of a service.
+def build_app(service: EngineService, gpu: NullGpu) -> FastAPI:
+    """The ASGI application of the process that has the engines: every route, without limits. Its
+    state has the paths `of_the_whole` server, which no API server can answer by itself.
 
     Args:
         service: answers.
         gpu: of the engine, or a null object.
     """
-    app = FastAPI(title="minivllm", version=__version__, redirect_slashes=False)
-    served = set()
-    modules = (models, completions, chat, responses, messages, tokens, control, metrics, websocket)
-    routers = [module.router(service) for module in modules]
+    whole = [control.router(service), metrics.router(service)]
     if service.options.view:
-        routers.append(routes.router(service, gpu))
+        whole.append(routes.router(service, gpu))
+    app = _app([*_apis(service), *whole])
+    app.state.of_the_whole = {path for router in (app.router, *whole) for path in _paths(router)}
+    return app
+
+
+def build_api_app(
+    service: Service, relay: Callable[[ASGIApp], ASGIApp], relayed: Collection[str]
+) -> FastAPI:
+    """The ASGI application of an API server, with its limits.
+
+    Args:
+        service: answers.
+        relay: middleware that relays calls of some paths to another process.
+        relayed: these paths.
+    """
+    app = _app(_apis(service), relayed)
+    app.add_middleware(cast(Any, relay))
+    guard(app, service)
+    return app
+
+
+def _paths(router: APIRouter) -> list[str]:
+    return [one.path for one in router.routes if isinstance(one, Route | WebSocketRoute)]
+
+
+def _apis(service: Service) -> list[APIRouter]:
+    """The routes of those who ask for answers of the model."""
+    modules = (models, completions, chat, responses, messages, tokens, websocket)
+    return [module.router(service) for module in modules]
+
+
+def _app(routers: Sequence[APIRouter], relayed: Collection[str] = ()) -> FastAPI:
+    """An application of these routes, with errors in the form of the API that was called."""
+    app = FastAPI(title="minivllm", version=__version__, redirect_slashes=False)
+    served = set(relayed)
     for router in routers:
         paths = {route.path for route in router.routes if isinstance(route, APIRoute)}
         served |= paths
@@ -80,7 +114,6 @@ def build_app(service: Service, gpu: NullGpu) -> FastAPI:
         answer.headers.update(headers)
         return answer
 
-    _add_middleware(app, service)
     return app
 
 
@@ -94,8 +127,8 @@ def _errors(paths: Collection[str]) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def _add_middleware(app: FastAPI, service: Service) -> None:
-    """What every request passes, from the inside out."""
+def guard(app: FastAPI, service: Service) -> None:
+    """Add what every request of a client passes, from the inside out."""
     options = service.options
 
     def respond(scope: Scope, error: ApiError) -> JSONResponse:

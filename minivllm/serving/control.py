@@ -10,7 +10,7 @@ from minivllm.parallel.options import MOST_REPLICAS
 from minivllm.serving.errors import ApiError, unavailable
 from minivllm.serving.openai.fields import Body
 from minivllm.serving.processes.engine_client import DIED
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService
 
 ENDING = "the server finishes what runs, and ends"
 
@@ -21,7 +21,7 @@ class ReplicasBody(Body):
     replicas: int = Field(ge=1, le=MOST_REPLICAS)
 
 
-def router(service: Service) -> APIRouter:
+def router(service: EngineService) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
 

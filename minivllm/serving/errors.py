@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
+from typing import Any
 
 from minivllm.engine.options import SamplingParams, StructuredOutputs
 from minivllm.errors import BadInput
@@ -51,6 +53,12 @@ class ApiError(Exception):
             param = found[1]
         self.status, self.message, self.kind = status, message, kind
         self.param, self.code, self.retry_after_s = param, code, retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The same error in another process."""
+        names = ("kind", "param", "code", "retry_after_s")
+        facts = {name: getattr(self, name) for name in names}
+        return partial(ApiError, **facts), (self.status, self.message)
 
     @classmethod
     def of(cls, error: BadInput, param: str | None = None) -> ApiError:

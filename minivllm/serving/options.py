@@ -45,8 +45,10 @@ class ServeOptions(Options):
             where no key is set and the server listens on this machine only.
         metrics_prefix: of the names in /metrics; "vllm" keeps boards made for vLLM working.
         log_prompts: write prompts and answers to the log, too.
-        cores: cores of the process of HTTP, in the syntax of taskset; the engine's are
-            `runtime.cores`.
+        api_server_count: processes that answer clients; with more than one they are beside the
+            process that has the engines, and share its socket.
+        cores: cores of the processes that answer clients, in the syntax of taskset; the engine's
+            are `runtime.cores`.
         record: write a record of the served requests to runs/ at the end.
     """
 
@@ -72,6 +74,7 @@ class ServeOptions(Options):
     view_load: bool | None = knob(None, unasked=True)
     metrics_prefix: Literal["minivllm", "vllm"] = "minivllm"
     log_prompts: bool = False
+    api_server_count: int = knob(1, at_least=1, at_most=64)
     cores: str | None = knob(None, unasked=True)
     record: bool = False
 

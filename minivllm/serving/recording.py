@@ -28,7 +28,7 @@ from minivllm.models.load.source import Source
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.messages import Step
 from minivllm.serving.processes.token_stream import TokenStream
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService
 
 MOST_REQUESTS = 200_000  # that a record has; later ones are counted
 MOST_TOKENS = 20_000_000
@@ -102,7 +102,7 @@ class Recorder:
                 trace.finish_reason, trace.finished_s = piece.finish_reason, step.time_s
                 trace.error = piece.error
 
-    def write(self, service: Service) -> Path | None:
+    def write(self, service: EngineService) -> Path | None:
         """Write the record and its report; its folder, or None where nothing was served."""
         self._telemetry.stop()
         rows = self._telemetry.rows(self._begin_s)
@@ -125,7 +125,7 @@ class Recorder:
         return measurement.path
 
     def _fields(
-        self, service: Service, traces: list[RequestTrace], rows: list[dict[str, Any]]
+        self, service: EngineService, traces: list[RequestTrace], rows: list[dict[str, Any]]
     ) -> dict[str, Any]:
         measure, info = self._view.measure, service.info
         figures = metrics.compute(traces, vars(measure.slo), info.max_num_seqs)

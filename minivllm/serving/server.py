@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import resource
 import signal
 import socket
 import sys
 import time
-from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol
 
-import uvicorn
+from fastapi import FastAPI
 
-from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
+from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
@@ -24,27 +21,61 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.threads import pin, validate_cores
-from minivllm.serving.app import build_app
-from minivllm.serving.http.connections import HttpConnection, SocketConnection, watch
-from minivllm.serving.http.limits import BYTES_PER_MB
+from minivllm.serving.api_servers.api_servers import ApiServers
+from minivllm.serving.app import build_app, guard
+from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.http.logs import json_lines
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.recording import Recorder
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService
 
 INTERRUPTED = 130
-SPARE_FILES = 64  # file descriptors that are no connections
 SEND_BUFFER = 128 << 10  # bytes
-SHUTDOWN_S = 3  # for answers that are complete to be read, once no request runs
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server without its handling of signals, which drain here."""
+class FrontEnd(Protocol):
+    """What answers clients."""
 
-    def capture_signals(self) -> Any:
-        """Capture none."""
-        return contextlib.nullcontext()
+    async def serve(self) -> None:
+        """Serve until `end`, or until it cannot."""
+
+    def drain(self) -> None:
+        """Take no further requests."""
+
+    def end(self, at_once: bool = False) -> None:
+        """End once the answers that are complete are read, or at once."""
+
+    async def stop(self) -> None:
+        """Free what is left."""
+
+
+class OwnFrontEnd:
+    """Clients are answered by this process.
+
+    Args:
+        service: of this process.
+        app: its application.
+        listener: a socket with an address.
+    """
+
+    def __init__(self, service: EngineService, app: FastAPI, listener: socket.socket) -> None:
+        guard(app, service)
+        self._server, self._listener = HttpServer(app, service), listener
+
+    async def serve(self) -> None:
+        """See FrontEnd."""
+        await self._server.serve(self._listener)
+
+    def drain(self) -> None:
+        """See FrontEnd; the service refuses by itself."""
+
+    def end(self, at_once: bool = False) -> None:
+        """See FrontEnd."""
+        self._server.end(at_once)
+
+    async def stop(self) -> None:
+        """See FrontEnd; nothing is."""
 
 
 async def serve(config: dict[str, Any]) -> int:
@@ -72,17 +103,17 @@ async def serve(config: dict[str, Any]) -> int:
     validate_cores({"cores": options.cores}, "task")
     listener = listen(options)
     client = EngineClient(config, options.slow_reader_pieces, options.step_timeout_s)
+    front: FrontEnd | None = None
     try:
         begin = time.monotonic()
         info = await client.start()
         pin({"cores": options.cores}, "task")
         for warning in info.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        service = Service(options, client, info, tokenizer, name, pictures)
+        service = EngineService(options, client, info, tokenizer, name, pictures)
         if recorder is not None:
             recorder.attach(client, time.monotonic() - begin)
-        server = _Server(_settings(service, open_gpu(device_of(config))))
-        listener.listen()
+        front = await _front(config, service, listener)
         host, port = listener.getsockname()[:2]
         print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
         if options.view:
@@ -90,8 +121,10 @@ async def serve(config: dict[str, Any]) -> int:
             whose = f" (of one of {replicas} replicas at a time)" if replicas > 1 else ""
             print(f"live view at http://{host}:{port}/{whose}", flush=True)
         with json_lines():
-            code = await _until_stopped(server, service, listener)
+            code = await _until_stopped(front, service)
     finally:
+        if front is not None:
+            await front.stop()
         listener.close()
         await client.stop()
     if recorder is not None:
@@ -99,24 +132,26 @@ async def serve(config: dict[str, Any]) -> int:
     return code
 
 
-def _settings(service: Service, gpu: NullGpu) -> uvicorn.Config:
-    """uvicorn's settings for a service."""
-    options, count = service.options, service.count
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
-    return uvicorn.Config(
-        build_app(service, gpu),
-        http=cast(Any, partial(HttpConnection, options, count, most)),
-        ws=cast(Any, partial(SocketConnection, options, count)),
-        ws_max_size=int(options.max_body_mb * BYTES_PER_MB),
-        ws_per_message_deflate=False,  # a token is too short for it
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # a client could give itself any address
-        timeout_keep_alive=max(1, round(options.keep_alive_s)),
-        timeout_graceful_shutdown=SHUTDOWN_S,
-        lifespan="off",
-    )
+async def _front(
+    config: dict[str, Any], service: EngineService, listener: socket.socket
+) -> FrontEnd:
+    """What answers clients, ready to do so: this process, or several others.
+
+    Raises:
+        BadInput: an API server cannot be built.
+        Crashed: its process failed.
+    """
+    app = build_app(service, open_gpu(device_of(config)))
+    if service.options.api_server_count == 1:
+        listener.listen()
+        return OwnFrontEnd(service, app, listener)
+    servers = ApiServers(config, service, app, frozenset(app.state.of_the_whole))
+    try:
+        await servers.start(listener)
+    except BaseException:
+        await servers.stop()
+        raise
+    return servers
 
 
 def listen(options: ServeOptions) -> socket.socket:
@@ -147,48 +182,52 @@ def listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
-async def _until_stopped(server: _Server, service: Service, listener: socket.socket) -> int:
-    """Run the server; a first signal drains it, a second one ends it at once."""
+async def _until_stopped(front: FrontEnd, service: EngineService) -> int:
+    """Serve until a signal, of which the first drains and the second ends at once, or until the
+    engine or all API servers have stopped; returns the exit code."""
     loop = asyncio.get_running_loop()
-    code, signalled = 0, asyncio.Event()
+    code, signalled, forced = 0, asyncio.Event(), asyncio.Event()
 
     def on_signal(number: int) -> None:
         nonlocal code
         code = INTERRUPTED if number == signal.SIGINT else code
         if service.is_draining:
-            server.force_exit = server.should_exit = True
+            forced.set()
+            front.end(at_once=True)
         service.is_draining = True
+        front.drain()
         signalled.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-    running = asyncio.ensure_future(server.serve([listener]))
-    watching = asyncio.ensure_future(watch(server.server_state.connections))
+    running = asyncio.ensure_future(front.serve())
     waits = [running, *(asyncio.ensure_future(e.wait()) for e in (signalled, service.client.ended))]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if service.client.ended.is_set():
+        ended = service.client.ended.is_set()
+        if signalled.is_set() and not ended:
+            await _drain(service, forced)
+        else:
+            words = await service.client.last_words() if ended else "no API server is left"
             print(
-                f"error: the engine has stopped: {await service.client.last_words()}",
+                f"error: the {'engine' if ended else 'server'} has stopped: {words}",
                 file=sys.stderr,
             )
             code = 1
-        else:
-            await _drain(server, service)
-        server.should_exit = True
+        front.end()
         await running
     finally:
-        for one in (*waits, watching):
+        for one in waits:
             one.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
     return code
 
 
-async def _drain(server: _Server, service: Service) -> None:
-    """Refuse new requests, and wait for running ones."""
+async def _drain(service: EngineService, forced: asyncio.Event) -> None:
+    """Wait for running requests; new ones are refused."""
     deadline = time.monotonic() + service.options.drain_s
-    while service.client.streams and time.monotonic() < deadline and not server.force_exit:
+    while service.client.streams and time.monotonic() < deadline and not forced.is_set():
         await asyncio.sleep(0.05)
     for stream in list(service.client.streams.values()):
         stream.close()

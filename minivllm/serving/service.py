@@ -6,10 +6,10 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from minivllm.engine.options import SamplingParams, StructuredOutputs
 from minivllm.errors import BadInput
@@ -17,49 +17,80 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.token_texts import TokenTexts
+from minivllm.serving.children.grammar_checks import Asked, GrammarChecks
+from minivllm.serving.children.picture_decoder import PictureDecoder
 from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, account
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.processes.engine_client import EngineClient
-from minivllm.serving.processes.grammar_checks import Asked, GrammarChecks
+from minivllm.serving.processes.engine_client import EngineClient, Given
 from minivllm.serving.processes.messages import Piece, Ready, Step
-from minivllm.serving.processes.picture_decoder import PictureDecoder
-from minivllm.serving.processes.token_stream import TokenStream
+from minivllm.serving.processes.token_stream import Queued, TokenStream
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
 
 
+class Engines(Protocol):
+    """What computes the requests of a service.
+
+    Attributes:
+        streams: of requests that have not ended, by their ids.
+        listeners: told of every step.
+    """
+
+    streams: dict[str, TokenStream]
+    listeners: list[Callable[[Step], None]]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be served."""
+
+    @property
+    def queue(self) -> Queued:
+        """What waits for its first token."""
+
+    def submit(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        session: str | None = None,
+        inputs: RequestInputs | None = None,
+        is_admitted: bool = False,
+    ) -> TokenStream:
+        """Send a request; see `EngineClient.submit`."""
+
+
 class Service:
-    """Serves requests of every API with one engine.
+    """Serves requests of every API.
 
     Args:
         options: the knobs of task=serve.
-        client: the engine.
+        client: computes them.
         info: what the engine says of itself.
         tokenizer: None serves token ids only.
         model: the name that clients ask for.
         pictures: puts images into prompts; None: the model takes none.
+        created: when the model was, in seconds of Unix time; None: now.
     """
 
     def __init__(
         self,
         options: ServeOptions,
-        client: EngineClient,
+        client: Engines,
         info: Ready,
         tokenizer: Tokenizer | None,
         model: str,
         pictures: Pictures | None = None,
+        created: int | None = None,
     ) -> None:
         self.pictures = None if pictures is None else PictureDecoder(pictures)
         self.options, self.client, self.info = options, client, info
         self.tokenizer, self.model = tokenizer, model
-        self.created = int(time.time())
+        self.created = int(time.time()) if created is None else created
         self._token_texts: TokenTexts | None = None
         self._grammars = GrammarChecks(tokenizer)
         self.is_draining = False
         self.counts: Counter[str] = Counter()  # what clients did, by name
         self.statuses: Counter[int] = Counter()  # of answers over HTTP
-        self.num_viewers = 0  # who watch the engine
         self._begun_at: list[float] = []  # when the last requests got their first token
         client.listeners.append(self._note_begun)
 
@@ -78,9 +109,7 @@ class Service:
         if self.is_draining or not self.client.is_alive:
             raise unavailable("the server is about to end")
         options = self.options
-        streams = self.client.streams.values()
-        waiting = sum(stream.num_waiting for stream in streams)
-        tokens = sum(s.num_prompt_tokens for s in streams if s.num_waiting == s.num_completions)
+        waiting, tokens = self.client.queue
         for name, what, there, more in (
             ("max_num_queued_reqs", "completions", waiting, num_sequences),
             ("max_num_queued_tokens", "prompt tokens", tokens, num_tokens),
@@ -219,13 +248,20 @@ class Service:
         ids: list[int],
         params: SamplingParams,
         inputs: RequestInputs | None,
-        arrived_s: float | None = None,
+        first_s: float | None = None,
     ) -> TokenStream:
+        """Send a request; one in the place of another has the time since `first_s`."""
         call = CALL.get()
         if call is not None and call.has_left:
             raise ApiError(CLIENT_LEFT, "the client has left")
         session = None if call is None else call.session
-        stream = self.client.submit(ids, params, session, inputs)
+        stream = self.client.submit(ids, params, session, inputs, first_s is not None)
+        self._attend(stream, params, stream.arrived_s if first_s is None else first_s)
+        return stream
+
+    def _attend(self, stream: TokenStream, params: SamplingParams, first_s: float) -> None:
+        """Have a request end with its client and its time, which is counted from `first_s`."""
+        call = CALL.get()
         if call is not None:
             call.streams.append(stream)
             stream.cut_off = partial(self._cut_off, call)
@@ -237,13 +273,50 @@ class Service:
             if not stream.is_over:
                 stream.end(too_late(f"the request did not end within {patience:g} s"))
 
-        gone = 0.0 if arrived_s is None else time.perf_counter() - arrived_s
-        stream.timer = asyncio.get_running_loop().call_later(max(0.0, patience - gone), give_up)
-        return stream
+        left = first_s + patience - time.perf_counter()
+        stream.timer = asyncio.get_running_loop().call_later(max(0.0, left), give_up)
 
     def _cut_off(self, call: Call) -> None:
         self.count("slow_readers")
         call.cut_off()
+
+
+class EngineService(Service):
+    """The service of the process that has the engines, which answers what is asked of the whole
+    server.
+
+    Attributes:
+        num_viewers: who watch the engine.
+        api_servers: ids of the processes that answer clients beside this one.
+    """
+
+    client: EngineClient
+    num_viewers = 0
+    api_servers: Sequence[int] = ()
+
+    def relay(
+        self,
+        given: Given,
+        ids: list[int],
+        params: SamplingParams,
+        inputs: RequestInputs | None,
+        is_admitted: bool,
+    ) -> TokenStream:
+        """Send a request to the engines that an API server has checked, in the running call.
+
+        Args:
+            is_admitted: it comes in the place of another one.
+
+        Raises:
+            ApiError: too much waits, or the engine has stopped.
+        """
+        if not is_admitted:
+            self.admit(params.n, len(ids))
+        call = CALL.get()
+        session = None if call is None else call.session
+        stream = self.client.submit(ids, params, session, inputs, given=given)
+        self._attend(stream, params, given.arrived_s)
+        return stream
 
 
 async def merged(

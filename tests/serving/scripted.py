@@ -18,14 +18,16 @@ from minivllm.engine.options import SamplingParams
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.parallel.options import ParallelOptions
+from minivllm.serving.app import build_app, guard
+from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import EngineState, Piece, Ready, Step
 from minivllm.serving.processes.replicas import Replicas
-from minivllm.serving.processes.token_stream import TokenStream
-from minivllm.serving.server import _Server, _settings, listen
-from minivllm.serving.service import Service
+from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
+from minivllm.serving.server import listen
+from minivllm.serving.service import EngineService
 
 CONTEXT = 200_000
 TEMPLATE = """\
@@ -75,6 +77,11 @@ class ScriptedClient:
     is_alive = True
     replica_events: dict[str, int] = {}
 
+    @property
+    def queue(self) -> Queued:
+        """What waits for its first token."""
+        return queued_of(self.streams.values())
+
     def submit(self, prompt_token_ids: list[int], params: SamplingParams, *_: Any) -> TokenStream:
         """Begin an answer."""
         name = f"r{len(self.prompts)}"
@@ -119,13 +126,15 @@ def scripted(folder: Path, script: Script) -> Iterator[tuple[str, ScriptedClient
     listener = listen(options)
     listener.listen()
     client = ScriptedClient(tokenizer, script)
-    service = Service(options, cast(EngineClient, client), info, tokenizer, "scripted")
-    server = _Server(_settings(service, NullGpu()))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    service = EngineService(options, cast(EngineClient, client), info, tokenizer, "scripted")
+    app = build_app(service, NullGpu())
+    guard(app, service)
+    server = HttpServer(app, service)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(listener)))
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", client
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(30)
         listener.close()

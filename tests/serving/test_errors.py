@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import pickle
 
 import pytest
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.serving.errors import ApiError, form_paths, internal, naming
+from minivllm.serving.errors import ApiError, form_paths, internal, naming, overloaded
 
 
 def test_an_error_holds_no_address_of_memory() -> None:
@@ -23,6 +24,12 @@ def test_an_error_holds_no_address_of_memory() -> None:
         ApiError(400, f"cannot read {io.BytesIO()!r}").message == "cannot read <_io.BytesIO object>"
     )
     assert ApiError(400, "at 0 of <0x0A>").message == "at 0 of <0x0A>"
+
+
+def test_it_is_the_same_in_another_process() -> None:
+    for error in (overloaded("full", 3), ApiError(400, "temperature=3 is wrong"), internal("x")):
+        again = pickle.loads(pickle.dumps(error))
+        assert vars(again) == vars(error) and str(again) == str(error)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from minivllm.serving.errors import ApiError
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.messages import Piece
-from minivllm.serving.processes.token_stream import TokenStream
+from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
 from minivllm.serving.service import Service
 
 MOST = 8
@@ -20,7 +20,13 @@ MOST = 8
 @pytest.fixture
 def service() -> Iterator[Service]:
     """One whose engine holds the streams that a test puts there."""
-    client = SimpleNamespace(listeners=[], is_alive=True, streams={})
+
+    class Client(SimpleNamespace):
+        @property
+        def queue(self) -> Queued:
+            return queued_of(self.streams.values())
+
+    client = Client(listeners=[], is_alive=True, streams={})
     options = ServeOptions(max_num_queued_reqs=MOST, max_num_queued_tokens=100)
     yield Service(options, cast(Any, client), cast(Any, None), None, "m")
 

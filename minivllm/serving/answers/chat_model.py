@@ -19,13 +19,13 @@ from minivllm.serving.answers.tool_messages import (
     with_calls_in_content,
     with_tools_in_system,
 )
+from minivllm.serving.children.grammar_checks import Asked
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.calls import account, ignore
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
 from minivllm.serving.parsing.tool_forms import tool_form
-from minivllm.serving.processes.grammar_checks import Asked
 from minivllm.serving.service import Service
 
 EFFORT = "reasoning_effort"  # as templates call it

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from minivllm.serving.processes.messages import Step
 from minivllm.serving.processes.token_stream import TokenStream
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService
 
 LABELS = ("model_name", "engine")
 FIRST_TOKEN_S = (
@@ -51,6 +51,7 @@ REASONS = ("stop", "length", "abort", "error")
 CLIENT_EVENTS = (
     *("requests_refused", "clients_left", "slow_readers", "slow_senders", "unauthorized"),
     *("connections_refused", "malformed_frames", "viewers_refused", "viewers_behind"),
+    "api_servers_lost",
 )
 
 
@@ -78,7 +79,7 @@ class ServerMetrics(Collector):
         service: serves the requests.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: EngineService) -> None:
         self._service, self._open = service, dict[str, _Open]()
         self._values = (service.model, "0")
         self.registry = CollectorRegistry()
@@ -194,6 +195,7 @@ class ServerMetrics(Collector):
             ("num_requests_running", "Requests in the batch.", state.num_running),
             ("num_requests_waiting", "Requests that wait for the batch.", state.num_waiting),
             ("num_replicas_alive", "Replicas that serve.", len(replicas.serving)),
+            ("num_api_servers", "Processes that answer clients.", max(1, len(service.api_servers))),
             ("num_viewers", "Clients that watch the engine.", service.num_viewers),
             (
                 "kv_cache_usage_perc",
@@ -240,7 +242,7 @@ class ServerMetrics(Collector):
         return family
 
 
-def router(service: Service) -> APIRouter:
+def router(service: EngineService) -> APIRouter:
     """The route that Prometheus reads."""
     prometheus_client.disable_created_metrics()
     routes, metrics = APIRouter(), ServerMetrics(service)

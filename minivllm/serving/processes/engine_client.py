@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from minivllm.cluster.handover import chooser_of, lose, make_handovers
 from minivllm.cluster.router import CacheShape, RoutedRequest, RoutingFailed, make_router
@@ -16,7 +17,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import make_folder
-from minivllm.serving.errors import ApiError, internal, too_late, unavailable
+from minivllm.serving.errors import ApiError, internal, unavailable
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.messages import (
@@ -32,11 +33,18 @@ from minivllm.serving.processes.messages import (
 )
 from minivllm.serving.processes.replicas import CacheReset, Replicas
 from minivllm.serving.processes.resizing import Resizing
-from minivllm.serving.processes.token_stream import TokenStream
+from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
 from minivllm.serving.processes.unfinished import Unfinished
 
 DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
+
+
+class Given(NamedTuple):
+    """A request that another process has named, and when it came there."""
+
+    request_id: str
+    arrived_s: float
 
 
 class EngineClient:
@@ -114,6 +122,11 @@ class EngineClient:
         """Whether requests can be served."""
         return self.replicas.can_serve
 
+    @property
+    def queue(self) -> Queued:
+        """What waits for the engine."""
+        return queued_of(self.streams.values())
+
     async def last_words(self) -> str:
         """Why the engines have stopped."""
         links = self.replicas.links
@@ -140,12 +153,17 @@ class EngineClient:
         params: SamplingParams,
         session: str | None = None,
         inputs: RequestInputs | None = None,
+        is_admitted: bool = False,
+        given: Given | None = None,
     ) -> TokenStream:
         """Send a request to a replica.
 
         Args:
             inputs: the images of the prompt.
             session: the conversation or client that it belongs to, for a router that goes by it.
+            is_admitted: whether it comes in the place of another one that was; nothing is asked
+                here.
+            given: what another process calls it; None: it is named here.
 
         Raises:
             ApiError: the engine has stopped, or the router fails.
@@ -153,11 +171,16 @@ class EngineClient:
         if not self.is_alive:
             raise unavailable(DIED)
         self._count += 1
-        request_id = f"r{self._count}"
+        request_id, arrived_s = given or Given(f"r{self._count}", time.perf_counter())
         if params.seed is None and len(self.replicas.links) > 1:  # replicas would derive equal ones
             params = replace(params, seed=hash((self._seed, self._count)) & (2**63 - 1))
         stream = TokenStream(
-            request_id, params.n, len(prompt_token_ids), self._most_waiting, self._abort
+            request_id,
+            params.n,
+            len(prompt_token_ids),
+            self._most_waiting,
+            self._abort,
+            arrived_s,
         )
         keyed = prompt_token_ids if inputs is None else inputs.keyed(prompt_token_ids)
         self._send(
@@ -270,11 +293,6 @@ class EngineClient:
             return
         if (one := self._unfinished.get(piece.request_id)) is not None:
             one.note(piece)
-        if piece.error is not None:
-            wrong = ApiError(400, piece.error) if piece.bad_input else internal(piece.error)
-            stream.end(wrong)  # with its other completions
-        elif piece.finish_reason == "shed":
-            stream.end(too_late("the request could not meet its deadline"))
         stream.push(piece, time_s)
         if stream.is_over:
             self._forget(piece.request_id)

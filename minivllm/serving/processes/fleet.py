@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,15 +13,15 @@ from minivllm.bench.hardware.gpu import replica_gpus
 from minivllm.cluster.actors import RayActors
 from minivllm.cluster.placement import ALONE, placements
 from minivllm.config.typed import Config
-from minivllm.errors import BadInput, Crashed, first_line
+from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.heartbeat import BEAT_S
 from minivllm.platform.threads import unpinned
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import Ready
-from minivllm.serving.processes.started import MODULE, ActorEngine, LocalEngine, StartedEngine
+from minivllm.serving.processes.restarts import DELAYS_S, Restarts
+from minivllm.serving.processes.started import ActorEngine, LocalServerProcess, ServerProcess
 
-DELAYS_S = (0.5, 2.0, 8.0, 30.0, 60.0)  # before each start of a replica that has died again
-STEADY_S = 300.0  # of service, after which a replica's deaths are counted from 0
+MODULE = "minivllm.serving.processes.engine_process"
 
 
 class Fleet:
@@ -43,12 +42,11 @@ class Fleet:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_restarts = 0
-        self._config, self._sleep, self._now = config, sleep, now
+        self._config, self._sleep = config, sleep
+        self._restarts = Restarts(sleep, now)
         self._places: list[dict[str, Any]] = []  # by the number of a replica
         self._actors: RayActors | None = None
         self._one_by_one = asyncio.Lock()  # actors connect in the order of their start
-        self._attempts: Counter[int] = Counter()  # by the number of a replica
-        self._served_since: dict[int, float] = {}
 
     async def start(self, links: Sequence[EngineLink]) -> list[Ready]:
         """Start all replicas and wait until they are built; what each says of itself.
@@ -58,7 +56,7 @@ class Fleet:
             Crashed: a process failed; the message says which.
         """
         if len(links) == 1:
-            return [await self._first(links[0], LocalEngine(), self._config)]
+            return [await self._first(links[0], LocalServerProcess(MODULE), self._config)]
         parallel, runtime = self._config["parallel"], self._config["runtime"]
         if Config.of(self._config).parallel.backend == "ray":
             asked = partial(replica_gpus, self._config)
@@ -74,24 +72,26 @@ class Fleet:
         return await asyncio.gather(*starts)
 
     async def _first(
-        self, link: EngineLink, started: StartedEngine, config: dict[str, Any]
+        self, link: EngineLink, started: ServerProcess, config: dict[str, Any]
     ) -> Ready:
         """The start of a replica that has not been started before; see `start`."""
         try:
-            return await link.start(started, config)
+            await link.start(started, config)
         except Crashed:
             words = await link.last_words()
             raise Crashed(f"{self._named(link)} does not start: {words}") from None
+        assert link.ready is not None
+        return link.ready
 
     def _named(self, link: EngineLink) -> str:
         several = self._config["parallel"]["replicas"] > 1
         return f"replica {link.number} of {len(self._places)}" if several else "the engine"
 
-    async def _started(self) -> StartedEngine:
+    async def _started(self) -> ServerProcess:
         """The next process."""
         if self._actors is None:
             with unpinned():
-                return LocalEngine()
+                return LocalServerProcess(MODULE)
         return ActorEngine(await asyncio.to_thread(self._actors.start))
 
     def _config_of(self, link: EngineLink) -> dict[str, Any]:
@@ -118,9 +118,7 @@ class Fleet:
         which = self._named(link)
         words = await link.last_words()
         print(f"warning: {which} has stopped ({words}); {left} left", file=sys.stderr)
-        number, now = link.number, self._now()
-        if now - self._served_since.get(number, now) > STEADY_S:
-            self._attempts[number] = 0
+        self._restarts.note_death(link.number)
         serves = await self._try(link, DELAYS_S)
         self.num_restarts += serves
         if serves:
@@ -129,34 +127,25 @@ class Fleet:
 
     async def add(self, link: EngineLink) -> bool:
         """Start a replica that is new, or was taken away or given up; see `revive`."""
-        self._attempts[link.number] = 0
+        self._restarts.forget(link.number)
         serves = await self._try(link, (0.0, *DELAYS_S[1:]))
         if serves:
             print(f"{self._named(link)} serves", file=sys.stderr)
         return serves
 
-    async def _try(self, link: EngineLink, delays: Sequence[float]) -> bool:
+    async def _try(self, link: EngineLink, delays_s: Sequence[float]) -> bool:
         """Start a replica until it serves, as long as it is wanted."""
-        number, which = link.number, self._named(link)
-        while (attempt := self._attempts[number]) < len(delays):
-            self._attempts[number] += 1
-            await self._sleep(delays[attempt])
-            if not link.is_wanted:
-                return False
-            try:
-                async with self._one_by_one:
-                    started = await self._again(number)
-                await link.restart(started, self._config_of(link))
-            except (BadInput, RuntimeError, OSError) as error:
-                why = first_line(error)
-                print(f"warning: {which} does not start: {why}", file=sys.stderr)
-                continue
-            self._served_since[number] = self._now()
-            return True
-        print(f"warning: {which} is not started again: it stops each time", file=sys.stderr)
-        return False
 
-    async def _again(self, number: int) -> StartedEngine:
+        async def start() -> None:
+            async with self._one_by_one:
+                started = await self._again(link.number)
+            await link.restart(started, self._config_of(link))
+
+        return await self._restarts.until_it_serves(
+            link.number, self._named(link), start, delays_s, lambda: link.is_wanted
+        )
+
+    async def _again(self, number: int) -> ServerProcess:
         if self._actors is not None:
             self._actors.request(number)
         return await self._started()

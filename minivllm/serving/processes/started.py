@@ -1,4 +1,4 @@
-"""How the process of an engine is started and ended: from here, or as an actor of a Ray cluster."""
+"""How a process of the server is started and ended: from here, or as an actor of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from minivllm.cluster.actors import RayActor
 from minivllm.platform.processes.children import module_path
 
-MODULE = "minivllm.serving.processes.engine_process"
-STOP_S = 5.0  # for the engine's process to end by itself
+STOP_S = 5.0  # for a process to end by itself
 FATE_S = 0.5  # for one whose connection has ended
 
 
-class StartedEngine(Protocol):
-    """A started process of an engine.
+class ServerProcess(Protocol):
+    """A started process.
 
     Attributes:
         connection: to it.
@@ -42,17 +42,25 @@ class StartedEngine(Protocol):
         """End it; its connection is closed."""
 
 
-class LocalEngine:
-    """A process of this machine, which prints where this one does."""
+class LocalServerProcess:
+    """A process of this machine, which prints where this one does.
+
+    Args:
+        module: that it runs, with the descriptor of its connection, this process's id, and the
+            descriptors that it inherits.
+        inherited: these sockets.
+    """
 
     is_elsewhere, ahead_s = False, 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, inherited: Sequence[socket.socket] = ()) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
+            others = [one.fileno() for one in inherited]
+            numbers = [theirs.fileno(), os.getpid(), *others]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", module, *map(str, numbers)],
+                pass_fds=[theirs.fileno(), *others],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": module_path()},
                 start_new_session=True,  # Ctrl-C in the terminal is for this process

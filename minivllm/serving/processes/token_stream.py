@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import NamedTuple
 
-from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.errors import ApiError, internal, too_late
 from minivllm.serving.processes.messages import Piece
 
 OVERFLOW_S = 0.1  # that too many pieces may wait
+
+
+class Queued(NamedTuple):
+    """How many completions wait for their first token, and the tokens of their prompts."""
+
+    completions: int
+    prompt_tokens: int
 
 
 class TokenStream:
@@ -22,6 +30,7 @@ class TokenStream:
         num_prompt_tokens: of its prompt.
         most_waiting: pieces that wait for a client that does not read, at most.
         abort: tells the engine to end it.
+        arrived_s: when it came, as of `time.perf_counter`; None: now.
     """
 
     def __init__(
@@ -31,10 +40,11 @@ class TokenStream:
         num_prompt_tokens: int,
         most_waiting: int,
         abort: Callable[[TokenStream], None],
+        arrived_s: float | None = None,
     ) -> None:
         self.request_id, self.num_completions = request_id, num_completions
         self.num_prompt_tokens = num_prompt_tokens
-        self.arrived_s = time.perf_counter()
+        self.arrived_s = time.perf_counter() if arrived_s is None else arrived_s
         self.begun_s: float | None = None  # its first step in the engine
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -63,7 +73,12 @@ class TokenStream:
         return self.unfinished == 0 or self.error is not None
 
     def push(self, piece: Piece, time_s: float) -> None:
-        """Take a piece from the engine."""
+        """Take a piece from the engine; one that is an error ends the request with its other
+        completions."""
+        if piece.error is not None:
+            self.end(ApiError(400, piece.error) if piece.bad_input else internal(piece.error))
+        elif piece.finish_reason == "shed":
+            self.end(too_late("the request could not meet its deadline"))
         self._unbegun.discard(piece.completion)
         if piece.token_id is not None:
             self.num_output_tokens += 1
@@ -130,7 +145,18 @@ class TokenStream:
         finally:
             self.close()
 
+    def drop(self) -> None:
+        """Forget the pieces that wait: another process has them."""
+        self._pieces.clear()
+
     def close(self) -> None:
         """End the request, if it has not ended."""
         if not self.is_over:
             self.end(internal("the request was ended"))
+
+
+def queued_of(streams: Iterable[TokenStream]) -> Queued:
+    """What waits of these requests."""
+    waiting = [(one.num_waiting, one) for one in streams]
+    tokens = sum(one.num_prompt_tokens for count, one in waiting if count == one.num_completions)
+    return Queued(sum(count for count, _ in waiting), tokens)

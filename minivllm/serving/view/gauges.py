@@ -18,11 +18,17 @@ class Gauges:
 
     Args:
         engines: gives the process ids of the engine's replicas, of which some may come and go.
+        others: gives those of the server's further processes beside this one.
         gpu: of the engine, or a null object.
     """
 
-    def __init__(self, engines: Callable[[], Sequence[int]], gpu: NullGpu) -> None:
-        self._gpu, self._engines = gpu, engines
+    def __init__(
+        self,
+        engines: Callable[[], Sequence[int]],
+        others: Callable[[], Sequence[int]],
+        gpu: NullGpu,
+    ) -> None:
+        self._gpu, self._engines, self._others = gpu, engines, others
 
     def read(self) -> str:
         """A list with one item, in JSON: `{"gauges": {"time_s", "memory_bytes", "watts"}}`.
@@ -35,7 +41,7 @@ class Gauges:
         memory = row.get("gpu_process_memory") or row.get("gpu_memory_used")
         gauges = {
             "time_s": time.monotonic(),
-            "memory_bytes": memory or _resident([os.getpid(), *engines]),
+            "memory_bytes": memory or _resident([os.getpid(), *engines, *self._others()]),
         }
         if (watts := row.get("gpu_power_w")) is not None:
             gauges["watts"] = watts

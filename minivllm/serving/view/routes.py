@@ -14,7 +14,7 @@ from minivllm.report.view.page import live_page
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.limits import ApiKeys
 from minivllm.serving.openai.fields import Body
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService
 from minivllm.serving.view.gauges import Gauges
 from minivllm.serving.view.load import LoadBody, SyntheticLoad
 from minivllm.serving.view.socket import PATH, serve_viewer
@@ -40,7 +40,7 @@ class ReplicaBody(Body):
     number: int = Field(ge=0)
 
 
-def router(service: Service, gpu: NullGpu) -> APIRouter:
+def router(service: EngineService, gpu: NullGpu) -> APIRouter:
     """The routes of the live view.
 
     Args:
@@ -49,7 +49,8 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
     """
     routes = APIRouter()
     options, keys, text = service.options, ApiKeys(service.options.api_keys), cache(live_page)
-    viewers = Viewers(service, Gauges(lambda: service.client.replicas.pids, gpu))
+    gauges = Gauges(lambda: service.client.replicas.pids, lambda: service.api_servers, gpu)
+    viewers = Viewers(service, gauges)
     load = SyntheticLoad(service)
     viewers.on_empty.append(load.stop)
 
@@ -100,7 +101,7 @@ def router(service: Service, gpu: NullGpu) -> APIRouter:
     return routes
 
 
-def _add_choice(routes: APIRouter, service: Service, viewers: Viewers) -> None:
+def _add_choice(routes: APIRouter, service: EngineService, viewers: Viewers) -> None:
     """Add the command that chooses one of several replicas."""
 
     @routes.post("/view/replica")

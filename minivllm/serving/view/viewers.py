@@ -12,7 +12,7 @@ from minivllm.serving.errors import unavailable
 from minivllm.serving.http.calls import CALL
 from minivllm.serving.processes.messages import ViewFrame
 from minivllm.serving.processes.token_stream import TokenStream
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService
 from minivllm.serving.view.gauges import Gauges
 
 MOST_VIEWERS = 16
@@ -88,7 +88,7 @@ class Viewers:
         gauges: what they are told about once a second besides.
     """
 
-    def __init__(self, service: Service, gauges: Gauges) -> None:
+    def __init__(self, service: EngineService, gauges: Gauges) -> None:
         self._service, self._gauges = service, gauges
         self._viewers: set[Viewer] = set()
         self._asking: asyncio.TimerHandle | None = None

@@ -14,7 +14,8 @@ import pytest
 
 from minivllm.errors import BadInput, Crashed
 from minivllm.serving.processes.engine_link import EngineLink
-from minivllm.serving.processes.fleet import DELAYS_S, STEADY_S, Fleet
+from minivllm.serving.processes.fleet import Fleet
+from minivllm.serving.processes.restarts import DELAYS_S, STEADY_S
 from tests.serving.running import RunningServer, engines, serving
 
 FIELDS = {

@@ -12,7 +12,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.serving.app import build_app
 from minivllm.serving.options import ServeOptions, is_loopback
 from minivllm.serving.processes.messages import Ready
-from minivllm.serving.service import Service
+from minivllm.serving.service import EngineService
 from tests.serving.plain import call_json
 from tests.serving.raw import ask
 from tests.serving.running import KEY, RunningServer
@@ -97,7 +97,7 @@ def test_names_of_the_machine_itself() -> None:
 def test_a_server_may_do_without(view: bool) -> None:
     client = SimpleNamespace(listeners=[], submitted=[], viewers=[])
     ready = Ready(9, 9, (), 9, 9, 9, SamplingParams(), [])
-    service = Service(ServeOptions(view=view), cast(Any, client), ready, None, "m")
+    service = EngineService(ServeOptions(view=view), cast(Any, client), ready, None, "m")
     paths = build_app(service, NullGpu()).openapi()["paths"]
     assert bool({"/view/info", "/view/load"} & paths.keys()) is view and "/health" in paths
     for path, operations in paths.items():  # what may be wrong is part of the description

@@ -8,8 +8,8 @@ from typing import Any
 from minivllm.errors import BadInput, first_line
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.platform.processes.mortal import Answers, answer_lines, limit_memory
-from minivllm.serving.processes.child_turns import wrong
-from minivllm.serving.processes.picture_decoder import PICTURES, Settings
+from minivllm.serving.children.child_turns import wrong
+from minivllm.serving.children.picture_decoder import PICTURES, Settings
 
 # Bytes of the address space: the program's, and several copies of the largest picture's pixels.
 MEMORY, MEMORY_PIXEL = 4 << 30, 32

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.children.child_turns import ChildTurns, Work, packed
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.tool_forms import ToolForm
-from minivllm.serving.processes.child_turns import ChildTurns, Work, packed
 
-GRAMMARS = Work("minivllm.serving.processes.grammar_child", "grammar", 5.0, 1 << 15)
+GRAMMARS = Work("minivllm.serving.children.grammar_child", "grammar", 5.0, 1 << 15)
 MOST_KEPT, LARGEST_KEPT = 64, 1 << 20  # grammars that were right, and bytes of one
 
 

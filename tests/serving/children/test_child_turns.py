@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from minivllm.platform.processes.mortal import Died, TookTooLong
+from minivllm.serving.children import child_turns
+from minivllm.serving.children.child_turns import ChildTurns, Work, wrong
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes import child_turns
-from minivllm.serving.processes.child_turns import ChildTurns, Work, wrong
 
 WORK = Work("nothing", "thing", 5.0, 1000)
 

@@ -20,8 +20,8 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.messages import ImageParts
 from minivllm.models.vision.smolvlm_processor import SmolVLMProcessor
 from minivllm.platform.processes.mortal import MortalProcess
+from minivllm.serving.children.picture_decoder import PictureDecoder
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.picture_decoder import PictureDecoder
 from tests.seeing import (
     IMAGE_TOKEN,
     PROCESSOR,

@@ -18,10 +18,10 @@ from minivllm.models.load.messages import ImageParts
 from minivllm.models.vision.inputs import ProcessedImage, RequestInputs
 from minivllm.models.vision.processor import ImageProcessor
 from minivllm.platform.processes.mortal import LONGEST
+from minivllm.serving.children.child_turns import ChildTurns, Work, packed
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.child_turns import ChildTurns, Work, packed
 
-PICTURES = Work("minivllm.serving.processes.picture_child", "image", 20.0, 1 << 20)
+PICTURES = Work("minivllm.serving.children.picture_child", "image", 20.0, 1 << 20)
 LONGEST_PIXEL = 8  # bytes of an answer: three in base64, twice where a family has two frames
 
 

@@ -13,9 +13,9 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.processes.mortal import Answers, answer_lines, limit_memory
 from minivllm.platform.threads import with_stack
 from minivllm.serving.answers.answer_grammar import answer_grammar
+from minivllm.serving.children.child_turns import wrong
+from minivllm.serving.children.grammar_checks import GRAMMARS, Asked
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.child_turns import wrong
-from minivllm.serving.processes.grammar_checks import GRAMMARS, Asked
 
 MEMORY = 4 << 30  # bytes of the address space
 

@@ -12,9 +12,9 @@ import pytest
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.children.child_turns import ChildTurns
+from minivllm.serving.children.grammar_checks import Asked, GrammarChecks
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.child_turns import ChildTurns
-from minivllm.serving.processes.grammar_checks import Asked, GrammarChecks
 
 CHOICE = Asked(StructuredOutputs(choice=("a", "b")))
 

@@ -8,9 +8,9 @@ import pytest
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.serving.children.grammar_checks import Asked
+from minivllm.serving.children.grammar_child import GrammarChild
 from minivllm.serving.openai.tools import Tools
-from minivllm.serving.processes.grammar_checks import Asked
-from minivllm.serving.processes.grammar_child import GrammarChild
 from tests.extras.masks.test_chains import schema_of
 from tests.serving.answers.test_answer_grammar import HERMES
 

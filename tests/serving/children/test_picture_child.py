@@ -9,7 +9,7 @@ import numpy as np
 from minivllm.extras.vision.options import VisionOptions
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.vision.smolvlm_processor import SmolVLMProcessor
-from minivllm.serving.processes.picture_child import _answer
+from minivllm.serving.children.picture_child import _answer
 from tests.seeing import IMAGE_TOKEN, PROCESSOR, VISION, encoded, picture
 
 CONFIG = {"image_token_id": IMAGE_TOKEN, "scale_factor": 2, "vision_config": VISION}

@@ -1,0 +1,1 @@
+"""Work on what clients give that may end a process or take it too long, done by mortal children."""

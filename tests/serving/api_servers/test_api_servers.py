@@ -1,0 +1,166 @@
+"""A server whose clients are answered by several processes, as its users see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.bench.targets.servers.waiting import wait_until
+from tests.later import Later
+from tests.serving.raw import Answer, ask
+from tests.serving.running import RunningServer, serving, until_idle
+from tests.serving.view.following import metric, watching
+
+openai = Later("openai")
+GREEDY = ("decoding=greedy", "decoding.max_tokens=null")
+BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    log = tmp_path_factory.mktemp("several") / "log"
+    words = ("task.api_server_count=2", "task.max_num_queued_reqs=6", "batching.max_num_seqs=4")
+    with serving(*GREEDY, *words, log=log) as running:
+        yield running
+
+
+def complete(server: RunningServer, **fields: Any) -> Answer:
+    return ask(server.url, "/v1/completions", BODY | fields)
+
+
+def api_servers(server: RunningServer) -> list[psutil.Process]:
+    """The processes that answer clients."""
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        if "api_server" in " ".join(child.cmdline()) or is_listening(child):
+            found.append(child)
+    return found
+
+
+def is_listening(process: psutil.Process) -> bool:
+    """Whether it has the server's socket: a fork has the command line of its template."""
+    try:
+        return any(one.status == psutil.CONN_LISTEN for one in process.net_connections("tcp"))
+    except psutil.Error:
+        return False
+
+
+def test_every_process_answers_as_one_server_does(
+    several: RunningServer, server: RunningServer
+) -> None:
+    """The same answers, ids, models and errors, whoever takes a connection."""
+    with ThreadPoolExecutor(4) as pool:  # so that both have some of them
+        answers = [*pool.map(lambda _: complete(several), range(12))]
+    (expected,) = json.loads(complete(server).body)["choices"]
+    names = set()
+    for answer in answers:
+        assert answer.status == 200 and json.loads(answer.body)["choices"] == [expected]
+        names.add(answer.headers["x-engine-request-id"])
+    assert len(names) == 12
+    assert {re.fullmatch(r"a(\d)r\d+", name)[1] for name in names} <= {"1", "2"}  # type: ignore[index]
+    models = [ask(several.url, "/v1/models", method="GET").body for _ in range(8)]
+    assert len(set(models)) == 1
+    wrong = complete(several, prompt=[1 << 30])
+    assert wrong.status == 400 and wrong.error == complete(server, prompt=[1 << 30]).error
+    assert ask(several.url, "/v1/nothing", BODY).status == 404
+    assert ask(several.url, "/metrics", BODY).status == 405
+
+
+def test_what_is_of_the_whole_server_is_answered_as_one(several: RunningServer) -> None:
+    before = metric(several, "generation_tokens_total")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: complete(several), range(8)))
+    until_idle(several)
+    for _ in range(6):  # whoever is asked
+        assert metric(several, "generation_tokens_total") == before + 64
+        assert metric(several, "num_api_servers") == 2
+    assert wait_until(lambda: metric(several, "http_responses_total", status="200") >= 8)
+    assert json.loads(ask(several.url, "/ready", method="GET").body) == {"status": "ready"}
+    assert ask(several.url, "/health", method="HEAD").body == b""
+    assert ask(several.url, "/reset_prefix_cache", {}).status == 200
+    paths = json.loads(ask(several.url, "/openapi.json", method="GET").body)["paths"]
+    assert {"/v1/chat/completions", "/metrics", "/replicas", "/view/info"} <= paths.keys()
+
+
+def test_streams_and_what_ends_them(several: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{several.url}/v1", api_key="none", max_retries=0)
+    chunks = client.completions.create(
+        model="tiny", prompt="x", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(chunks)
+    chunks.close()  # the client leaves: its request ends in the engine, too
+    until_idle(several)
+    stops = client.completions.create(model="tiny", prompt="def ", max_tokens=64, stop="\n", n=3)
+    assert len(stops.choices) == 3 and not any("\n" in one.text for one in stops.choices)
+    late = complete(several, max_tokens=2000, deadline_ms=1)
+    assert late.status in (400, 408)
+    until_idle(several)
+
+
+def test_one_queue_for_all(several: RunningServer) -> None:
+    """Requests beyond the limit are refused, whichever process has those that wait."""
+    with ThreadPoolExecutor(24) as pool:
+        answers = [*pool.map(lambda _: complete(several, max_tokens=300), range(24))]
+    statuses = [one.status for one in answers]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 6
+    refused = next(one for one in answers if one.status == 429)
+    assert refused.error["code"] == "rate_limit_exceeded" and int(refused.headers["retry-after"])
+    until_idle(several)
+    assert metric(several, "client_events_total", event="requests_refused") == statuses.count(429)
+
+
+def test_the_live_view_sees_requests_of_all(several: RunningServer) -> None:
+    with watching(several) as viewer:
+        viewer.until(lambda one: one.bundles)
+        with ThreadPoolExecutor(4) as pool:
+            answers = [*pool.map(lambda _: complete(several), range(6))]
+        names = {one.headers["x-engine-request-id"] for one in answers}
+        viewer.until(lambda one: names <= {times[0] for times in one.http if times[3]})
+
+
+def test_one_that_dies_is_started_again(several: RunningServer) -> None:
+    first, second = api_servers(several)
+    first.kill()
+    assert wait_until(lambda: metric(several, "client_events_total", event="api_servers_lost") == 1)
+    assert complete(several).status == 200  # the other one answers
+    assert wait_until(lambda: metric(several, "num_api_servers") == 2)
+    second.send_signal(signal.SIGSTOP)  # one that hangs is ended, and its clients with it
+    assert wait_until(lambda: metric(several, "client_events_total", event="api_servers_lost") == 2)
+    assert wait_until(lambda: metric(several, "num_api_servers") == 2)
+    assert not {first.pid, second.pid} & {one.pid for one in api_servers(several)}
+    assert several.log is not None and "has stopped" in several.log.read_text()
+    until_idle(several)
+
+
+def test_sigterm_drains_all_of_them(tmp_path: Path) -> None:
+    words = ("task.api_server_count=2", "task.drain_s=20", "parallel.replicas=2")
+    with serving(*GREEDY, *words) as server, ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(complete, server, max_tokens=300) for _ in range(4)]
+        assert wait_until(lambda: metric(server, "num_requests_running") == 4)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert server.stop() == 0
+        assert [one.result().status for one in answers] == [200] * 4
+        assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+def test_a_dead_engine_ends_all_of_them(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving("task.api_server_count=2", log=log) as server:
+        fronts = {one.pid for one in api_servers(server)}
+        children = psutil.Process(server.process.pid).children()
+        (engine,) = (
+            one for one in children if one.pid not in fronts and os.getsid(one.pid) == one.pid
+        )
+        engine.kill()
+        assert server.process.wait(60) == 1
+        assert not psutil.wait_procs(children, timeout=60)[1]
+    assert "error: the engine has stopped" in log.read_text()

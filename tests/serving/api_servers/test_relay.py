@@ -1,0 +1,199 @@
+"""Calls that one process relays to the application of another one, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request, WebSocket
+
+from minivllm.serving.api_servers.messages import Answered, Sent
+from minivllm.serving.api_servers.relay import OpenCalls, Relay, RelayedCalls
+from minivllm.serving.http.calls import CALL, Call
+
+HEADERS = [(b"host", b"localhost"), (b"x-more", b"1")]
+
+
+class Pair:
+    """A relay and what answers at its other end; messages are pickled, as between processes."""
+
+    def __init__(self, app: Any) -> None:
+        self.calls, self.others = OpenCalls(), 0
+        self.answering = RelayedCalls(app, self.back)
+        self.relay = Relay(
+            self.other, {"/here", "/socket", "/never", "/broken"}, self.there, self.calls
+        )
+
+    async def other(self, scope: Any, receive: Any, send: Any) -> None:
+        self.others += 1
+
+    def there(self, message: Any) -> None:
+        self.answering.take(pickle.loads(pickle.dumps(message)))
+
+    def back(self, message: Any) -> None:
+        assert isinstance(message, Sent | Answered)
+        self.calls.take(pickle.loads(pickle.dumps(message)))
+
+
+def scope_of(path: str, kind: str = "http") -> dict[str, Any]:
+    scope: dict[str, Any] = {
+        "type": kind,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"a=2",
+        "headers": HEADERS,
+        "client": ("10.0.0.9", 5),
+        "server": ("127.0.0.1", 80),
+        "root_path": "",
+        "state": {"connection": object(), "has_key": False},
+    }
+    return scope | (
+        {"method": "POST", "http_version": "1.1", "scheme": "http"} if kind == "http" else {}
+    )
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/here")
+    async def here(request: Request) -> dict[str, Any]:
+        call = CALL.get()
+        assert call is not None and call.request_id == "an-id"
+        return {
+            "body": (await request.body()).decode(),
+            "host": request.client and request.client.host,
+            "more": request.headers["x-more"],
+            "query": request.query_params["a"],
+        }
+
+    @app.post("/broken")
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    @app.post("/never")
+    async def never() -> None:
+        await asyncio.sleep(3600)
+
+    @app.websocket("/socket")
+    async def socket(socket: WebSocket) -> None:
+        assert socket.scope["state"] == {"has_key": False}
+        await socket.accept()
+        await socket.send_text("first " + await socket.receive_text())
+        await socket.close(1008, "enough")
+
+    return app
+
+
+def given(*messages: dict[str, Any]) -> Any:
+    left = [*messages]
+
+    async def receive() -> dict[str, Any]:
+        if left:
+            return left.pop(0)
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    return receive
+
+
+def test_an_answer_is_that_of_the_other_process(app: FastAPI) -> None:
+    async def run() -> None:
+        pair, sent = Pair(app), []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        CALL.set(Call("an-id", "10.0.0.9"))
+        body = {"type": "http.request", "body": b'"x"', "more_body": False}
+        await pair.relay(scope_of("/here"), given(body), send)
+        head, *rest = sent
+        assert head["status"] == 200
+        assert b"".join(one.get("body", b"") for one in rest) == (
+            b'{"body":"\\"x\\"","host":"10.0.0.9","more":"1","query":"2"}'
+        )
+        await asyncio.sleep(0)
+        assert not pair.answering._tasks and not pair.calls._answers
+        await pair.relay(scope_of("/elsewhere"), given(), send)
+        assert pair.others == 1
+
+    asyncio.run(run())
+
+
+def test_a_websocket_goes_both_ways(app: FastAPI) -> None:
+    async def run() -> None:
+        pair, sent = Pair(app), []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        messages = ({"type": "websocket.connect"}, {"type": "websocket.receive", "text": "a"})
+        await pair.relay(scope_of("/socket", "websocket"), given(*messages), send)
+        assert [one["type"].split(".")[1] for one in sent] == ["accept", "send", "close"]
+        assert sent[1]["text"] == "first a" and sent[2]["code"] == 1008
+
+    asyncio.run(run())
+
+
+def test_a_client_that_takes_nothing_is_sent_no_more(app: FastAPI) -> None:
+    """What waits for a client waits in the process that makes it, which counts it."""
+
+    async def run() -> None:
+        ticks = 0
+
+        async def endless(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal ticks
+            while True:
+                await send({"type": "websocket.send", "text": "x"})
+                ticks += 1
+
+        pair, stuck = Pair(endless), asyncio.Event()
+
+        async def send(message: Any) -> None:
+            await stuck.wait()
+
+        relaying = asyncio.create_task(pair.relay(scope_of("/socket", "websocket"), given(), send))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert ticks == 0
+        relaying.cancel()
+        await asyncio.gather(relaying, return_exceptions=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not pair.answering._tasks  # a client that has left ends its call there
+
+    asyncio.run(run())
+
+
+def test_a_call_without_an_answer_is_an_error_here() -> None:
+    async def run() -> None:
+        async def broken(scope: Any, receive: Any, send: Any) -> None:
+            raise ZeroDivisionError
+
+        async def send(message: Any) -> None:
+            raise AssertionError
+
+        with pytest.raises(RuntimeError, match="has not answered"):
+            await Pair(broken).relay(scope_of("/broken"), given(), send)
+
+    asyncio.run(run())
+
+
+def test_calls_end_with_the_process_that_has_relayed_them(app: FastAPI) -> None:
+    async def run() -> None:
+        pair = Pair(app)
+
+        async def send(message: Any) -> None:
+            pass
+
+        body = {"type": "http.request", "body": b"", "more_body": False}
+        relaying = asyncio.create_task(pair.relay(scope_of("/never"), given(body), send))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        pair.answering.end()
+        with pytest.raises(RuntimeError):
+            await relaying
+
+    asyncio.run(run())
