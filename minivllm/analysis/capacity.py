@@ -22,7 +22,7 @@ UNITS = {"rate": "requests/s", "rate_scale": "times the trace's rate"}
 # may miss by. Early ones are strict: shares of runs pile up at one, and a few runs may have met no
 # long queue. What is left of the whole is for that skewness; docs/reference/statistics.md has the
 # coverage.
-LOOKS = ((0.25, 0.002), (0.5, 0.02), (1.0, 0.5))
+LOOKS = ((0.3125, 0.002), (0.625, 0.02), (1.0, 0.5))
 ANYTIME = 0.25  # share of 1 - confidence of the bound that holds after any number of runs
 FEWEST_RUNS = 2  # that have a spread
 FEWEST_BLOCKS = 8  # of `max_blocks`, with which the interval was looked at
@@ -106,6 +106,10 @@ class Probe:
         no part of a run says how far they depend on each other. Runs with other seeds are
         independent, and their spread says it. Until `Criterion.looks` there is only a bound from
         above, which holds after any number of runs (see `_at_most`).
+
+        A search stops early because its lower end is high, as it is by chance where no run met a
+        long queue. So a look before the last says whether the share is above `attainment`, and not
+        how far: its lower end lies there at most.
         """
         low, high = 0.0, _at_most(self.shares, ANYTIME * (1 - criterion.confidence))
         seen = [look for look in criterion.looks if FEWEST_RUNS <= look[0] <= len(self.blocks)]
@@ -113,7 +117,7 @@ class Probe:
             blocks, error = seen[-1]
             last = blocks == criterion.max_blocks
             low, highest = _wilson(self.blocks if last else self.blocks[:blocks], error)
-            high = min(high, highest)
+            low, high = low if last else min(low, criterion.attainment), min(high, highest)
         return low, high
 
     def verdict(self, criterion: Criterion) -> str:

@@ -70,16 +70,37 @@ def test_order_within_a_run_says_nothing() -> None:
 
 def test_a_rate_holds_after_enough_runs_and_fails_after_a_few() -> None:
     criterion = Criterion()
-    assert [blocks for blocks, _ in criterion.looks] == [8, 16, 32]
-    assert Probe(1.0, [[True] * 200] * 7).verdict(criterion) == "undecided"
-    assert Probe(1.0, [[True] * 200] * 8).verdict(criterion) == "holds"
-    assert Probe(1.0, [[True] * 200] * 15).interval(criterion) == Probe(
-        1.0, [[True] * 200] * 8
+    assert [blocks for blocks, _ in criterion.looks] == [10, 20, 32]
+    assert Probe(1.0, [[True] * 200] * 9).verdict(criterion) == "undecided"
+    assert Probe(1.0, [[True] * 200] * 10).verdict(criterion) == "holds"
+    assert Probe(1.0, [[True] * 200] * 19).interval(criterion) == Probe(
+        1.0, [[True] * 200] * 10
     ).interval(criterion)
     assert Probe(1.0, [[False] * 200]).verdict(criterion) == "undecided"
     assert Probe(1.0, [[False] * 200] * 2).verdict(criterion) == "fails"
     assert Probe(1.0, [evenly(120, 200)] * 4).verdict(criterion) == "fails"
     assert Probe(1.0, [evenly(180, 200)] * 32).verdict(criterion) == "undecided"
+
+
+def test_a_look_before_the_last_says_whether_the_share_is_above_and_not_how_far() -> None:
+    criterion = Criterion()
+    for runs in (10, 20):
+        assert Probe(1.0, [[True] * 200] * runs).interval(criterion) == (0.9, 1.0)
+        assert Probe(1.0, [evenly(176, 200)] * runs).interval(criterion)[0] < 0.88
+    assert Probe(1.0, [[True] * 200] * 32).interval(criterion)[0] > 0.99
+
+
+def test_early_runs_without_a_long_queue_do_not_exclude_the_truth() -> None:
+    """Three runs of forty have a third of their requests in time, and 0.95 are on average: nearly
+    half of all searches meet none of these runs in their first ten."""
+    criterion, rng = Criterion(), np.random.default_rng(0)
+    covered = 0
+    for _ in range(300):
+        met = [evenly(50 if rng.random() < 0.075 else 150, 150) for _ in range(32)]
+        found = search(lambda _, block, met=met: met[block], Criterion(max_rates=1), 1.0)
+        low, high = found.probes[0].interval(criterion)
+        covered += low <= 0.95 <= high
+    assert covered >= 0.93 * 300
 
 
 def test_few_long_queues_do_not_let_a_rate_hold() -> None:

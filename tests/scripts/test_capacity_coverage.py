@@ -36,5 +36,5 @@ def test_the_committed_searches_are_as_sure_as_they_say() -> None:
     assert {one["load"] for one in record["rates"]} == {*capacity_coverage.LOADS}
     assert record["searches"] == capacity_coverage.SEARCHES
     for one in record["rates"]:
-        if one["truth"] <= 0.9:
-            assert one["coverage"] >= 0.93 and one["holds"] <= 0.05, one
+        assert one["coverage"] >= 0.93, one
+        assert one["truth"] > 0.9 or one["holds"] <= 0.05, one
