@@ -68,7 +68,8 @@ class ApiError(Exception):
 
 @contextmanager
 def naming(paths: Mapping[str, str]) -> Iterator[None]:
-    """Errors about a parameter of the engine name the field of the body that has set it.
+    """Errors about a parameter of the engine, or a part of one, name the field of the body that has
+    set it.
 
     Args:
         paths: of fields, by the parameter that an error names.
@@ -77,8 +78,9 @@ def naming(paths: Mapping[str, str]) -> Iterator[None]:
         yield
     except ApiError as error:
         name = error.param or ""
-        if (path := paths.get(name)) is not None:
-            if error.message.startswith((f"{name}=", f"{name}:")):
+        path = paths.get(name) or paths.get(re.split(r"[.[]", name)[0])
+        if path is not None:
+            if re.match(rf"{re.escape(name)}[=: ]", error.message):
                 error.message = path + error.message.removeprefix(name)
             error.param = path
         raise
@@ -87,7 +89,8 @@ def naming(paths: Mapping[str, str]) -> Iterator[None]:
 def form_paths(path: str) -> dict[str, str]:
     """The path of the field that asks for the form of an answer, by what errors name of a
     grammar."""
-    return {f"structured_outputs.{one.name}": path for one in fields(StructuredOutputs)}
+    kinds = {f"structured_outputs.{one.name}": path for one in fields(StructuredOutputs)}
+    return {"structured_outputs": path, **kinds}
 
 
 class PromptTooLong(ApiError):

@@ -62,9 +62,13 @@ def test_every_wrong_parameter_has_a_path(name: str) -> None:
 
 def test_each_api_names_its_own_fields() -> None:
     paths = {**form_paths("text.format"), "stop": "stop_sequences", "prompt": "input"}
+    paths["messages"] = "input"
     for message, given, expected, param in (
         ("structured_outputs.json: wrong", None, "text.format: wrong", "text.format"),
         ("stop=3 must be texts", None, "stop_sequences=3 must be texts", "stop_sequences"),
+        ("structured_outputs: it has no end", None, "text.format: it has no end", "text.format"),
+        ("stop needs a tokenizer", None, "stop_sequences needs a tokenizer", "stop_sequences"),
+        ("messages[1].content has parts", "messages", "input has parts", "input"),
         ("the prompt is empty", "prompt", "the prompt is empty", "input"),
         ("n=0 must be 1", None, "n=0 must be 1", "n"),
         ("the engine is gone", None, "the engine is gone", None),

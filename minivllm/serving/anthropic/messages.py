@@ -38,12 +38,15 @@ async def _prompt(chat_model: ChatModel, body: CountBody) -> tuple[ChatPrompt, T
     tools = read_tools(body.tools, body.tool_choice)
     if tools is not None:
         chat_model.require_tools()
-    prompt = await chat_model.prompt(
-        conversation(body),
-        None if tools is None else tools.tools,
-        template_variables(chat_model, body) | (body.chat_template_kwargs or {}),
-        continues=body.messages[-1].role == "assistant",
-    )
+    given = conversation(body)
+    variables = template_variables(chat_model, body) | (body.chat_template_kwargs or {})
+    with naming({"messages": "messages"}):  # others than the body's, with other numbers
+        prompt = await chat_model.prompt(
+            given,
+            None if tools is None else tools.tools,
+            variables,
+            continues=body.messages[-1].role == "assistant",
+        )
     return prompt, tools
 
 

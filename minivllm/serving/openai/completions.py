@@ -182,7 +182,7 @@ def _params(service: Service, body: CompletionBody) -> SamplingParams:
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens=0 needs echo=true", param="max_tokens")
     default = service.info.default_params.max_tokens or DEFAULT_MAX_TOKENS
-    most = default if body.max_tokens is None else max(body.max_tokens, 1 if body.echo else 0)
+    most = default if body.max_tokens is None else body.max_tokens or 1  # none is shown of 0
     return body.params(
         service.info.default_params,
         max_tokens=most,

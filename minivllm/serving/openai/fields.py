@@ -108,7 +108,9 @@ class SamplingFields(Body):
         """
         given = {**forms, "response_format": self.response_format}
         path = " and ".join(name for name, value in given.items() if value is not None)
-        own = {f"structured_outputs.{kind}" for kind in self.structured_outputs or ()}
+        given_here = self.structured_outputs
+        own = {f"structured_outputs.{kind}" for kind in given_here or ()}
+        own |= set() if given_here is None else {"structured_outputs"}
         return {k: v for k, v in form_paths(path).items() if path and k not in own}
 
     def params(self, defaults: SamplingParams, **further: Any) -> SamplingParams:

@@ -70,7 +70,8 @@ class ResponseBody(SamplingFields):
     def paths(self, **forms: Any) -> dict[str, str]:
         """See SamplingFields."""
         asked = super().paths(**forms, **{"text.format": self.text and self.text.format})
-        return asked | {"prompt": "input", "max_tokens": "max_output_tokens"}
+        own = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+        return asked | own
 
     @property
     def with_logprobs(self) -> bool:
@@ -295,6 +296,18 @@ def _params(
     return body.params(defaults, **given)
 
 
+def _tools(body: ResponseBody) -> Tools | None:
+    """The tools that may be called. Raises ApiError, with the paths of this API."""
+    try:
+        choice = chat_choice(body.tool_choice)
+        return read_tools(chat_tools(body.tools), choice, body.parallel_tool_calls)
+    except ApiError as error:
+        for level in (".function", ".allowed_tools"):  # which chat completions have beyond it
+            error.message = error.message.replace(level, "")
+            error.param = error.param and error.param.replace(level, "")
+        raise
+
+
 def router(service: Service) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
@@ -306,9 +319,7 @@ def router(service: Service) -> APIRouter:
         body.require_supported()
         service.require_model(body.model)
         service.admit()
-        tools = read_tools(
-            chat_tools(body.tools), chat_choice(body.tool_choice), body.parallel_tool_calls
-        )
+        tools = _tools(body)
         if tools is not None:
             chat_model.require_tools()
         effort = body.reasoning.effort if body.reasoning is not None else None

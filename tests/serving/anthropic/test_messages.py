@@ -280,7 +280,11 @@ def test_a_wrong_field_is_a_clear_400(
 
 
 BLOCKS: list[tuple[str, dict[str, Any], str]] = [
-    ("user", {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/"}}, "images"),
+    (
+        "user",
+        {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/"}},
+        "messages has",
+    ),
     ("user", {"type": "document", "source": {}}, "'document'"),
     ("user", {"type": "tool_use", "id": "a", "name": "f", "input": {}}, "'tool_use'"),
     ("user", {"type": "tool_result", "tool_use_id": "a"}, "no call before it has the id 'a'"),

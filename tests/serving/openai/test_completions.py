@@ -133,7 +133,7 @@ def test_prefixes_that_were_computed_are_counted_as_cached(client: openai.OpenAI
     [
         ({"temprature": 1}, "temprature", "unknown field 'temprature'"),
         ({"stream_options": {"a": 1}}, "stream_options.a", "unknown field 'stream_options.a'"),
-        ({"max_tokens": -1}, "max_tokens", "max_tokens=0 must be at least 1"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens=-1 must be at least 1"),
         ({"temperature": 9}, "temperature", "temperature"),
         ({"top_p": 9}, "top_p", "top_p=9"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "must be at least one id"),

@@ -237,6 +237,24 @@ def test_many_at_once_and_some_left(chat_server: RunningServer) -> None:
         ({"input": []}, "input", "input is empty"),
         ({"input": [{"type": "item_reference"}]}, "input[0].type", "input[0].type must be"),
         (
+            {
+                "input": [{"role": "user", "content": [{"type": "input_image"}]}],
+                "instructions": "x",
+            },
+            "input",
+            "input has parts that are not text ('input_image')",
+        ),
+        (
+            {"tools": [{"type": "function", "name": "a b"}]},
+            "tools[0].name",
+            "tools[0]: the name must be",
+        ),
+        (
+            {"tools": [function("f")], "tool_choice": {"type": "allowed_tools", "tools": []}},
+            "tool_choice.mode",
+            "tool_choice.mode must be auto or required",
+        ),
+        (
             {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
             "tool_choice",
             "no tool of type 'web_search'",
