@@ -124,19 +124,27 @@ def _job(cfg: DictConfig) -> int:
     except (BadInput, Crashed) as error:  # of a process that has crashed a traceback says nothing
         print(f"error: {error}", file=sys.stderr)
         code = 2 if isinstance(error, BadInput) else 1
-    except SystemExit as error:  # a plug-in may exit, which must not end a sweep
-        print(f"error: the task called exit({error.code})", file=sys.stderr)
-        code = 1
     except BrokenPipeError:
         code = _reader_is_gone()
-    except Exception:
-        # Every failure is printed here, because Hydra keeps only the first one of a sweep.
-        traceback.print_exc()
+    except (Exception, SystemExit) as error:
+        if _is_of_submitit(error):
+            raise
+        if isinstance(error, SystemExit):  # a plug-in may exit, which must not end a sweep
+            print(f"error: the task called exit({error.code})", file=sys.stderr)
+        else:  # Hydra keeps only the first failure of a sweep
+            traceback.print_exc()
         code = 1
     if code == INTERRUPTED:
         raise KeyboardInterrupt  # ends a whole sweep, not just this job
     note_exit_code(code)
     return code
+
+
+def _is_of_submitit(error: BaseException) -> bool:
+    """Whether submitit has raised an error: it does so in a job whose time is nearly over, or that
+    its scheduler wants to start again, and looks for it."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("submitit.")
 
 
 def sweep_overrides() -> list[str]:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 import minivllm
 from minivllm import __main__
-from minivllm.cli import _verbatim
+from minivllm.cli import _job, _verbatim
 from minivllm.config import compose
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +48,9 @@ def bug(config):
 def interrupted(config):
     raise KeyboardInterrupt
 
+def exits(config):
+    sys.exit(3)
+
 def torchless(config):
     return 1 if "torch" in sys.modules else 0
 """
@@ -56,7 +60,7 @@ def torchless(config):
 def tasks(user_dir: Path, plug_in: Callable[[str, str, str], None]) -> str:
     """Tasks of the user's own; returns the flag that makes them known."""
     (user_dir / "my_tasks.py").write_text(TASKS)
-    for name in ("echo", "bad_input", "bug", "dead", "interrupted", "torchless"):
+    for name in ("echo", "bad_input", "bug", "dead", "exits", "interrupted", "torchless"):
         plug_in("task", name, f"_target_: my_tasks.{name}\n")
     plug_in("task", "answer", "_target_: my_tasks.answer\ncode: 0\n")
     return f"--config-dir={user_dir / 'conf'}"
@@ -124,6 +128,27 @@ def test_completion_prints_candidates_alone(
     monkeypatch.setenv("COMP_POINT", str(len(f"python run.py {line}")))
     done = cli("-sc", "query=bash")
     assert (done.out, done.err) == (out, "") and done.code == (0 if out else 2)
+
+
+def test_a_plug_in_that_exits_is_told(cli: Cli, tasks: str) -> None:
+    done = cli(tasks, "task=exits")
+    assert (done.code, done.err) == (1, "error: the task called exit(3)\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("RuntimeError('timed-out')", RuntimeError), ("SystemExit(-1)", SystemExit)]
+)
+def test_what_submitit_raises_in_a_job_is_left_to_it(
+    code: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for that: a job's time is nearly over, or it is to be started again."""
+
+    def finish(config: Any) -> None:
+        exec(f"raise {code}", {"__name__": "submitit.core.job_environment"})
+
+    monkeypatch.setattr(compose, "finish", finish)
+    with pytest.raises(kind):
+        _job(DictConfig({}))
 
 
 def test_a_bug_has_its_traceback(cli: Cli, tasks: str) -> None:
