@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from kill_replicas import ACTOR, COMMON, RANK, ROOT, family, until
+from kill_replicas import ACTOR, COMMON, RANK, ROOT
+from leftovers import family, until
 from two_hosts import ADDRESSES, TwoHosts
 
 from minivllm.platform.processes.children import module_path
@@ -126,25 +127,26 @@ def ray_cluster(hosts: TwoHosts, variables: dict[str, str], log: Path) -> Iterat
             one.terminate()
         for one in nodes:
             one.wait(60)
+        for one in family("Agent"):  # Ray's own, which outlive their nodes for a while
+            one.kill()
 
 
 def _has_started(log: Path, count: int) -> bool:
     return log.read_bytes().count(b"Ray runtime started") >= count
 
 
+def port_told(log: Path) -> int | None:
+    """The port of a server that serves."""
+    found = re.search(r"serving \S+ at http://[^/]*:(\d+)", log.read_text(errors="replace"))
+    return None if found is None else int(found[1])
+
+
 def port_of(process: subprocess.Popen[bytes], log: Path) -> int:
     """The port of a server, once it serves."""
-
-    def found() -> re.Match[str] | None:
-        return re.search(r"serving \S+ at http://[^/]*:(\d+)", log.read_text(errors="replace"))
-
-    def over() -> bool:
-        return found() is not None or process.poll() is not None
-
-    until(over, START_S, "the server does not start")
-    match = found()
-    assert match is not None, f"the server has ended: {log.read_text(errors='replace')[-2000:]}"
-    return int(match[1])
+    until(lambda: port_told(log) or process.poll() is not None, START_S, "it does not start")
+    port = port_told(log)
+    assert port, f"the server has ended: {log.read_text(errors='replace')[-2000:]}"
+    return port
 
 
 def victims(sort: Sort, server: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -37,16 +37,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fault_servers import SORTS, START_S, Sort, port_of, started, victims
-from kill_replicas import (
-    GONE_S,
+from fault_servers import SORTS, START_S, Sort, port_of, port_told, started, victims
+from kill_replicas import ask, running
+from leftovers import (
     adopt_orphans,
-    ask,
+    assert_no_memory_is_left,
     assert_nothing_is_left,
     family,
     listening,
     ports_of,
-    running,
+    shared_memory,
     until,
 )
 from two_hosts import NotPermitted, TwoHosts
@@ -203,16 +203,6 @@ class Case:
         return time.monotonic()
 
 
-def shared_memory() -> set[str]:
-    """Names of shared memory that no living process has open."""
-    held = set[str]()
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            held |= set(re.findall(r"/dev/shm/(\S+)", path.read_text()))
-    names = {path.name for path in Path("/dev/shm").rglob("*")}
-    return {name for name in names - held if not name.startswith("sem.loky")}  # of no server
-
-
 # ---- cases
 
 
@@ -239,13 +229,13 @@ def run_case(name: str, moment: str, fault: str, number: int) -> dict[str, Any]:
         row["gone_after_s"] = round(assert_nothing_is_left(before, case.ports), 1)
         for host in range(2) if hosts is not None else ():
             assert not (left := listening(hosts.pid(host))), f"ports are left: {left}"
-    # What others make at the same time is open a moment later.
-    until(lambda: shared_memory() <= memory, GONE_S, f"shared memory: {shared_memory() - memory}")
+    assert_no_memory_is_left(memory)
     return row
 
 
 def _in_loading(case: Case) -> dict[str, Any]:
-    """The server must end by itself: there is no request yet."""
+    """The server must end by itself: there is no request yet. Or it serves: a connection that was
+    cut can be made again."""
     hosts = case.hosts
 
     def struck() -> set[int]:
@@ -257,9 +247,16 @@ def _in_loading(case: Case) -> dict[str, Any]:
     case.aim()
     done = case.strike()
     silent_s = SILENT_STARTING_S if case.fault == "stop" or hosts else 0.0
-    code = case.server.wait(silent_s + LEAVE_S)
-    assert code, "a server that cannot start ends with an error"
-    return {"right": 0, "errors": 0, "ended_after_s": round(time.monotonic() - done, 1)}
+    until(
+        lambda: case.server.poll() is not None or (case.fault == "cut" and port_told(case.log)),
+        *(silent_s + LEAVE_S, "the server neither ends nor serves"),
+    )
+    row = {"right": 0, "errors": 0, "ended_after_s": round(time.monotonic() - done, 1)}
+    if case.server.poll() is None:
+        assert ask(port_of(case.server, case.log), "/health")[0] == 200
+        return {**row, "serves": True}
+    assert case.server.returncode, "a server that cannot start ends with an error"
+    return row
 
 
 def _in_service(case: Case) -> dict[str, Any]:

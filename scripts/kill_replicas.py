@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -28,11 +27,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+from leftovers import adopt_orphans, assert_nothing_is_left, family, ports_of, until
 
 from minivllm.bench import supervisor
 from minivllm.bench.records import identity, storage
@@ -64,71 +63,6 @@ SERVERS = {"server": ((), "engine_process"), "actor_server": ((BY_RAY,), ACTOR)}
 MOST_S = 10.0  # from a kill to its record
 LATEST_S = 1.0  # of a kill in a measured window
 CLIENTS, TOKENS = 16, 400
-GONE_S = 10.0  # for the last process to be gone
-LISTEN = "0A"  # a state of the kernel's table of sockets
-PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """Be the parent of descendants whose parent has ended, so that `family` has those, too."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def family(word: str = "") -> list[psutil.Process]:
-    """Living descendants of this process with a word in their command line, by age."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and word in " ".join(process.cmdline()):
-                found.append(process)
-    return sorted(found, key=lambda one: (one.create_time(), one.pid))
-
-
-def ports_of(processes: Iterable[psutil.Process]) -> set[int]:
-    """The ports that processes listen on, which are in the network of this one."""
-    found = set()
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            links = process.net_connections("tcp")
-            found |= {one.laddr.port for one in links if one.status == psutil.CONN_LISTEN}
-    return found
-
-
-def listening(pid: int | str = "thread-self") -> set[int]:
-    """The ports that anybody listens on in the network of a process, by default this one's."""
-    found = set()
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
-            _, address, _, state = line.split()[:4]
-            if state == LISTEN:
-                found.add(int(address.rpartition(":")[2], 16))
-    return found
-
-
-def until(condition: Callable[[], object], within_s: float, what: str) -> float:
-    """Wait for a condition; the seconds that it took. Raises AssertionError."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begin + within_s, what
-        time.sleep(0.005)
-    return time.monotonic() - begin
-
-
-def assert_nothing_is_left(before: set[psutil.Process], ports: set[int]) -> float:
-    """Wait for the processes to be gone, and look for what they leave; returns the seconds.
-
-    Args:
-        before: processes that were there before, and stay.
-        ports: that they listened on.
-    """
-    seconds = until(lambda: set(family()) <= before, GONE_S, f"processes are left: {family()}")
-    assert not (left := ports & listening()), f"ports are left: {left}"
-    left = [one.name for one in Path(tempfile.gettempdir()).iterdir()]
-    left = [
-        name for name in left if name.startswith(("minivllm-ranks-", "minivllm-handover-", "ray-"))
-    ]
-    assert not left, f"folders are left: {left}"
-    return seconds
 
 
 # ---- a benchmark
