@@ -11,6 +11,7 @@ import hmac
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import struct
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm.cluster.placement import placements, reservation
@@ -32,6 +34,7 @@ from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 
 TOKEN = 32  # bytes by which an actor shows that it is ours, before anything of it is unpickled
 GREETING = 512  # bytes of what an actor says of itself
+PURPOSES = ("calls", "output")  # of an actor's two connections
 POLL_S = 0.5  # between two looks at an actor that has not connected yet
 START_S = 120.0  # for Ray to start an actor on a cluster that has room for it
 LAST_WORDS_S = 5.0  # for Ray to say how an actor has died
@@ -49,7 +52,8 @@ class RayHost:
             address: where this actor is waited for.
             token: to be sent first.
         """
-        with _connect(address, token, "calls") as calls, _connect(address, token, "output") as out:
+        calls, out = (_connect(address, token, purpose) for purpose in PURPOSES)
+        with calls, out:
             while calls.recv(1) == b"?":
                 calls.sendall(CLOCK.pack(time.monotonic()))
             for stream in (sys.stdout, sys.stderr):
@@ -172,6 +176,18 @@ def _reason(error: Exception) -> str:
     return detail or words[:400]
 
 
+@dataclass
+class _Asked:
+    """An actor that the cluster was asked for."""
+
+    token: bytes
+    handle: Any
+    end: Any  # Ray's reference to the result of its call
+    since_s: float = 0.0  # of the first look at it
+    # its connections, and what it says of itself
+    found: dict[str, tuple[socket.socket, dict[str, Any]]] = field(default_factory=dict)
+
+
 class RayActors:
     """The actors of some replicas, which are started together.
 
@@ -218,13 +234,13 @@ class RayActors:
                 "runtime.device=cuda, or runtime.device=cpu"
             )
         self._target, self._ranks, self._num_gpus = target, ranks, needed["GPU"] / count
-        self._arrived: dict[bytes, dict[str, tuple[socket.socket, dict[str, Any]]]] = {}
-        self._waiting: list[tuple[bytes, Any, Any]] = []
+        self._asked: dict[int, _Asked] = {}  # by the number of a replica
+        self._accepting = threading.Lock()
         self._is_closed = False
         try:
             host = "127.0.0.1" if own else ray.util.get_node_ip_address()
             self._listener = socket.create_server((host, 0))
-            self._listener.settimeout(POLL_S)
+            self._listener.setblocking(False)
             for number in range(count):
                 self.request(number)
         except BaseException:
@@ -232,7 +248,7 @@ class RayActors:
             raise
 
     def request(self, number: int) -> None:
-        """Ask the cluster for the actor of a replica, which `start` waits for."""
+        """Ask the cluster for the actor of a replica, which `start` or `poll` gives."""
         ranks = self._ranks
         threads = thread_count(self.places[number], ranks)
         variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
@@ -247,42 +263,51 @@ class RayActors:
         )
         token = secrets.token_bytes(TOKEN)
         end = handle.run.remote(self._target, self._listener.getsockname()[:2], token)
-        self._waiting.append((token, handle, end))
+        if (before := self._asked.pop(number, None)) is not None:  # nobody waits for that one
+            self._ray.kill(before.handle)
+        self._asked[number] = _Asked(token, handle, end)
 
-    def start(self) -> RayActor:
-        """The next of the actors, once it has connected.
+    def start(self, number: int) -> RayActor:
+        """The actor of a replica, once it has connected; see `poll`."""
+        while (actor := self.poll(number)) is None:
+            with suppress(ValueError):  # it is closed, which the next look tells
+                select.select([self._listener], [], [], POLL_S)
+        return actor
+
+    def poll(self, number: int) -> RayActor | None:
+        """The actor of a replica, if it has connected. Others may be waited for at the same time,
+        in other threads, too.
 
         Raises:
             Crashed: it has ended before that.
             BadInput: the cluster does not start it.
         """
-        token, handle, end = self._waiting[0]
-        try:
-            found = self._connected(token, end)
-        except BaseException:
-            self._ray.kill(handle)  # one that is started later would wait for ever
-            raise
-        finally:
-            self._waiting.pop(0)
-        (calls, said), (output, _) = found["calls"], found["output"]
-        return RayActor(self._ray, handle, end, calls, output, said)
-
-    def _connected(self, token: bytes, end: Any) -> dict[str, tuple[socket.socket, dict[str, Any]]]:
-        """The connections of an actor, once both are there."""
-        deadline = time.monotonic() + START_S
-        while len(found := self._arrived.get(token, {})) < 2:
-            if self._is_closed:  # another call of Ray would start a cluster
-                raise Crashed("the cluster is not used any more")
-            if self._ray.wait([end], timeout=0)[0]:
-                self._raise_ended(end)
-            if time.monotonic() > deadline:
-                raise BadInput(
-                    f"parallel.backend=ray: the cluster has not started a replica within "
-                    f"{START_S:.0f} s; of {self._cluster.has()} these are free: "
-                    f"{self._cluster.free()}"
-                )
+        if self._is_closed or (asked := self._asked.get(number)) is None:
+            raise Crashed("the cluster is not used any more")  # a call would start another
+        with self._accepting:
             self._accept()
-        return found
+        try:
+            if len(asked.found) < len(PURPOSES):
+                self._require_hope(asked)
+                return None
+        except BaseException:
+            del self._asked[number]
+            self._ray.kill(asked.handle)  # one that is started later would wait for ever
+            raise
+        del self._asked[number]
+        (calls, said), (output, _) = (asked.found[purpose] for purpose in PURPOSES)
+        return RayActor(self._ray, asked.handle, asked.end, calls, output, said)
+
+    def _require_hope(self, asked: _Asked) -> None:
+        if self._ray.wait([asked.end], timeout=0)[0]:
+            self._raise_ended(asked.end)
+        asked.since_s = asked.since_s or time.monotonic()
+        if time.monotonic() > asked.since_s + START_S:
+            raise BadInput(
+                f"parallel.backend=ray: the cluster has not started a replica within "
+                f"{START_S:.0f} s; of {self._cluster.has()} these are free: "
+                f"{self._cluster.free()}"
+            )
 
     def _raise_ended(self, end: Any) -> None:
         try:
@@ -292,30 +317,35 @@ class RayActors:
         raise Crashed("a replica has ended in its Ray actor before it connected")
 
     def _accept(self) -> None:
-        """Take a connection, if one comes within POLL_S and has the token of an actor."""
-        with suppress(TimeoutError):
-            connection, _ = self._listener.accept()
-            connection.settimeout(POLL_S)
-            try:
-                data = _exactly(connection, TOKEN + GREETING)
-            except OSError:
-                connection.close()
-                return
-            for token, _, _ in self._waiting:
-                if hmac.compare_digest(data[:TOKEN], token):
-                    connection.settimeout(None)
-                    prepare_tcp(connection)
-                    said = json.loads(data[TOKEN:])
-                    self._arrived.setdefault(token, {})[said["purpose"]] = connection, said
-                    return
-            connection.close()
+        """Take the connections that have come, if they have the token of an actor."""
+        with suppress(OSError):  # there is none, or this is closed
+            while True:
+                connection, _ = self._listener.accept()
+                connection.settimeout(POLL_S)
+                if not self._is_ours(connection):
+                    connection.close()
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        """Whether a connection is that of an actor, which has it from now on."""
+        try:
+            data = _exactly(connection, TOKEN + GREETING)
+        except OSError:
+            return False
+        for asked in [*self._asked.values()]:
+            if hmac.compare_digest(data[:TOKEN], asked.token):
+                connection.settimeout(None)
+                prepare_tcp(connection)
+                said = json.loads(data[TOKEN:])
+                asked.found[said["purpose"]] = connection, said
+                return True
+        return False
 
     def close(self) -> None:
         """End the actors that were not asked for, and the cluster, if it was started for them."""
         self._is_closed = True
         if hasattr(self, "_listener"):
             self._listener.close()
-        for _, handle, _ in self._waiting:
-            self._ray.kill(handle)
-        self._waiting.clear()
+        for asked in self._asked.values():
+            self._ray.kill(asked.handle)
+        self._asked.clear()
         self._cluster.close()

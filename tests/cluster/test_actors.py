@@ -59,7 +59,7 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     group = start()
-    first, second = group.start(), group.start()
+    first, second = group.start(0), group.start(1)
     channels = [Channel(one.connection) for one in (first, second)]
     for number, channel in enumerate(channels):
         channel.send(f"hello {number}")
@@ -72,7 +72,7 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
         f"has died: it was killed. (Ray actor of process {first.pid}); it printed last: hello 0"
     )
     group.request(0)  # in the place of the first
-    again = group.start()
+    again = group.start(0)
     anew = Channel(again.connection)
     anew.send("hello again")
     assert anew.receive(None) == ["hello again"] and again.pid != first.pid
@@ -165,7 +165,7 @@ def test_a_cluster_that_is_not_there_or_starts_nothing(
     monkeypatch.setattr(actors, "POLL_S", 0.01)
     group = start()
     with pytest.raises(BadInput, match=r"not started a replica .* are free: 8 CPUs, 0 GPUs"):
-        group.start()
+        group.start(0)
     group.close()
 
 
@@ -177,22 +177,41 @@ def test_what_a_cluster_says_is_one_line() -> None:
 
 def test_an_actor_that_ends_before_it_connects(ray: PretendedRay) -> None:
     group = start(1, target="tests.cluster.pretended_ray.nonesuch")
-    ray.kill(group._waiting[0][1])
+    ray.kill(group._asked[0].handle)
     with pytest.raises(RuntimeError, match="cannot start in its Ray actor: it was killed"):
-        group.start()
-    assert not group._waiting, "a later one would be taken for it"
+        group.start(0)
+    assert not group._asked, "a later one would be taken for it"
     group.close()
+
+
+def test_one_that_waits_for_room_holds_up_no_other(ray: PretendedRay) -> None:
+    ray.starts = False  # the cluster is full
+    group = start(2)
+    assert group.poll(0) is None
+    ray.starts = True  # a place is free, and Ray gives it to one of them
+    group.request(1)
+    second = group.start(1)
+    assert group.poll(0) is None
+    group.request(0)
+    first = group.start(0)
+    assert first.pid != second.pid
+    for one in (first, second):
+        one.connection.close()
+        one.stop(5.0)
+    group.close()
+    with pytest.raises(Crashed, match="not used any more"):
+        group.start(0)
 
 
 def test_a_stranger_is_not_heard(ray: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
     ray.starts = False
     group = start(1)
-    token, _, _ = group._waiting[0]
+    token = group._asked[0].token
     address = group._listener.getsockname()
     stranger = socket.create_connection(address)
     stranger.sendall(b"x" * (actors.TOKEN + actors.GREETING))
     ours = [actors._connect(address, token, purpose) for purpose in ("calls", "output")]
-    actor = group.start()
+    actor = group.start(0)
     assert actor.connection.getpeername() == ours[0].getsockname()
     assert stranger.recv(1) == b"" and ours[0].recv(1) == b"."
     for one in (stranger, *ours, actor.connection):

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from minivllm.bench.hardware.gpu import replica_gpus
-from minivllm.cluster.actors import RayActors
+from minivllm.cluster.actors import POLL_S, RayActors
 from minivllm.cluster.placement import ALONE, placements
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput, Crashed
@@ -46,7 +46,6 @@ class Fleet:
         self._restarts = Restarts(sleep, now)
         self._places: list[dict[str, Any]] = []  # by the number of a replica
         self._actors: RayActors | None = None
-        self._one_by_one = asyncio.Lock()  # actors connect in the order of their start
 
     async def start(self, links: Sequence[EngineLink]) -> list[Ready]:
         """Start all replicas and wait until they are built; what each says of itself.
@@ -67,7 +66,7 @@ class Fleet:
             self._places = placements(runtime, len(links), gpus, parallel["tensor"])
         starts = []
         for link in links:
-            started = await self._started()
+            started = await self._started(link.number)
             starts.append(asyncio.ensure_future(self._first(link, started, self._config_of(link))))
         return await asyncio.gather(*starts)
 
@@ -87,12 +86,12 @@ class Fleet:
         several = self._config["parallel"]["replicas"] > 1
         return f"replica {link.number} of {len(self._places)}" if several else "the engine"
 
-    async def _started(self) -> ServerProcess:
-        """The next process."""
+    async def _started(self, number: int) -> ServerProcess:
+        """The process of a replica that has not been started before."""
         if self._actors is None:
             with unpinned():
                 return LocalServerProcess(MODULE)
-        return ActorEngine(await asyncio.to_thread(self._actors.start))
+        return ActorEngine(await asyncio.to_thread(self._actors.start, number))
 
     def _config_of(self, link: EngineLink) -> dict[str, Any]:
         alone = {**self._config["parallel"], **ALONE}
@@ -137,18 +136,20 @@ class Fleet:
         """Start a replica until it serves, as long as it is wanted."""
 
         async def start() -> None:
-            async with self._one_by_one:
-                started = await self._again(link.number)
-            await link.restart(started, self._config_of(link))
+            await link.restart(await self._again(link.number), self._config_of(link))
 
         return await self._restarts.until_it_serves(
             link.number, self._named(link), start, delays_s, lambda: link.is_wanted
         )
 
     async def _again(self, number: int) -> ServerProcess:
-        if self._actors is not None:
-            self._actors.request(number)
-        return await self._started()
+        if self._actors is None:
+            return await self._started(number)
+        self._actors.request(number)
+        # In no thread: many may wait for room on the cluster.
+        while (actor := await asyncio.to_thread(self._actors.poll, number)) is None:
+            await self._sleep(POLL_S)
+        return ActorEngine(actor)
 
     def require_room(self, count: int) -> None:
         """Find places for so many replicas. On CPUs those beyond `parallel.replicas` share the

@@ -8,10 +8,12 @@ import signal
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from minivllm.cluster.actors import POLL_S
 from minivllm.errors import BadInput, Crashed
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
@@ -57,8 +59,26 @@ class Started(Fleet):
         self.slept.append(seconds)
         self.now_s += seconds
 
-    async def _started(self) -> Any:
+    async def _started(self, number: int) -> Any:
         return object()
+
+
+class Room:
+    """Stands in for the actors of a cluster, which has room for replica 2 once replica 1 has been
+    started again."""
+
+    def __init__(self, first: Link) -> None:
+        self._first, self._polls = first, 0
+
+    def request(self, number: int) -> None:
+        pass
+
+    def poll(self, number: int) -> Any:
+        self._polls += 1
+        assert self._polls < 1000, "they wait for each other"
+        if number == 2 and not self._first.given:
+            return None
+        return SimpleNamespace(connection=None, pid=number, is_elsewhere=False, ahead_s=0.0)
 
 
 def revive(fleet: Fleet, link: Link) -> bool:
@@ -93,6 +113,20 @@ def test_one_that_does_not_start_at_first_is_named(fleet: Started) -> None:
         fleet._config["parallel"] = {"replicas": count}
         with pytest.raises(Crashed, match=f"{who} does not start: its process ended with exit"):
             asyncio.run(fleet._first(cast(EngineLink, Dead()), cast(Any, None), {}))
+
+
+def test_one_that_waits_for_room_holds_up_no_other(fleet: Started) -> None:
+    async def both() -> list[bool]:
+        added = asyncio.ensure_future(fleet.add(cast(EngineLink, late)))
+        while not fleet.slept.count(POLL_S):
+            await asyncio.sleep(0)
+        return [await fleet.revive(cast(EngineLink, first), 1), await added]
+
+    first, late = Link(), Link()
+    late.number = 2
+    fleet._places.append({"cores": "2"})
+    fleet._actors = cast(Any, Room(first))
+    assert asyncio.run(both()) == [True, True] and late.given and first.given
 
 
 def test_each_try_comes_later_and_there_are_few(

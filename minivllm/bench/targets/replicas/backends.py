@@ -156,9 +156,11 @@ class Actors:
             f"{MODULE}.serve", config["parallel"], config["runtime"], partial(replica_gpus, config)
         )
         self.places: Places = self._actors.places
+        self._started = 0
 
     def start(self, config: Mapping[str, Any]) -> RayReplica:
-        return RayReplica(self._actors.start())
+        self._started += 1
+        return RayReplica(self._actors.start(self._started - 1))
 
     def close(self) -> None:
         self._actors.close()
