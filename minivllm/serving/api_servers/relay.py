@@ -49,18 +49,20 @@ class Relay:
         relayed = {name: scope[name] for name in RELAYED if name in scope}
         relayed["state"] = {"has_key": scope.get("state", {}).get("has_key", True)}
         self._post(Called(number, "" if call is None else call.request_id, relayed))
-        hearing, is_begun = asyncio.create_task(self._hear(number, receive)), False
+        hearing = asyncio.create_task(self._hear(number, receive))
+        message: Message | None = None
         try:
-            while (message := await answers.get()) is not None:
+            while not _is_last(message) and (following := await answers.get()) is not None:
+                message = following
                 await send(message)
-                is_begun = True
                 self._post(Taken(number))
-            if not is_begun:
+            if message is None:
                 raise RuntimeError("the server's own process has not answered: see its log")
         finally:
             hearing.cancel()
             self._calls.close(number)
-            self._post(Left(number))
+            if not _is_last(message):
+                self._post(Left(number))
 
     async def _hear(self, number: int, receive: Receive) -> None:
         while True:
@@ -68,6 +70,13 @@ class Relay:
             self._post(Heard(number, message))
             if message["type"].endswith(".disconnect"):
                 return
+
+
+def _is_last(message: Message | None) -> bool:
+    """Whether this ends an answer: the client may leave then."""
+    if message is None or message["type"] != "http.response.body":
+        return False
+    return not message.get("more_body", False)
 
 
 class OpenCalls:

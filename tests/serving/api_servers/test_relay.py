@@ -122,6 +122,31 @@ def test_an_answer_is_that_of_the_other_process(app: FastAPI) -> None:
     asyncio.run(run())
 
 
+def test_a_call_is_over_with_the_last_part_of_its_answer() -> None:
+    """A client that leaves then has had its answer."""
+
+    async def run() -> None:
+        done = asyncio.Event()
+
+        async def slow_to_end(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x"})
+            await done.wait()
+            done.clear()
+
+        async def send(message: Any) -> None:
+            pass
+
+        pair = Pair(slow_to_end)
+        await pair.relay(scope_of("/here"), given(), send)
+        assert pair.answering._tasks  # it may go on at the other end
+        done.set()
+        await asyncio.gather(*pair.answering._tasks.values())
+        assert not done.is_set() and not pair.answering._tasks
+
+    asyncio.run(run())
+
+
 def test_a_websocket_goes_both_ways(app: FastAPI) -> None:
     async def run() -> None:
         pair, sent = Pair(app), []
