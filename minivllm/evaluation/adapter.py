@@ -178,7 +178,9 @@ class MiniVLLM(TemplateLM):
             last = chat_history[-1]
             messages = [*chat_history[:-1], last | {"content": last["content"] + MARK}]
         try:
-            text = self.tokenizer.chat_text(messages, add_generation_prompt, **thinking)
+            text = self.tokenizer.chat_text(
+                messages, add_generation_prompt=add_generation_prompt, **thinking
+            )
         except BadInput:
             rest = [message for message in chat_history if message["role"] != "system"]
             if len(rest) == len(chat_history):

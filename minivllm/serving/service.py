@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from minivllm.engine.options import SamplingParams, StructuredOutputs
 from minivllm.errors import BadInput
@@ -17,6 +17,7 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.token_texts import TokenTexts
+from minivllm.serving.children.chat_templates import ChatTemplates
 from minivllm.serving.children.grammar_checks import Asked, GrammarChecks
 from minivllm.serving.children.picture_decoder import PictureDecoder
 from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_late, unavailable
@@ -88,6 +89,7 @@ class Service:
         self.created = int(time.time()) if created is None else created
         self._token_texts: TokenTexts | None = None
         self._grammars = GrammarChecks(tokenizer)
+        self._templates = None if tokenizer is None else ChatTemplates(tokenizer)
         self.is_draining = False
         self.counts: Counter[str] = Counter()  # what clients did, by name
         self.statuses: Counter[int] = Counter()  # of answers over HTTP
@@ -110,13 +112,14 @@ class Service:
             raise unavailable("the server is about to end")
         options = self.options
         waiting, tokens = self.client.queue
-        for name, what, there, more in (
-            ("max_num_queued_reqs", "completions", waiting, num_sequences),
-            ("max_num_queued_tokens", "prompt tokens", tokens, num_tokens),
+        for name, what, param, there, more in (
+            ("max_num_queued_reqs", "completions", "n", waiting, num_sequences),
+            ("max_num_queued_tokens", "prompt tokens", "prompt", tokens, num_tokens),
         ):
             most = getattr(options, name)
             if more > most:  # trying again would not help
-                raise ApiError(400, f"{more} {what} are more than task.{name}={most} in one call")
+                words = f"{more} {what} are more than task.{name}={most} in one call"
+                raise ApiError(400, words, param=param)
             if there + more > most:
                 self.count("requests_refused")
                 raise overloaded(
@@ -145,7 +148,8 @@ class Service:
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ApiError where the model has none."""
         if self.tokenizer is None:
-            raise ApiError(400, "this checkpoint has no tokenizer: give token ids instead of text")
+            words = "this checkpoint has no tokenizer: give token ids instead of text"
+            raise ApiError(400, words, param="prompt")
         return self.tokenizer
 
     def token_texts(self) -> TokenTexts:
@@ -164,18 +168,11 @@ class Service:
         except BadInput as error:
             raise ApiError.of(error, "prompt") from None
 
-    async def render_chat(self, messages: list[dict[str, Any]], /, **variables: Any) -> list[int]:
-        """Token ids of a conversation, as the chat template writes it, in a thread.
-
-        Args:
-            messages: {"role": ..., "content": ...} in order.
-            variables: of the template: tools, add_generation_prompt, enable_thinking, ...
-        """
-        tokenizer = self.require_tokenizer()
-        try:
-            return await asyncio.to_thread(tokenizer.render_chat, messages, **variables)
-        except BadInput as error:
-            raise ApiError.of(error, "messages") from None
+    def require_templates(self) -> ChatTemplates:
+        """What writes conversations. Raises ApiError where the model has no tokenizer."""
+        self.require_tokenizer()
+        assert self._templates is not None
+        return self._templates
 
     async def checked(self, asked: Asked) -> StructuredOutputs | None:
         """What the engine is to follow of a client's grammar; see `GrammarChecks.outputs`."""

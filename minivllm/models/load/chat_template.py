@@ -3,27 +3,29 @@ their own.
 
 A template is a program of the checkpoint's author. Jinja's sandbox denies it files and attributes,
 but does not limit its memory or time, so it runs in a child process with limits of both. The first
-template starts the child, which serves all further ones."""
+template starts the child, which serves all further ones; a server has children of its own, which
+take conversations of its clients in turns."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import signal
-import sys
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from minivllm.errors import BadInput, first_line
 from minivllm.platform.processes.mortal import (
     LONGEST,
+    Answers,
     Died,
     MortalProcess,
     TookTooLong,
+    answer_lines,
     limit_memory,
+    packed,
 )
 from minivllm.platform.untrusted import size
 
@@ -33,55 +35,107 @@ MEMORY = 1 << 30  # bytes of the child's address space
 
 @cache
 def _renderer(pid: int) -> MortalProcess:
-    return MortalProcess(__name__)
+    return MortalProcess(__name__, partial(packed, None))
 
 
-def render(template: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """The text of a conversation.
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation on its way through a chat template.
 
-    Args:
-        template: Jinja source.
-        messages: of the conversation, values that JSON has.
-        variables: what else the template may use.
-
-    Raises:
-        BadInput: the template rejects the conversation, takes too long or too much memory; or a
-            value is none of JSON's.
+    Attributes:
+        question: for the child.
+        continued: its messages, where the text ends with that of the last one.
     """
-    known = {"tools": None, "documents": None, **variables, "messages": messages}
-    try:
-        question = json.dumps([template, known])
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"a conversation must be made of JSON's values ({error})") from None
-    return str(_ask(question, "rejects this conversation")["text"])
+
+    question: bytes
+    continued: Sequence[dict[str, Any]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        template: str,
+        messages: list[dict[str, Any]],
+        variables: dict[str, Any],
+        continues: bool = False,
+    ) -> Conversation:
+        """One that is to be written.
+
+        Args:
+            template: Jinja source.
+            messages: of the conversation, values that JSON has.
+            variables: what else the template may use.
+            continues: the text ends with the last message's.
+
+        Raises:
+            BadInput: a value is none of JSON's.
+        """
+        known = {"tools": None, "documents": None, **variables, "messages": messages}
+        try:
+            question = json.dumps([template, known])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadInput(f"a conversation must be made of JSON's values ({error})") from None
+        return cls(packed(question), messages if continues else None)
+
+    def text(self) -> str:
+        """The text, which the child of this process writes.
+
+        Raises:
+            BadInput: the template rejects the conversation, takes too long or too much memory.
+        """
+        try:
+            answer = json.loads(_renderer(os.getpid()).ask(self.question, SECONDS))
+        except TookTooLong:
+            raise BadInput(
+                f"the chat template did not end within {SECONDS:g} s; use another checkpoint or "
+                "template"
+            ) from None
+        except Died:
+            raise BadInput(
+                f"the chat template needs more than {size(MEMORY)} of memory or makes more than "
+                f"{size(LONGEST)} of text; use another checkpoint or template"
+            ) from None
+        return self.text_of(answer)
+
+    def text_of(self, answer: dict[str, Any]) -> str:
+        """The text in a child's answer. Raises BadInput where the template rejects the
+        conversation, or does not show what is to be continued."""
+        if "fault" in answer:
+            raise BadInput(f"the chat template rejects this conversation: {answer['fault']}")
+        return answer["text"] if self.continued is None else _up_to(answer["text"], self.continued)
 
 
-@cache
-def variables_of(template: str) -> frozenset[str]:
-    """The variables that a template reads and does not set; functions are none of them.
+def _up_to(text: str, messages: Sequence[dict[str, Any]]) -> str:
+    """A rendered conversation up to the end of its last message's text. Raises BadInput where it
+    is not there."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if part.get("type") == "text"]
+        content = texts[-1] if texts else None
+    begin = text.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
+    if not isinstance(content, str) or begin < 0:
+        raise BadInput(
+            "the last message has no text that the chat template shows: none to continue"
+        )
+    whole = begin + len(content.lstrip())  # with the space behind it, where the template keeps it
+    is_whole = text[begin:whole] == content.lstrip()
+    return text[: whole if is_whole else begin + len(content.strip())]
+
+
+def variables_question(template: str) -> bytes:
+    """What a child is asked for the variables of a template."""
+    return packed(json.dumps([template, None]))
+
+
+def variables_of(answer: dict[str, Any]) -> frozenset[str]:
+    """The variables that a template reads and does not set, in a child's answer; functions are
+    none of them.
 
     Raises:
         BadInput: the template is wrong.
     """
-    return frozenset(_ask(json.dumps([template, None]), "is wrong")["variables"])
-
-
-def _ask(question: str, what: str) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = json.loads(_renderer(os.getpid()).ask(question.encode(), SECONDS))
-    except TookTooLong:
-        raise BadInput(
-            f"the chat template did not end within {SECONDS:g} s; use another checkpoint or "
-            "template"
-        ) from None
-    except Died:
-        raise BadInput(
-            f"the chat template needs more than {size(MEMORY)} of memory or makes more than "
-            f"{size(LONGEST)} of text; use another checkpoint or template"
-        ) from None
-    if "error" in answer:
-        raise BadInput(f"the chat template {what}: {answer['error']}")
-    return answer
+    if "fault" in answer:
+        raise BadInput(f"the chat template is wrong: {answer['fault']}")
+    return frozenset(answer["variables"])
 
 
 def _environment() -> Any:
@@ -121,34 +175,29 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 
-def _serve() -> None:
-    """The child: a line of JSON in, [template, variables]; a line out, {"text": ...} or {"error":
-    ...}. Without variables the answer is {"variables": [those that the template reads]}."""
+def _begin(_: None) -> Answers:
+    """What answers `Conversation.question` with its text, and `variables_question`; {"fault": ...}
+    says why not."""
     from jinja2.meta import find_undeclared_variables
 
     limit_memory(MEMORY)
     environment = _environment()
     compiled = cache(environment.from_string)
-    for line in sys.stdin.buffer:
-        answer: dict[str, Any]
+
+    def answer(question: str) -> dict[str, Any]:
         try:
-            template, variables = json.loads(line)
-            signal.alarm(math.ceil(SECONDS) + 5)  # if the parent is gone
-            if variables is None:
-                read = find_undeclared_variables(environment.parse(template))
-                answer = {"variables": sorted(read - environment.globals.keys())}
-            else:
-                answer = {"text": compiled(template).render(**variables)}
+            template, variables = json.loads(question)
+            if variables is not None:
+                return {"text": compiled(template).render(**variables)}
+            read = find_undeclared_variables(environment.parse(template))
+            return {"variables": sorted(read - environment.globals.keys())}
         except MemoryError:
-            answer = {"error": f"it needs more than {size(MEMORY)} of memory"}
+            return {"fault": f"it needs more than {size(MEMORY)} of memory"}
         except Exception as error:  # a template may raise any exception
-            answer = {"error": first_line(error)[:500]}
-        finally:
-            signal.alarm(0)
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
+            return {"fault": first_line(error)[:500]}
+
+    return answer
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt, BrokenPipeError):
-        _serve()
+    answer_lines(_begin, SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf import tokenizer as gguf
@@ -15,6 +15,9 @@ from minivllm.models.load.tokenizer_files import (
     has_tokenizer,
     read_tokenizer,
 )
+
+if TYPE_CHECKING:
+    from minivllm.models.load.chat_template import Conversation
 
 DATE = "26 Jul 2024"  # for templates that take one, so that prompts are the same on any day
 
@@ -81,15 +84,25 @@ class Tokenizer:
         """Token ids of a conversation up to the assistant's turn; see `chat_text`."""
         return self.encode(self.chat_text(messages, **variables), add_special_tokens=False)
 
-    def chat_text(
+    def chat_text(self, messages: list[dict[str, Any]], /, **variables: Any) -> str:
+        """A conversation as the chat template writes it, special tokens included; see
+        `conversation`.
+
+        Raises:
+            BadInput: as there; or the template rejects the messages, takes too long or too much
+                memory; or it does not show the text to continue.
+        """
+        return self.conversation(messages, **variables).text()
+
+    def conversation(
         self,
         messages: list[dict[str, Any]],
         /,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **variables: Any,
-    ) -> str:
-        """A conversation as the chat template writes it, special tokens included.
+    ) -> Conversation:
+        """A conversation that the chat template is to write.
 
         Args:
             messages: {"role": ..., "content": ...} in order; see `parse_messages`.
@@ -99,19 +112,18 @@ class Tokenizer:
             variables: passed to the template, e.g. enable_thinking.
 
         Raises:
-            BadInput: the checkpoint has no chat template, or the template rejects the messages,
-                takes too long or too much memory; or it does not show the text to continue.
+            BadInput: the checkpoint has no chat template, or a value is none of JSON's.
         """
         if self.chat_template is None:
             raise BadInput(
                 "this checkpoint has no chat template: it is a base model; use preset=generate"
             )
-        from minivllm.models.load.chat_template import render  # only models with a template need it
+        from minivllm.models.load.chat_template import Conversation  # only these models need it
 
         adds = add_generation_prompt and not continue_final_message
         known = {"add_generation_prompt": adds, **self.special_tokens, **variables}
-        text = render(self.chat_template, for_template(self.chat_template, messages), known)
-        return _up_to(text, messages) if continue_final_message else text
+        written = for_template(self.chat_template, messages)
+        return Conversation.of(self.chat_template, written, known, continue_final_message)
 
     @property
     def special_ids(self) -> list[int]:
@@ -133,23 +145,6 @@ class Tokenizer:
         token_id = self.fast.token_to_id(text)
         added = self.fast.get_added_tokens_decoder().get(token_id) if token_id is not None else None
         return token_id if added is not None and added.special else None
-
-
-def _up_to(text: str, messages: Sequence[dict[str, Any]]) -> str:
-    """A rendered conversation up to the end of its last message's text. Raises BadInput where it
-    is not there."""
-    content = messages[-1].get("content") if messages else None
-    if isinstance(content, list):
-        texts = [part["text"] for part in content if part.get("type") == "text"]
-        content = texts[-1] if texts else None
-    begin = text.rfind(content.strip()) if isinstance(content, str) and content.strip() else -1
-    if not isinstance(content, str) or begin < 0:
-        raise BadInput(
-            "the last message has no text that the chat template shows: none to continue"
-        )
-    whole = begin + len(content.lstrip())  # with the space behind it, where the template keeps it
-    is_whole = text[begin:whole] == content.lstrip()
-    return text[: whole if is_whole else begin + len(content.strip())]
 
 
 def chat_renderer(

@@ -140,8 +140,13 @@ def limit_memory(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
+def packed(value: Any) -> bytes:
+    """Settings or a question as a line for a child that calls `answer_lines`."""
+    return base64.b64encode(pickle.dumps(value))
+
+
 def answer_lines(begin: Callable[[Any], Answers], cpu_seconds: float) -> None:
-    """The child: the base64 of a pickle in, a line of JSON out.
+    """The child: a line that is `packed` in, a line of JSON out.
 
     Args:
         begin: takes the first line, and returns what answers all others; the answer to the first

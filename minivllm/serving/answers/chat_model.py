@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.models.load.chat_template import variables_of
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
@@ -115,7 +113,7 @@ class ChatModel:
         variables: Mapping[str, Any] | None = None,
         continues: bool = False,
     ) -> ChatPrompt:
-        """Write a conversation as the chat template does, in a thread.
+        """Write a conversation as the chat template does.
 
         Args:
             messages: in OpenAI's form.
@@ -128,7 +126,8 @@ class ChatModel:
                 a variable is none of the template's.
         """
         tokenizer = self.require()
-        known_names = await self._variables() if variables else ()
+        templates = self.service.require_templates()
+        known_names = await templates.variables(account()) if variables else ()
         for name in variables or {}:
             if name in _SETTLED or name not in known_names:
                 raise ApiError(
@@ -155,18 +154,11 @@ class ChatModel:
             known["tools"] = list(tools)
         if continues:
             known["continue_final_message"] = True
-        ids = await self.service.render_chat(parsed, **known)
+        ids = await templates.token_ids(parsed, account(), **known)
         inputs = None
         if pictures is not None and parts is not None:
             ids, inputs = await pictures.add(ids, parts, account())
         return ChatPrompt(ids, begins_thinking(tokenizer, ids), inputs)
-
-    async def _variables(self) -> Collection[str]:
-        """The variables of the chat template. Raises ApiError where the template is wrong."""
-        try:
-            return await asyncio.to_thread(variables_of, self.template or "")
-        except BadInput as error:
-            raise ApiError.of(error, "messages") from None
 
     async def constrained(
         self,

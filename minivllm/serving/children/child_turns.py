@@ -4,14 +4,12 @@ or takes it too long, is an error of the client that asked for it."""
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import pickle
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from minivllm.platform.processes.mortal import LONGEST, Died, MortalProcess, TookTooLong
+from minivllm.platform.processes.mortal import LONGEST, Died, MortalProcess, TookTooLong, packed
 from minivllm.serving.errors import ApiError, overloaded
 
 PROCESSES = 2
@@ -60,12 +58,15 @@ class ChildTurns:
         for process in self._processes:
             process.stop()
 
-    async def answer(self, question: bytes, client: str) -> dict[str, Any]:
+    async def answer(
+        self, question: bytes, client: str, param: str | None = None
+    ) -> dict[str, Any]:
         """The answer of a child, once it is this client's turn.
 
         Args:
             question: `packed`.
             client: whose turn it is.
+            param: the path of the field that has the question.
 
         Raises:
             ApiError: the child says what is wrong, or has ended; or too much waits.
@@ -73,7 +74,7 @@ class ChildTurns:
         sizes = [size for heap in self._waiting.values() for size, _, _ in heap]
         if len(sizes) >= MOST_WAITING or sum(sizes) >= MOST_WAITING_BYTES:
             raise overloaded(f"too many {self.work.what}s wait for their turn: try again later", 1)
-        waiting = _Waiting(question, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(question, param, asyncio.get_running_loop().create_future())
         if client not in self._waiting:
             self._waiting[client] = []
             self._done[client] = min(self._done.values(), default=0)
@@ -111,7 +112,7 @@ class ChildTurns:
 
     async def _run(self, process: MortalProcess, waiting: _Waiting) -> None:
         try:
-            answer = await asyncio.to_thread(self._asked, process, waiting.question)
+            answer = await asyncio.to_thread(self._asked, process, waiting)
             if not waiting.answer.done():
                 waiting.answer.set_result(answer)
         except Exception as error:
@@ -121,27 +122,23 @@ class ChildTurns:
             self._free.append(process)
             self._go_on()
 
-    def _asked(self, process: MortalProcess, question: bytes) -> dict[str, Any]:
+    def _asked(self, process: MortalProcess, waiting: _Waiting) -> dict[str, Any]:
         """What a child says to a question, or its end."""
         what, seconds = self.work.what, self.work.cpu_seconds
         try:
-            answer: dict[str, Any] = json.loads(process.ask(question, SECONDS))
+            answer: dict[str, Any] = json.loads(process.ask(waiting.question, SECONDS))
             return answer
         except Died:
             words = f"the {what} takes more than {seconds:g} s, or more memory than it may"
         except TookTooLong:
             words = f"the {what} was not done within {SECONDS:g} s"
-        return wrong(f"{words}: make it smaller")
+        return wrong(f"{words}: make it smaller", waiting.param)
 
 
 class _Waiting(NamedTuple):
     question: bytes
+    param: str | None
     answer: asyncio.Future[dict[str, Any]]
-
-
-def packed(value: Any) -> bytes:
-    """Settings or a question as a line for a child."""
-    return base64.b64encode(pickle.dumps(value))
 
 
 def wrong(message: str, param: str | None = None) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.children.child_turns import ChildTurns, Work, packed
+from minivllm.platform.processes.mortal import packed
+from minivllm.serving.children.child_turns import ChildTurns, Work
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.tool_forms import ToolForm
@@ -68,10 +70,23 @@ class GrammarChecks:
         if key in self._right:
             self._right.move_to_end(key)
             return self._right[key]
-        given = (await self.turns.answer(question, client))["outputs"]
+        given = (await self.turns.answer(question, client, _param(asked)))["outputs"]
         outputs = None if given is None else StructuredOutputs.of(given)
         if len(question) <= LARGEST_KEPT:
             self._right[key] = outputs
             while len(self._right) > MOST_KEPT:
                 self._right.popitem(last=False)
         return outputs
+
+
+def _param(asked: Asked) -> str | None:
+    """The parameter that asks for a grammar; None: several do."""
+    if asked.form is None:
+        return "tools"
+    return f"structured_outputs.{'.'.join(given_of(asked.form))}" if asked.tools is None else None
+
+
+def given_of(outputs: StructuredOutputs) -> dict[str, Any]:
+    """The field that is set."""
+    values = {one.name: getattr(outputs, one.name) for one in fields(outputs)}
+    return {name: value for name, value in values.items() if value not in (None, False)}

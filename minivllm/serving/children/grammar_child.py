@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from minivllm.engine.options import StructuredOutputs
@@ -14,7 +13,7 @@ from minivllm.platform.processes.mortal import Answers, answer_lines, limit_memo
 from minivllm.platform.threads import with_stack
 from minivllm.serving.answers.answer_grammar import answer_grammar
 from minivllm.serving.children.child_turns import wrong
-from minivllm.serving.children.grammar_checks import GRAMMARS, Asked
+from minivllm.serving.children.grammar_checks import GRAMMARS, Asked, given_of
 from minivllm.serving.errors import ApiError
 
 MEMORY = 4 << 30  # bytes of the address space
@@ -43,19 +42,13 @@ class GrammarChild:
             return wrong(str(error))
         except (RecursionError, MemoryError) as error:
             return wrong(first_line(error))
-        return {"outputs": outputs and _given(outputs)}
+        return {"outputs": outputs and given_of(outputs)}
 
     def _composed(self, asked: Asked) -> StructuredOutputs | None:
         if not asked.is_chat:
             return asked.form
         given = asked.form, asked.tools, asked.calls, self._tokenizer, asked.begins_thinking
         return answer_grammar(*given, asked.field)
-
-
-def _given(outputs: StructuredOutputs) -> dict[str, Any]:
-    """The field that is set."""
-    values = {one.name: getattr(outputs, one.name) for one in dataclasses.fields(outputs)}
-    return {name: value for name, value in values.items() if value not in (None, False)}
 
 
 def _begin(tokenizer: Tokenizer) -> Answers:

@@ -17,8 +17,8 @@ from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.messages import ImageParts
 from minivllm.models.vision.inputs import ProcessedImage, RequestInputs
 from minivllm.models.vision.processor import ImageProcessor
-from minivllm.platform.processes.mortal import LONGEST
-from minivllm.serving.children.child_turns import ChildTurns, Work, packed
+from minivllm.platform.processes.mortal import LONGEST, packed
+from minivllm.serving.children.child_turns import ChildTurns, Work
 from minivllm.serving.errors import ApiError
 
 PICTURES = Work("minivllm.serving.children.picture_child", "image", 20.0, 1 << 20)
@@ -84,7 +84,8 @@ class PictureDecoder:
         if (kept := self._prompts.kept(digest)) is not None:
             return kept
         question = await asyncio.to_thread(packed, (url, what))
-        done = await asyncio.to_thread(_image, await self.turns.answer(question, client))
+        answer = await self.turns.answer(question, client, "messages")
+        done = await asyncio.to_thread(_image, answer)
         if url.startswith("data:"):  # a file may change
             self._prompts.keep(digest, done)
         return done

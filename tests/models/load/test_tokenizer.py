@@ -59,4 +59,6 @@ def test_an_answer_that_is_begun_has_no_end(tokenizer: Tokenizer, content: str, 
     text = tokenizer.chat_text(messages, continue_final_message=True)
     assert text.startswith("<user>So: b<assistant>") and text.endswith(end)
     with pytest.raises(BadInput, match="none to continue"):
-        tokenizer.chat_text([messages[0], {"role": "a", "content": " "}], True, True)
+        tokenizer.chat_text(
+            [messages[0], {"role": "a", "content": " "}], continue_final_message=True
+        )

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from minivllm.models.load.chat_template import render
+from minivllm.models.load.chat_template import Conversation
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.answers.tool_messages import (
     SYSTEM,
@@ -42,7 +42,7 @@ class _Tokenizer:
 
 
 class _Service:
-    """Renders conversations as text."""
+    """Writes conversations as text."""
 
     tokenizer = _Tokenizer()
     pictures = None
@@ -50,8 +50,14 @@ class _Service:
     def require_tokenizer(self) -> _Tokenizer:
         return self.tokenizer
 
-    async def render_chat(self, messages: list[dict[str, Any]], /, **variables: Any) -> str:
-        return render(IN_SYSTEM, messages, {"add_generation_prompt": True, **variables})
+    def require_templates(self) -> _Service:
+        return self
+
+    async def token_ids(
+        self, messages: list[dict[str, Any]], client: str, /, **variables: Any
+    ) -> str:
+        known = {"add_generation_prompt": True, **variables}
+        return Conversation.of(IN_SYSTEM, messages, known).text()
 
 
 def written(*messages: dict[str, Any], tools: Any = TOOLS) -> str:

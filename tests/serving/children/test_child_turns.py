@@ -106,10 +106,10 @@ def test_what_a_process_says_and_its_end_are_the_clients_errors() -> None:
         for said, message in words.items():
             process.answers.put(said)
             with pytest.raises(ApiError) as caught:
-                await begin(turns, "x", "a")
+                await turns.answer(b"x", "a", "asked")
             error = caught.value
             assert (error.status, error.message) == (400, message)
-        assert error.param == "field"
+            assert error.param == ("field" if said == "wrong" else "asked")
 
     asyncio.run(run())
 

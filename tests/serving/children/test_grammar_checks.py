@@ -15,6 +15,7 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.children.child_turns import ChildTurns
 from minivllm.serving.children.grammar_checks import Asked, GrammarChecks
 from minivllm.serving.errors import ApiError
+from minivllm.serving.openai.tools import Tools
 
 CHOICE = Asked(StructuredOutputs(choice=("a", "b")))
 
@@ -24,7 +25,10 @@ def test_right_ones_are_kept() -> None:
         def __init__(self) -> None:
             self.count = 0
 
-        async def answer(self, question: bytes, client: str) -> dict[str, Any]:
+        async def answer(
+            self, question: bytes, client: str, param: str | None = None
+        ) -> dict[str, Any]:
+            assert param == "structured_outputs.choice"
             self.count += 1
             return {"outputs": {"choice": ["a", "b"]}}
 
@@ -55,8 +59,16 @@ def real(chat_folder: Path) -> Iterator[GrammarChecks]:
 
 def test_a_child_dies_of_one_grammar_and_another_takes_the_next(real: GrammarChecks) -> None:
     async def run() -> None:
-        with pytest.raises(ApiError, match="make it smaller"):
-            await real.outputs(Asked(None, field=Deadly()), "a")  # type: ignore[arg-type]
+        tools = Tools([], "auto")
+        for form, called, param in (
+            (None, tools, "tools"),
+            (CHOICE.form, None, "structured_outputs.choice"),
+            (CHOICE.form, tools, None),
+        ):
+            asked = Asked(form, True, called, field=Deadly())  # type: ignore[arg-type]
+            with pytest.raises(ApiError, match="make it smaller") as caught:
+                await real.outputs(asked, "a")
+            assert caught.value.param == param
         assert await real.outputs(CHOICE, "a") == CHOICE.form
         with pytest.raises(ApiError, match=r"structured_outputs\.regex"):
             await real.outputs(Asked(StructuredOutputs(regex="(")), "a")

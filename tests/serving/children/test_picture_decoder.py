@@ -105,15 +105,16 @@ def test_a_picture_ends_a_child_and_not_the_server(
     (child,) = {one._process for one in decoder.turns._processes} - {None}
     asked = decoder.turns._asked
 
-    def killed(process: MortalProcess, question: bytes) -> dict[str, Any]:
+    def killed(process: MortalProcess, waiting: Any) -> dict[str, Any]:
         assert child is not None
         child.kill()
-        return asked(process, question)
+        return asked(process, waiting)
 
     monkeypatch.setattr(decoder.turns, "_asked", killed)
     other = url_of(encoded(picture(21, 20)))
-    with pytest.raises(ApiError, match="the image takes more than 20 s, or more memory"):
+    with pytest.raises(ApiError, match="the image takes more than 20 s, or more memory") as caught:
         add(decoder, other)
+    assert caught.value.param == "messages"
     assert add(decoder, other)[1] is not None
 
 
