@@ -25,6 +25,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from minivllm.analysis.rows import shared
 from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.bench.hardware.telemetry import Telemetry
 from minivllm.bench.metrics import metrics
@@ -641,6 +642,26 @@ def test_figures_in_the_text_are_those_of_committed_records(page: Path) -> None:
     for where, names, form, shown in RECORDED.findall(page.read_text(encoding="utf-8")):
         mean = fmean(value(record, names) for record in named(where))
         assert format(mean, form) == shown, f"{page.name}: {where} {names}"
+
+
+SHOWN = re.compile(r"!\[[^]]*\]\(\S*reports/examples/cpu/([\w-]+)/")
+
+
+@each_page
+def test_a_busy_block_is_said_wherever_its_figure_is_quoted(page: Path) -> None:
+    """In the section of a latency, a rate or a picture; counts and quality are what they are."""
+    for section in re.split(r"(?m)^(?=#+ )", page.read_text(encoding="utf-8")):
+        quoted = [
+            record
+            for where, names, *_ in RECORDED.findall(section)
+            if names.startswith("metrics.") or names.endswith("_ms")
+            for record in named(where)
+        ]
+        for name in SHOWN.findall(section):
+            if (EXAMPLES / "runs" / f"{name}{archive.SUFFIX}").exists():
+                quoted += records_of(name)
+        if any(shared(record["validity"]["notes"]) for record in quoted):
+            assert re.search(r"\bbusy\b|other processes", section), section.splitlines()[0]
 
 
 def test_pictures_are_drawn_from_the_records_and_shown() -> None:
