@@ -337,6 +337,9 @@ def test_answers_of_one_token_throughout_are_noted() -> None:
         "2 of 3 answers of at least 8 tokens are one token throughout (a: token 0; b: token 7)"
     ]
     assert one_token_answers(traces[2:], served=False) == []
+    # A small model that decodes greedily repeats itself here and there.
+    few = [*traces, answer("e", *range(8)), answer("f", *range(8))]
+    assert one_token_answers(few, served=False) == []
     # A server may not tell the ids, for which 0 stands.
     assert one_token_answers(traces, served=True) == [
         "1 of 1 answers of at least 8 tokens are one token throughout (b: token 7)"
