@@ -22,6 +22,7 @@ from minivllm.report.html import Front, Section, page
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.notices import notices
 from minivllm.report.provenance import provenance, records_csv
+from minivllm.report.spreadsheet import filled
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.listed import STUDIES, Finding, findings, leading
 from minivllm.report.sweeps.answer import picture
@@ -136,7 +137,7 @@ def sections(
             Section(
                 study.name,
                 study.title,
-                study.section(result, inputs, own[study.name], out_dir),
+                _without_empty_columns(study.section(result, inputs, own[study.name], out_dir)),
                 study.template,
             )
             for study, result in known
@@ -152,6 +153,16 @@ def sections(
         Section("recorded", "What happened in each step?", recordings(inputs.rows, out_dir)),
         *_trust(inputs, out_dir),
     ]
+
+
+def _without_empty_columns(data: dict[str, Any]) -> dict[str, Any]:
+    """A section whose tables have no column without an entry, where it has the usual tables."""
+    tables = [
+        {**table, "headings": headings, "rows": rows}
+        for table in data.get("tables", ())
+        for headings, rows in [filled(table["headings"], table["rows"])]
+    ]
+    return {**data, "tables": tables} if tables else data
 
 
 def _results(inputs: ReportInputs, out_dir: Path) -> list[Section]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from minivllm.analysis.cell import DEVICE, Cell
 from minivllm.analysis.cells import CHOICE_ORDER, IGNORED
 from minivllm.analysis.format import MISSING, count, listing, show
-from minivllm.analysis.liveness import Liveness
+from minivllm.analysis.liveness import Liveness, undistinguished
 from minivllm.analysis.rows import (
     Row,
     distinct,
@@ -31,10 +31,13 @@ from minivllm.platform.times import UNKNOWN_S, minute
 from minivllm.report.tables import COLUMNS
 
 MAX_ROWS = 1000  # of a table of the page; the files beside it have all
+MOST_KNOBS = 24  # that are shown though they did their work
+MOST_GROUPS = 2  # of cells that no counter tells apart, named at the top of the page
 MAX_LINKS = 12  # to records of one cell
 MAX_FAILURES = 200  # shown in full; the table and the CSV have all
 RANDOM = "weights are random"  # noted of older simulations, which have no weights
 STARTS = ("minivllm", "minivllm.exe", "run.py", "__main__.py")  # what starts the command line
+NOWHERE = ("runs_dir=", "reports_dir=")  # folders that an archive does not name
 MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
@@ -157,7 +160,7 @@ def _runnable(command: str) -> str:
             words[1 : script + 1] = ["-m", "minivllm"]
     elif words and Path(words[0]).name in STARTS:
         words[:1] = ["python", "-m", "minivllm"]
-    return shlex.join(words)
+    return shlex.join(word for word in words if word not in NOWHERE)
 
 
 def constants(cells: list[Cell]) -> list[tuple[str, str]]:
@@ -298,16 +301,30 @@ def validity(cells: list[Cell]) -> list[dict[str, Any]]:
 
 
 def liveness(cells: list[Cell], knobs: list[Liveness]) -> dict[str, Any] | None:
-    """Which knobs did anything; of more than the page has room for it has those that did
-    nothing."""
+    """Which knobs did anything: those that did nothing before the others, which are folded where
+    they are many; and the cells that no counter tells apart, where the verdict only counts them."""
     ordered = sorted(knobs, key=lambda item: item.verdict != "not live")
     if not ordered:
         return None
+    dead = sum(item.verdict == "not live" for item in ordered)
+    shown = dead if len(ordered) > MOST_KNOBS else len(ordered)
+    alike = not_told_apart(cells)
     return {
-        "knobs": ordered[:MAX_ROWS],
+        "knobs": ordered[: min(shown, MAX_ROWS)],
+        "folded": ordered[shown:MAX_ROWS],
+        "alike": alike if len(alike) > MOST_GROUPS else [],
         "baseline": cells[0].label,
         "unshown": unshown(ordered, "the records"),
     }
+
+
+def not_told_apart(cells: list[Cell]) -> list[str]:
+    """A sentence for each group of cells that may have run as one configuration."""
+    return [
+        f"No counter tells {listing([cell.mention for cell in group], 4)} apart: they may have run "
+        "as one configuration."
+        for group in undistinguished(cells)
+    ]
 
 
 def partial_means(cell: Cell) -> list[str]:

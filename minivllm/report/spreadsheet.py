@@ -7,13 +7,16 @@ import csv
 import io
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import TypeVar
 
+from minivllm.analysis.format import MISSING
 from minivllm.platform.untrusted import printable
 
 FORMULA = tuple(
     "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}"
 )
 FORMULA += ("\N{FULLWIDTH COMMERCIAL AT}",)
+Heading = TypeVar("Heading")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 # A backslash, a code span and a column's edge; what begins a tag; what makes a link of [words].
 _MARKDOWN = re.compile(r"[\\`|]|<(?=[A-Za-z/!?])|\](?=[(\[])")
@@ -50,11 +53,26 @@ def markdown_table(
     left: Collection[str] = (),
 ) -> str:
     """A Markdown table whose first columns are words and whose others are figures, but for those of
-    `left`."""
-    align = [":--"] * len(names) + [":--" if name in left else "--:" for name in figures]
-    head = [markdown_text(part) for part in (*names, *figures)]
+    `left`; columns without an entry are left out."""
+    heads = [(name, True) for name in names] + [(name, name in left) for name in figures]
+    kept, lines = filled(heads, lines)
+    head = [markdown_text(name) for name, _ in kept]
+    align = [":--" if words else "--:" for _, words in kept]
     body = [[markdown_text(part) for part in line] for line in lines]
     return "".join("| " + " | ".join(line) + " |\n" for line in (head, align, *body))
+
+
+def filled(
+    headings: Sequence[Heading], lines: Iterable[Sequence[str]]
+) -> tuple[list[Heading], list[list[str]]]:
+    """The columns of a table that have an entry in some line, or all where there is no line."""
+    lines = list(lines)
+    kept = [
+        place
+        for place in range(len(headings))
+        if not lines or any(line[place] != MISSING for line in lines)
+    ]
+    return [headings[place] for place in kept], [[line[place] for place in kept] for line in lines]
 
 
 def markdown_text(text: str) -> str:

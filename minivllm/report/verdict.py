@@ -10,7 +10,7 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
 from minivllm.analysis.interleaving import caveat
 from minivllm.analysis.levels import apart
-from minivllm.analysis.liveness import Liveness, liveness, undistinguished
+from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.moved import changed_weights, sentences
 from minivllm.analysis.ranking import rank
 from minivllm.analysis.rows import number
@@ -25,6 +25,7 @@ from minivllm.report.ranking import (
     not_like_for_like,
     range_text,
 )
+from minivllm.report.sections import MOST_GROUPS, not_told_apart
 from minivllm.report.studies.precision import headline as quality
 from minivllm.report.sweeps import answer
 
@@ -81,10 +82,12 @@ def remarks(cells: list[Cell], knobs: Sequence[Liveness] = ()) -> list[str]:
 
 def one_configuration(cells: list[Cell]) -> list[str]:
     """Which cells no counter tells apart, though each is an arm of its own."""
+    lines = not_told_apart(cells)
+    if len(lines) <= MOST_GROUPS:
+        return lines
     return [
-        f"No counter tells {listing([cell.mention for cell in group], 4)} apart: they may have run "
-        "as one configuration."
-        for group in undistinguished(cells)
+        f"{len(lines)} groups of cells may each have run as one configuration: no counter tells "
+        "theirs apart."
     ]
 
 
@@ -181,7 +184,14 @@ def _memory(done: list[Cell]) -> list[str]:
 
 
 def _dead(knobs: Sequence[Liveness]) -> list[str]:
-    dead = [f"{item.option} in {item.label}" for item in knobs if item.verdict == "not live"]
+    where: dict[str, list[str]] = {}
+    for item in knobs:
+        if item.verdict == "not live":
+            where.setdefault(item.option, []).append(item.label)
+    dead = [
+        f"{option} in {labels[0] if len(labels) == 1 else count(len(labels), 'cell')}"
+        for option, labels in where.items()
+    ]
     return (
         [f"Not live, so not a result: {listing(dead, 4)} did no more work than in the first cell."]
         if dead

@@ -24,6 +24,7 @@ from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.config.options import RuntimeOptions
 from minivllm.engine.options import SamplingParams
+from minivllm.report.sections import liveness as below
 from minivllm.report.verdict import verdict as conclude
 from tests.report.synthetic import make_record, write
 
@@ -163,6 +164,20 @@ def test_arms_with_one_effective_configuration_are_named(tmp_path: Path) -> None
         "No counter tells name=auto and name=sdpa apart: they may have run as one configuration."
         in conclude(cells).lines
     )
+
+
+def test_many_groups_of_one_configuration_are_counted_and_listed_below(tmp_path: Path) -> None:
+    threads = ({"runtime.threads": count} for count in (1, 2, 3))
+    both = [{**one, "attention.name": name} for one in threads for name in ("auto", "sdpa")]
+    base = {"attention.name": "eager", "attention__kernel": "eager", "runtime.threads": 9}
+    cells = cells_of(tmp_path, base, *both)
+    lines = [line for line in conclude(cells).lines if "counter tells" in line]
+    assert lines == [
+        "3 groups of cells may each have run as one configuration: no counter tells theirs apart."
+    ]
+    section = below(cells, liveness(cells))
+    assert section is not None and section["alike"][0].startswith("No counter tells ")
+    assert len(section["alike"]) == 3
 
 
 @pytest.mark.parametrize(

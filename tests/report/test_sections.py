@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.analysis.rows import differing, distinct
+from minivllm.analysis.cells import gather
+from minivllm.analysis.liveness import Liveness
+from minivllm.analysis.rows import differing, distinct, read_rows
 from minivllm.bench.metrics.glossary import glossary
 from minivllm.bench.records.record import Percentiles, Validity
 from minivllm.bench.records.storage import write_record
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude
 from minivllm.report.inputs import read
-from minivllm.report.sections import commands
+from minivllm.report.sections import MOST_KNOBS, commands, liveness
 from tests.report.pagereader import Page, build, build_report, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
 
@@ -178,6 +180,27 @@ def test_a_knob_that_did_nothing_is_flagged(tmp_path: Path) -> None:
     arm.liveness["quant"]["layers_quantised"] = 196
     page, _ = build(tmp_path, [base, arm])
     assert "Not live" not in page.text
+
+
+def test_a_knob_that_did_nothing_in_several_cells_is_named_once(tmp_path: Path) -> None:
+    base = make_record("fp16", "sequential")
+    arms = [make_record("int8", name, index=i) for i, name in enumerate(("static", "dynamic"), 1)]
+    for arm in arms:
+        arm.liveness = copy.deepcopy(base.liveness)
+    page, _ = build(tmp_path, [base, *arms])
+    assert "Not live, so not a result: quant=int8 in 2 cells" in page.text
+
+
+def test_many_live_knobs_are_folded_and_dead_ones_are_not(tmp_path: Path) -> None:
+    cells = gather(read_rows(write(tmp_path, [make_record()]))[0])
+    found = [Liveness(f"c{i}", "quant=int8", {}, {}, "live") for i in range(MOST_KNOBS)]
+    shown = liveness(cells, found)
+    assert shown is not None and (len(shown["knobs"]), shown["folded"]) == (MOST_KNOBS, [])
+    dead = Liveness("x", "quant=int4", {}, {}, "not live")
+    shown = liveness(cells, [*found, dead])
+    assert shown is not None and (shown["knobs"], shown["folded"]) == ([dead], found)
+    page, _ = build(tmp_path / "page", [make_record()])
+    assert "Every other knob" not in page.text
 
 
 def test_swept_numbers_are_columns_and_implied_knobs_are_not(tmp_path: Path) -> None:
@@ -458,6 +481,7 @@ def test_a_knob_is_judged_by_its_own_counter(tmp_path: Path) -> None:
         ("python3.11 /opt/bin/minivllm preset=tune", "python -m minivllm preset=tune"),
         ("python -m minivllm 'runs=[a, b]'", "python -m minivllm 'runs=[a, b]'"),
         ("/opt/bin/minivllm task=quality", "python -m minivllm task=quality"),
+        ("python run.py runs_dir= reports_dir= quant=nf4", "python -m minivllm quant=nf4"),
         ("python study.py --fast", "python study.py --fast"),
         ("an 'open quote", "an 'open quote"),
     ],

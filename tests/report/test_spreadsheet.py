@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.report.spreadsheet import FORMULA, csv_table, markdown_table, markdown_text
+from minivllm.report.spreadsheet import (
+    FORMULA,
+    csv_table,
+    filled,
+    markdown_table,
+    markdown_text,
+)
 from tests.report.pagereader import build, table
 from tests.report.synthetic import failed, make_record
 
@@ -51,6 +57,18 @@ def test_a_row_of_markdown_keeps_its_columns(text: str) -> None:
     assert line.startswith("| ") and line.endswith("| x |") and head == "| a | b |"
     unescaped = line.replace("\\\\", "").replace("\\|", "").replace("\\`", "")
     assert unescaped.count("|") == 3 and "`" not in unescaped and "<script" not in unescaped.lower()
+
+
+def test_columns_without_an_entry_are_left_out() -> None:
+    lines = [["a", "–", "–"], ["b", "–", "2"]]
+    assert filled(["x", "y", "z"], lines) == (["x", "z"], [["a", "–"], ["b", "2"]])
+    assert filled(["x", "y"], []) == (["x", "y"], [])
+    assert markdown_table(["x", "y"], ["z"], lines).splitlines() == [
+        "| x | z |",
+        "| :-- | --: |",
+        "| a | – |",
+        "| b | 2 |",
+    ]
 
 
 def test_markdown_shows_links_and_tags_as_they_are_written() -> None:

@@ -62,6 +62,7 @@ def forest(
     x_label: str,
     caption: str,
     even: float | None = None,
+    span: str = "",
 ) -> Chart | None:
     """A row for each thing compared, the first MOST_ROWS; None without rows.
 
@@ -69,8 +70,9 @@ def forest(
         title: a question or what is shown.
         rows: from the top.
         x_label: of the axis.
-        caption: what a mark and its line are.
+        caption: what a mark is.
         even: where nothing differs, a dashed line.
+        span: what a line through a mark is, said where a row has one.
     """
     if not rows:
         return None
@@ -107,10 +109,12 @@ def forest(
         named=True,
         rows=[row.name for row in shown],
     )
+    if span and any(row.low is not None for row in shown):
+        caption += f" A line through a mark: {span}."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}."
     alt = "; ".join(f"{row.name}: {row.words or sig(row.value)}" for row in shown)
-    return Chart(NAME, title, f"{title} {alt}.", caption, [("", [panel])])
+    return Chart(NAME, title, f"{title} {alt}.", caption.strip(), [("", [panel])])
 
 
 def over_loads(
@@ -120,6 +124,7 @@ def over_loads(
     caption: str,
     ticks: Sequence[str] = (),
     even: float | None = None,
+    span: str = "",
 ) -> Chart | None:
     """Lines over the loads, the first MOST_LINES of each panel; None without a point.
 
@@ -130,10 +135,12 @@ def over_loads(
         caption: what lines and points are.
         ticks: names of the loads, where x counts them from 0.
         even: height of a dashed line across, where nothing differs.
+        span: what a line through a point is, said where a point has one.
     """
-    if not any(line.points for _, _, lines in panels for line in lines):
+    points = [point for _, _, lines in panels for line in lines for point in line.points]
+    if not points:
         return None
-    xs = sorted({point.x for _, _, lines in panels for line in lines for point in line.points})
+    xs = sorted({point.x for point in points})
     far = not ticks and _is_far(xs)
     drawn = [
         Panel(
@@ -148,13 +155,15 @@ def over_loads(
         )
         for name, y_label, lines in panels
     ]
+    if span and any(point.low is not None for point in points):
+        caption += f" A line through a point: {span}."
     if any(len(lines) > MOST_LINES for _, _, lines in panels):
         caption += f" The first {MOST_LINES} lines."
     if any(line.wins is not None for _, _, lines in panels for line in lines):
         caption += " Full: the best there."
     named = ", ".join(dict.fromkeys(line.label for _, _, lines in panels for line in lines))
     alt = f"{title} Lines over {x_label}: {named}."
-    return Chart(NAME, title, alt, caption, [("", drawn)])
+    return Chart(NAME, title, alt, caption.strip(), [("", drawn)])
 
 
 def _even(even: float | None, xs: Sequence[float]) -> list[Series]:

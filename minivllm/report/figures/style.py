@@ -168,10 +168,13 @@ def rows_axis(ax: Axes, names: Sequence[str], sheet: Sheet = WIDE, *, labels: bo
 
 
 def short(label: str, limit: int = 44) -> str:
-    """A label that fits beside a bar: without the groups of knobs if need be, then without its
-    middle."""
+    """A label that fits beside a bar: without the groups of knobs if need be, then without the ends
+    of their names, whose values tell labels apart, then without its middle."""
     if len(label) > limit:
         label = re.sub(r"\b\w+\.(?=\w+=)", "", label)
+    for most in (12, 8, 5):
+        if len(label) > limit:
+            label = re.sub(rf"\b(\w{{{most}}})[\w…]+=", r"\1…=", label)
     if len(label) <= limit:
         return label
     tail = limit // 2  # labels of one report begin alike as often as they end alike

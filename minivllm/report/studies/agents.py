@@ -128,7 +128,8 @@ class AgentsStudy(Study[list[Cell]]):
             "How long does a job take?",
             rows if len(rows) > 1 else [],
             "seconds a job",
-            "Means over jobs; a line through a mark: least and greatest block.",
+            "Means over jobs.",
+            span="least and greatest block",
         )
 
     def statements(self, result: list[Cell], inputs: ReportInputs) -> list[str]:

@@ -102,9 +102,7 @@ class ImagesStudy(Study[list[Seen]]):
             for cell, sooner in known
         ]
         label = "TTFT p50 about new pictures / about these"
-        return forest(
-            "How much sooner?", rows, label, "A line through a mark: 95 % interval.", even=1.0
-        )
+        return forest("How much sooner?", rows, label, "", even=1.0, span="95 % interval")
 
     def files(self, result: list[Seen], inputs: ReportInputs) -> dict[str, str]:
         """images.md: statements and the table."""
@@ -155,13 +153,23 @@ def statements(result: Sequence[Seen]) -> list[str]:
     known.sort(key=lambda pair: -pair[1].ratio)
     lines = []
     for one, sooner in known:
-        sure = interval(sooner.low, sooner.high)
+        share = _share(_newest_of(one, result))
         lines.append(
-            f"{one.cell.label}: TTFT p50 {sig(one.cell.mean(TTFT))} ms, {ratio(sooner.ratio)}"
-            f"{f' ({sure})' if sure != MISSING else ''} shorter than about pictures of which "
-            f"{_share(_newest_of(one, result))} came before{caveat(one.cell, one.new)}."
+            f"{one.cell.label}: TTFT p50 {sig(one.cell.mean(TTFT))} ms, {_times(sooner)} than "
+            f"about pictures of which {share} came before{caveat(one.cell, one.new)}."
         )
     return lines or ["No cell says how long the first tokens took."]
+
+
+def _times(sooner: Estimate) -> str:
+    """How many times shorter, or longer where it is."""
+    if sooner.ratio >= 1:
+        times, low, high, word = sooner.ratio, sooner.low, sooner.high, "shorter"
+    else:
+        ends = [None if end is None else 1 / end for end in (sooner.high, sooner.low)]
+        times, low, high, word = 1 / sooner.ratio, *ends, "longer"
+    sure = interval(low, high)
+    return f"{ratio(times)}{f' ({sure})' if sure != MISSING else ''} {word}"
 
 
 def _newest_of(one: Seen, result: Sequence[Seen]) -> float:

@@ -72,10 +72,10 @@ class PeersStudy(Study[PeersTable]):
             "How far is minivllm ahead?",
             [("", "best other engine = 1", lines)],
             "requests at once",
-            f"Output tokens/s. {DEFAULT.capitalize()} unless it is named. A line through a point: "
-            "its interval, or the least and the greatest block.",
+            f"Output tokens/s. {DEFAULT.capitalize()} unless it is named.",
             ticks=loads,
             even=1.0,
+            span="its interval, or the least and the greatest block",
         )
 
     def statements(self, result: PeersTable, inputs: ReportInputs) -> list[str]:

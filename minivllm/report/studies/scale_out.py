@@ -160,8 +160,8 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
             for one in load.cells
             if one.speedup is not None
         ]
-        label, caption = "output tokens/s, one engine = 1", "A line through a mark: 95 % interval."
-        return forest(self.title, rows, label, caption, even=1.0)
+        label = "output tokens/s, one engine = 1"
+        return forest(self.title, rows, label, "", even=1.0, span="95 % interval")
 
     def files(self, result: list[ScaledLoad], inputs: ReportInputs) -> dict[str, str]:
         """scale_out.md: statements and tables."""

@@ -9,7 +9,15 @@ from typing import Any
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, ratio, sig, whole_percent
-from minivllm.analysis.interleaving import caveat, interval_text, marked, relative
+from minivllm.analysis.interleaving import (
+    APART,
+    apart,
+    busy_words,
+    in_brackets,
+    interval_text,
+    marked,
+    relative,
+)
 from minivllm.analysis.rows import number
 from minivllm.analysis.statistics import Estimate
 from minivllm.extras.speculative.options import NOT_SPECULATING
@@ -127,12 +135,10 @@ class SpeculationStudy(Study[list[Worth]]):
             ]
             colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
             lines.append(LoadLine(name, colour, points, marker))
-        caption = (
-            "Output tokens/s over those without drafts, of the best cell of each proposer; a line "
-            "through a point: 95 % interval."
-        )
+        caption = "Output tokens/s over those without drafts, of the best cell of each proposer."
         panels = [("", "with / without drafts", lines)]
-        return over_loads(self.title, panels, "requests at once", caption, even=1.0)
+        load, span = "requests at once", "95 % interval"
+        return over_loads(self.title, panels, load, caption, even=1.0, span=span)
 
     def statements(self, result: list[Worth], inputs: ReportInputs) -> list[str]:
         return statements(result)
@@ -185,37 +191,51 @@ def drafting(result: Sequence[Worth]) -> list[Worth]:
 def answer(result: Sequence[Worth]) -> str:
     """Whether drafts pay at the least load and at the greatest, in one sentence; "" where none was
     made."""
-    judged, parts = drafting(result), []
+    judged, parts = drafting(result), list[str]()
+    quoted: list[Worth] = []
     for requests in dict.fromkeys(edges(judged)):
         at = [one for one in judged if one.requests == requests]
         best = max(at, key=lambda one: one.speedup.ratio)
         low, high, given = best.speedup.low, best.speedup.high, ratio(best.speedup.ratio)
         where = f"with {count(int(requests), 'request')} at once"
         if low is None or high is None:
-            parts.append(f"give {given} {where} ({best.proposer}){caveat(best.cell, best.base)}")
+            parts.append(f"give {given} {where} ({best.proposer})")
         else:
             pays = "pay" if low > 1 else "do not pay" if high < 1 else "may not pay"
             parts.append(f"{pays} {where} ({best.proposer} gives {given})")
-    return f"Drafts {' and '.join(parts)}." if parts else ""
+        quoted.append(best)
+    return f"Drafts {' and '.join(parts)}{_caveat(quoted)}." if parts else ""
+
+
+def _caveat(quoted: Sequence[Worth], said: bool = False) -> str:
+    """What has to stand beside these ratios, once; `said`: that they were measured apart was."""
+    unpaired = not said and any(apart(one.cell, one.base) for one in quoted)
+    cells = {id(cell): cell for one in quoted for cell in (one.cell, one.base)}
+    return in_brackets(APART if unpaired else "", busy_words(*cells.values()))
 
 
 def statements(result: Sequence[Worth]) -> list[str]:
     """Sentences: the best at the least load and at the greatest, and what is set."""
     judged = drafting(result)
+    alike = bool(judged) and all(apart(one.cell, one.base) for one in judged)
     lines = []
     for requests in dict.fromkeys(edges(judged)):
         at = [one for one in judged if one.requests == requests]
         ordered = sorted(at, key=lambda one: one.speedup.ratio)
         best, worst = ordered[-1], ordered[0]
-        other = "" if best is worst else f"; {worst.proposer} the least, {_words(worst)}"
+        other = "" if best is worst else f"; {worst.proposer} the least, {_words(worst, alike)}"
         lines.append(
             f"{count(int(requests), 'request')} at once: {best.proposer} gives the most, "
-            f"{_words(best)}{other}."
+            f"{_words(best, alike)}{other}."
         )
     adaptive = [one for one in judged if one.adaptive]
     if adaptive:
         least = min(adaptive, key=lambda one: one.speedup.ratio)
-        lines.append(f"With adaptive lengths never under {_words(least)} ({least.proposer}).")
+        lines.append(
+            f"With adaptive lengths never under {_words(least, alike)} ({least.proposer})."
+        )
+    if alike:
+        lines.append("Cells were measured apart, so no ratio has an interval.")
     if idle := len([one for one in result if not one.given]) - len(judged):
         lines.append(f"{count(idle, 'cell')} had no draft: their ratios are noise.")
     if given := [one for one in result if one.given]:
@@ -232,13 +252,11 @@ def edges(result: Sequence[Worth]) -> list[float]:
     return [loads[0], loads[-1]] if loads else []
 
 
-def _words(one: Worth) -> str:
+def _words(one: Worth, said: bool) -> str:
     low, high = one.speedup.low, one.speedup.high
     span = "" if low is None else f" [{ratio(low)}, {ratio(high)}]"
     temperature = one.cell.named("config.decoding.temperature")
-    return (
-        f"{ratio(one.speedup.ratio)}{span} at temperature {temperature}{caveat(one.cell, one.base)}"
-    )
+    return f"{ratio(one.speedup.ratio)}{span} at temperature {temperature}{_caveat([one], said)}"
 
 
 def rows(result: Sequence[Worth]) -> list[list[str]]:

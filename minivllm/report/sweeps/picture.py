@@ -21,7 +21,7 @@ from minivllm.report.figures.plots import THROUGHPUT, time_unit
 from minivllm.report.sweeps.levels import Levels, levels_of, runs
 from minivllm.report.sweeps.loads import LoadSweep, load_sweep
 
-BLOCKS = "A line through a mark: least and greatest block."
+BLOCKS = "least and greatest block"
 
 
 def of_ranking(cells: Sequence[Cell]) -> Chart | None:
@@ -76,9 +76,10 @@ def by_level(found: Levels, costs: dict[str, str] | None = None) -> Chart | None
         f"Which {found.option} at which {'load' if found.is_load else found.of}?",
         [("", y_label, lines)],
         found.of,
-        f"{y_label}: {better} is better. A line through a point: least and greatest block.",
+        f"{y_label}: {better} is better.",
         ticks=() if as_numbers else [level.name for level in found.levels],
         even=1.0,
+        span=BLOCKS,
     )
 
 
@@ -94,7 +95,7 @@ def against_load(found: LoadSweep) -> Chart | None:
         key = f"metrics.{metric}"
         scale, unit = time_unit([cell.mean(key) or 0.0 for _, cell in found.cells])
         panels.append(("", f"{NAMES[metric]}, {unit}", [_line(found, key, scale, ORANGE)]))
-    return over_loads("What does the load change?", panels, found.title, BLOCKS)
+    return over_loads("What does the load change?", panels, found.title, "", span=BLOCKS)
 
 
 def _line(found: LoadSweep, key: str, scale: float, colour: str) -> LoadLine:
@@ -132,7 +133,8 @@ def by_cell(done: Sequence[Cell], base: Cell) -> Chart | None:
         "How do they compare?",
         rows,
         f"{noun}{', ' * bool(unit)}{unit}",
-        f"Further to the {better} is better; the first cell is grey. {BLOCKS}{rest}",
+        f"Further to the {better} is better; the first cell is grey.{rest}",
+        span=BLOCKS,
     )
 
 

@@ -323,6 +323,10 @@ def test_a_long_label_loses_its_groups_and_then_its_middle() -> None:
         "lm_head=True quant=int8 cpu_kernels=off #1"
     )
     assert short("quant.lm_head=True quant=int8") == "quant.lm_head=True quant=int8"
+    cells = [f"minivllm · prefix_caching={on} · encoder_cache_tokens=16384" for on in (0, 1)]
+    assert [short(cell) for cell in cells] == [
+        f"minivllm · prefix_c…={on} · encoder_…=16384" for on in (0, 1)
+    ]
     labels = [
         f"without prefix_caching+chunked_prefill+fused_{part}" for part in ("attention", "sampling")
     ]

@@ -30,6 +30,19 @@ def test_a_row_has_its_mark_its_interval_and_its_words() -> None:
     assert chart.alt == "Which? a: 1.50; b: 0.9×."
 
 
+def test_what_a_line_through_a_mark_is_is_said_where_there_is_one() -> None:
+    for low, high, said in ((1.0, 2.0, True), (None, None, False)):
+        row, point = ForestRow("a", 1.5, low, high), LoadPoint(1.0, 1.5, low, high)
+        lines = [LoadLine("nf4", BLUE, [point])]
+        drawn = (
+            forest("Which?", [row], "ratio", "", span="95 % interval"),
+            over_loads("Which?", [("", "speed", lines)], "requests", "", span="95 % interval"),
+        )
+        words = [chart.caption for chart in drawn if chart is not None]
+        ends = [f"A line through a {noun}: 95 % interval." for noun in ("mark", "point")]
+        assert words == (ends if said else ["", ""])
+
+
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_no_line_crosses_the_words_of_a_row(sheet: Sheet) -> None:
     rows = [ForestRow("a name above the dashed line", 0.9), ForestRow("b", 1.1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,8 @@ def test_known_pictures_are_compared_with_new_ones_of_the_same_engine(tmp_path: 
     first, second, last = statements(result)
     assert re.search(r"TTFT p50 51.5 ms, 38\.9× \(\d.+ to \d.+\) shorter .* none came", first)
     assert "19.7×" in second and "1.01×" in last
+    late = [replace(one, sooner=one.sooner and replace(one.sooner, ratio=0.8)) for one in result]
+    assert all("1.25×" in line and " longer than" in line for line in statements(late))
     table = [dict(zip(HEADINGS, row, strict=True)) for row in rows(result)]
     assert table[0]["× new"] == "–" and table[0]["encoder (ms each)"] == "2,000"
     assert table[1]["encoder-cache hits"] == "5.00" or table[1]["encoder-cache hits"] == "5"

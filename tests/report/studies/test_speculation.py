@@ -10,7 +10,14 @@ import pytest
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.measurement import SIMULATED
-from minivllm.report.studies.speculation import by_acceptance, by_load, rows, statements, worths
+from minivllm.report.studies.speculation import (
+    answer,
+    by_acceptance,
+    by_load,
+    rows,
+    statements,
+    worths,
+)
 from tests.report.pagereader import build_report
 from tests.report.synthetic import make_record, write
 
@@ -55,6 +62,27 @@ def test_a_cell_is_compared_with_the_one_without_drafts(tmp_path: Path) -> None:
     assert "8 requests at once: ngram gives the most, 0.750×" in lines[1]
     chart = by_load(list(found.values()))
     assert chart is not None and chart.rows[0][1][0].series[1].y == pytest.approx([1.5, 0.75])
+
+
+def test_that_cells_were_measured_apart_is_said_once(tmp_path: Path) -> None:
+    made = []
+    for index, (speed, proposer, load) in enumerate(
+        [(100, None, 1), (150, "ngram", 1), (100, None, 8), (90, "ngram", 8)]
+    ):
+        for block in range(2):
+            one = record(2 * index + block, speed, proposer, load, **(KNOBS if proposer else {}))
+            one.block, one.run_id = block, f"{one.run_id}-{block}"
+            moment = f"2025-03-04T10:{2 * index + block:02d}:00+0000"
+            one.provenance = {**one.provenance, "started_at": moment}
+            made.append(one)
+    found = worths(cells_of(tmp_path, made))
+    assert answer(found) == (
+        "Drafts give 1.50× with 1 request at once (ngram) and give 0.900× with 8 requests at once "
+        "(ngram) (measured apart, so without an interval)."
+    )
+    lines = statements(found)
+    assert lines[0] == "1 request at once: ngram gives the most, 1.50× at temperature 0."
+    assert lines[-1] == "Cells were measured apart, so no ratio has an interval."
 
 
 def test_a_set_acceptance_is_named_and_has_its_own_figure(tmp_path: Path) -> None:

@@ -83,8 +83,9 @@ class CapacityStudy(Study[list[CapacityRun]]):
             "At which rates are the objectives met?",
             [("", "% that met them", lines)],
             f"rate of arrival, {first.unit}",
-            f"Dashed: the {sig(goal)} % that are wanted; a line through a point: its interval.",
+            f"Dashed: the {sig(goal)} % that are wanted.",
             even=goal,
+            span="its interval",
         )
 
     def figures(self, result: list[CapacityRun], inputs: ReportInputs) -> list[Described | None]:
