@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MISSING = "–"
@@ -70,6 +71,15 @@ def listing(items: list[str], limit: int = 5) -> str:
     if len(items) > limit:
         return ", ".join(items[:limit]) + f" and {len(items) - limit} more"
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def in_cells(where: Mapping[str, Sequence[str]]) -> str:
+    """What was found, each with the name of its cell, or of several with their number."""
+    found = [
+        f"{what} in {cells[0] if len(cells) == 1 else count(len(cells), 'cell')}"
+        for what, cells in where.items()
+    ]
+    return listing(found, 4)
 
 
 def show(value: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.analysis.cell import Cell, set_load
-from minivllm.analysis.format import listing, show
+from minivllm.analysis.format import in_cells, listing, show
 from minivllm.analysis.liveness import LIVE_GROUPS
 from minivllm.analysis.rows import differing, distinct, number
 
@@ -34,7 +34,7 @@ class Moved:
     theirs: str
 
     def __str__(self) -> str:
-        return f"{self.counter} is {self.mine} against {self.theirs} in {self.cell.mention}"
+        return f"{self.counter} is {self.mine} against {self.theirs}"
 
 
 def moved(cells: Sequence[Cell]) -> list[Moved]:
@@ -60,12 +60,14 @@ def moved(cells: Sequence[Cell]) -> list[Moved]:
 
 def sentences(cells: Sequence[Cell]) -> list[str]:
     """A line on what moved, for a report."""
-    found = moved(cells)
-    if not found:
+    where: dict[str, list[str]] = {}
+    for one in moved(cells):
+        where.setdefault(str(one), []).append(one.cell.mention)
+    if not where:
         return []
     return [
-        f"Moved although nobody set it: {listing([str(one) for one in found], 4)}; what differs "
-        "there is not the effect of its own knobs alone."
+        f"Moved although nobody set it: {in_cells(where)}; what differs there is not the effect of "
+        "its own knobs alone."
     ]
 
 

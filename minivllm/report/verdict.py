@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from minivllm.analysis.ablation import factors
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.format import count, listing, sig
+from minivllm.analysis.format import count, in_cells, listing, sig
 from minivllm.analysis.interleaving import caveat
 from minivllm.analysis.levels import apart
 from minivllm.analysis.liveness import Liveness, liveness
@@ -188,15 +188,9 @@ def _dead(knobs: Sequence[Liveness]) -> list[str]:
     for item in knobs:
         if item.verdict == "not live":
             where.setdefault(item.option, []).append(item.label)
-    dead = [
-        f"{option} in {labels[0] if len(labels) == 1 else count(len(labels), 'cell')}"
-        for option, labels in where.items()
-    ]
-    return (
-        [f"Not live, so not a result: {listing(dead, 4)} did no more work than in the first cell."]
-        if dead
-        else []
-    )
+    return [
+        f"Not live, so not a result: {in_cells(where)} did no more work than in the first cell."
+    ] * bool(where)
 
 
 def _uncounted(base: Cell, knobs: Sequence[Liveness]) -> list[str]:

@@ -46,6 +46,9 @@ def test_a_knob_that_turns_another_is_named() -> None:
     assert line.startswith(
         "Moved although nobody set it: batching.largest_batch is 1 against 8 in "
     ) and line.endswith("not the effect of its own knobs alone.")
+    larger = {**ON, "config.cache.num_blocks": 9}
+    (line,) = sentences(gather([*rows, *cell("more", larger, ONE, ONE)]))
+    assert "batching.largest_batch is 1 against 8 in 2 cells; what differs" in line
 
 
 @pytest.mark.parametrize(
