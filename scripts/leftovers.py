@@ -7,7 +7,7 @@ import ctypes
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import psutil
@@ -63,6 +63,16 @@ def until(condition: Callable[[], object], within_s: float, what: str) -> float:
     return time.monotonic() - begin
 
 
+def until_none(left: Callable[[], Collection[object]], what: str) -> float:
+    """Wait GONE_S at most for nothing to be left; the seconds that it took. Raises
+    AssertionError."""
+    begin = time.monotonic()
+    while found := left():
+        assert time.monotonic() < begin + GONE_S, f"{what} are left: {found}"
+        time.sleep(0.005)
+    return time.monotonic() - begin
+
+
 def assert_nothing_is_left(before: set[psutil.Process], ports: set[int]) -> float:
     """Wait for the processes to be gone, and look for what they leave; returns the seconds.
 
@@ -70,12 +80,8 @@ def assert_nothing_is_left(before: set[psutil.Process], ports: set[int]) -> floa
         before: processes that were there before, and stay.
         ports: that those which are to be gone have listened on.
     """
-    begin = time.monotonic()
-    while (there := set(family()) - before) and time.monotonic() < begin + GONE_S:
-        time.sleep(0.005)
-    assert not there, f"processes are left: {there}"
-    seconds = time.monotonic() - begin
-    assert not (taken := ports & listening()), f"ports are left: {taken}"
+    seconds = until_none(lambda: set(family()) - before, "processes")
+    until_none(lambda: ports & listening(), "ports")
     names = [one.name for one in Path(tempfile.gettempdir()).iterdir()]
     left = [name for name in names if name.startswith(FOLDERS)]
     assert not left, f"folders are left: {left}"
@@ -90,12 +96,3 @@ def shared_memory() -> set[str]:
             held |= set(re.findall(r"/dev/shm/(\S+)", path.read_text()))
     names = {path.name for path in Path("/dev/shm").rglob("*")}
     return {name for name in names - held if not name.startswith("sem.loky")}  # of no server
-
-
-def assert_no_memory_is_left(before: set[str]) -> None:
-    """Look for shared memory that was not there before. What others make at the same time is open
-    a moment later."""
-    end = time.monotonic() + GONE_S
-    while (left := shared_memory() - before) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not left, f"shared memory is left: {left}"
