@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import logging
 import pickle
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -101,17 +103,37 @@ def _by_submitit(launcher: Any, jobs: Overrides) -> list[Return]:
     ]
     if cluster == "local" and in_turn:
         return _collected(partial(_submitted_result, executor, launcher, one) for one in arguments)
-    submitted = executor.map_array(launcher, *zip(*arguments, strict=True))
-    if cluster == "slurm":
-        for overrides, job in zip(jobs, submitted, strict=True):
-            mark_queued(overrides, job)
+    submitted: list[Any] = []
     try:
+        with _uninterrupted():  # else nobody would know of jobs that are in the queue
+            submitted = executor.map_array(launcher, *zip(*arguments, strict=True))
+            if cluster == "slurm":
+                for overrides, job in zip(jobs, submitted, strict=True):
+                    mark_queued(overrides, job)
         return _collected(partial(_result, job) for job in submitted)
     except KeyboardInterrupt:
         going = [job.job_id for job in submitted if not job.done()]
         if cluster != "slurm" or not going:
             raise
         raise JobsContinue.of(going) from None
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM to the end of the block, where they raise KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():  # which signals do not reach
+        yield
+        return
+    caught: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda one, _: caught.append(one)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        if caught:
+            raise KeyboardInterrupt
 
 
 def _of_sbatch(params: dict[str, Any], in_turn: bool) -> dict[str, Any]:

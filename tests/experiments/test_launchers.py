@@ -23,7 +23,7 @@ import pytest
 from hydra_plugins.minivllm_sweeper import launching
 from minivllm.cli import _verbatim
 from minivllm.config import compose
-from minivllm.experiments.jobs import FailedJob, LostJob
+from minivllm.experiments.jobs import QUEUED, FailedJob, JobsContinue, LostJob
 from tests.experiments import cluster
 from tests.test_docs import LAUNCHER, PAGES, commands
 
@@ -353,6 +353,36 @@ def test_a_local_job_that_takes_a_device_is_started_when_it_is_free(
     assert launching._by_submitit(launcher, [["a"], ["b"]]) == ["a", "b"]
     turns, together = "start a,end a,start b,end b", "start a,start b,end a,end b"
     assert ",".join(said) == (turns if in_turn else together)
+
+
+def test_ctrl_c_while_jobs_are_submitted_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the queue already."""
+    submitit = pytest.importorskip("submitit")
+    path = tmp_path / ".jobs" / "a.json"
+    path.parent.mkdir()
+    path.touch()
+
+    class Executor:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def update_parameters(self, **_: object) -> None:
+            pass
+
+        def map_array(self, *_: object) -> list[Any]:
+            os.kill(os.getpid(), signal.SIGINT)
+            paths = SimpleNamespace(folder=tmp_path)
+            return [SimpleNamespace(job_id="7_0", paths=paths, done=lambda: False)]
+
+    monkeypatch.setattr(submitit, "AutoExecutor", Executor)
+    monkeypatch.setattr(launching, "takes_device", lambda overrides: False)
+    launcher = SimpleNamespace(_EXECUTOR="slurm", params={"submitit_folder": "x"})
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(JobsContinue, match=r"7_0 go on .* scancel 7 ends them"):
+        launching._by_submitit(launcher, [[f"sweep.plan={path}"]])
+    assert path.with_suffix(QUEUED).exists() and signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(
