@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose, conf_dir, given_knobs
 from minivllm.config.decoding import check_streamable, params_of, params_of_each
+from minivllm.config.overrides import written
 from minivllm.config.typed import Config
 from minivllm.config.words import model_overrides
 from minivllm.engine.options import SamplingParams
@@ -76,10 +77,14 @@ class LLM:
         device: str = "auto",
         overrides: Sequence[str] = (),
         config_dir: str | Path | None = None,
-        **groups: str,
+        **groups: Any,
     ) -> None:
         chosen = model_overrides(model, config_dir)
-        chosen += [f"{group}={option}" for group, option in groups.items()]
+        # Another value than a name is of a setting that other tools have, which the error names.
+        chosen += [
+            f"{group}={option if isinstance(option, str) else written(option)}"
+            for group, option in groups.items()
+        ]
         config = compose([*chosen, f"runtime.device={device}", *overrides], config_dir)
         try:
             self._start(

@@ -556,3 +556,21 @@ def test_weights_that_a_host_cannot_hold_are_bad_input(monkeypatch: pytest.Monke
         BadInput, match=r"the weights take about 61 GB, and this machine has 24 GB free"
     ):
         LLM("qwen3_30b_a3b", device="cpu", overrides=["model.weights=random"])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"speculative_config": {"method": "ngram", "prompt_lookup_max": 3}}, "speculative="),
+        ({"speculative_config": {"model": "/a b/c", "x": [1, "a=b", None]}}, "speculative="),
+        ({"data_parallel_size": 2}, r"parallel\.replicas"),
+        ({"limit_mm_per_prompt": {"image": 1}}, ""),
+        ({"allowed_media_domains": ["a.example"]}, ""),
+    ],
+)
+def test_settings_of_other_tools_are_named_whatever_their_values(
+    given: dict[str, Any], words: str
+) -> None:
+    (name,) = given
+    with pytest.raises(BadInput, match=f"^{name}: no such group or setting.*{words}"):
+        LLM("tiny", device="cpu", **given)

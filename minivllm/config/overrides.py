@@ -40,18 +40,16 @@ def hidden(text: str) -> str:
         return f"{redact(text[: first.end()])}={MASK}" if first else str(redact(text))
     if parsed.is_sweep_override():  # several values
         return f"{key}={MASK}" if name else str(redact(text))
-    before, after = (_written(value) for value in (parsed._value, redact(parsed._value, name)))
+    before, after = (written(value) for value in (parsed._value, redact(parsed._value, name)))
     return text if before == after else f"{key}={after}"
 
 
-def _written(value: Any) -> str:
-    """A parsed value in the grammar of overrides."""
+def written(value: Any) -> str:
+    """A value in the grammar of overrides."""
     if isinstance(value, Mapping):
-        return (
-            f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
-        )
+        return f"{{{', '.join(f'{written(key)}: {written(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(written, value))}]"
     if isinstance(value, str) and "${" in value:  # braces and colons of an interpolation stay
         return value
     from hydra.core.override_parser.types import Override
