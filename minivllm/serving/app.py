@@ -51,7 +51,8 @@ def build_app(service: EngineService, gpu: NullGpu) -> FastAPI:
     if service.options.view:
         whole.append(routes.router(service, gpu))
     app = _app([*_apis(service), *whole])
-    app.state.of_the_whole = {path for router in (app.router, *whole) for path in _paths(router)}
+    pages = FastAPI().router  # with the description of the APIs
+    app.state.of_the_whole = {path for router in (pages, *whole) for path in _paths(router)}
     return app
 
 

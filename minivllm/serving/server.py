@@ -16,15 +16,12 @@ from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
-from minivllm.extras.vision.fit import fitting_processor
-from minivllm.extras.vision.pictures import Pictures
-from minivllm.models.load.source import resolve
-from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.serving.api_servers.api_servers import ApiServers
 from minivllm.serving.app import build_app, guard
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.http.logs import json_lines
+from minivllm.serving.model_files import read_model_files
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.recording import Recorder
@@ -94,10 +91,7 @@ async def serve(config: dict[str, Any]) -> int:
     view = Config.of(config)
     options: ServeOptions = view.task
     require_ray(config["parallel"])
-    source = resolve(config["model"], allow_random=False)[1]
-    tokenizer = Tokenizer.load(source.folder)
-    processor = fitting_processor(view.vision, source)
-    pictures = None if processor is None else Pictures(processor, tokenizer, view.vision)
+    source, tokenizer, pictures = read_model_files(config)
     name = options.served_model_name or config["choices"].get("model") or "model"
     recorder = Recorder(config, source) if options.record else None
     validate_cores({"cores": options.cores}, "task")
@@ -151,6 +145,7 @@ async def _front(
     except BaseException:
         await servers.stop()
         raise
+    listener.listen()
     return servers
 
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -23,7 +23,7 @@ from minivllm.serving.children.picture_decoder import PictureDecoder
 from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, account
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.processes.engine_client import EngineClient, Given
+from minivllm.serving.processes.engine_client import EngineClient, RequestOrigin
 from minivllm.serving.processes.messages import Piece, Ready, Step
 from minivllm.serving.processes.token_stream import Queued, TokenStream
 
@@ -49,15 +49,19 @@ class Engines(Protocol):
     def queue(self) -> Queued:
         """What waits for its first token."""
 
-    def submit(
+    def submit_all(
         self,
-        prompt_token_ids: list[int],
+        prompts: Sequence[list[int]],
         params: SamplingParams,
         session: str | None = None,
         inputs: RequestInputs | None = None,
         is_admitted: bool = False,
-    ) -> TokenStream:
-        """Send a request; see `EngineClient.submit`."""
+    ) -> list[TokenStream]:
+        """Send requests, all or none; see `EngineClient.submit`.
+
+        Args:
+            is_admitted: they come in the place of others that were admitted.
+        """
 
 
 class Service:
@@ -212,7 +216,7 @@ class Service:
         for ids in prompts:
             self._check(ids, params)
         self.admit(len(prompts) * params.n, sum(map(len, prompts)))
-        return [self._start(ids, params, inputs) for ids in prompts]
+        return self._start(prompts, params, inputs)
 
     def go_on(
         self,
@@ -229,7 +233,8 @@ class Service:
         """
         self._check(prompt, params)
         stream.close()
-        return self._start(prompt, params, inputs, stream.arrived_s)
+        (following,) = self._start([prompt], params, inputs, stream.arrived_s)
+        return following
 
     def _check(self, ids: list[int], params: SamplingParams) -> None:
         limit = self.info.max_model_len
@@ -242,19 +247,21 @@ class Service:
 
     def _start(
         self,
-        ids: list[int],
+        prompts: Sequence[list[int]],
         params: SamplingParams,
         inputs: RequestInputs | None,
         first_s: float | None = None,
-    ) -> TokenStream:
-        """Send a request; one in the place of another has the time since `first_s`."""
+    ) -> list[TokenStream]:
+        """Send requests; those in the place of another have the time since `first_s`."""
         call = CALL.get()
         if call is not None and call.has_left:
             raise ApiError(CLIENT_LEFT, "the client has left")
         session = None if call is None else call.session
-        stream = self.client.submit(ids, params, session, inputs, first_s is not None)
-        self._attend(stream, params, stream.arrived_s if first_s is None else first_s)
-        return stream
+        is_admitted = first_s is not None
+        streams = self.client.submit_all(prompts, params, session, inputs, is_admitted)
+        for stream in streams:
+            self._attend(stream, params, stream.arrived_s if first_s is None else first_s)
+        return streams
 
     def _attend(self, stream: TokenStream, params: SamplingParams, first_s: float) -> None:
         """Have a request end with its client and its time, which is counted from `first_s`."""
@@ -279,8 +286,7 @@ class Service:
 
 
 class EngineService(Service):
-    """The service of the process that has the engines, which answers what is asked of the whole
-    server.
+    """The service of the process that has the engines, which knows the whole server.
 
     Attributes:
         num_viewers: who watch the engine.
@@ -293,27 +299,34 @@ class EngineService(Service):
 
     def relay(
         self,
-        given: Given,
-        ids: list[int],
+        prompts: Mapping[str, list[int]],
         params: SamplingParams,
         inputs: RequestInputs | None,
+        arrived_s: float,
         is_admitted: bool,
-    ) -> TokenStream:
-        """Send a request to the engines that an API server has checked, in the running call.
+    ) -> list[TokenStream]:
+        """Send requests to the engines that an API server has checked, in the running call, all or
+        none.
 
         Args:
-            is_admitted: it comes in the place of another one.
+            prompts: by the requests' ids.
+            arrived_s: when they came there, as of `time.perf_counter`.
+            is_admitted: they come in the place of others.
 
         Raises:
             ApiError: too much waits, or the engine has stopped.
         """
         if not is_admitted:
-            self.admit(params.n, len(ids))
+            self.admit(len(prompts) * params.n, sum(map(len, prompts.values())))
         call = CALL.get()
         session = None if call is None else call.session
-        stream = self.client.submit(ids, params, session, inputs, given=given)
-        self._attend(stream, params, given.arrived_s)
-        return stream
+        origins = [RequestOrigin(name, arrived_s) for name in prompts]
+        streams = self.client.submit_all(
+            [*prompts.values()], params, session, inputs, is_admitted, origins
+        )
+        for stream in streams:
+            self._attend(stream, params, arrived_s)
+        return streams
 
 
 async def merged(

@@ -82,8 +82,13 @@ class ScriptedClient:
         """What waits for its first token."""
         return queued_of(self.streams.values())
 
-    def submit(self, prompt_token_ids: list[int], params: SamplingParams, *_: Any) -> TokenStream:
-        """Begin an answer."""
+    def submit_all(
+        self, prompts: list[list[int]], params: SamplingParams, *_: Any
+    ) -> list[TokenStream]:
+        """Begin answers."""
+        return [self._submit(ids, params) for ids in prompts]
+
+    def _submit(self, prompt_token_ids: list[int], params: SamplingParams) -> TokenStream:
         name = f"r{len(self.prompts)}"
         self.prompts.append(self._tokenizer.decode(prompt_token_ids, skip_special_tokens=False))
         stream = TokenStream(name, 1, len(prompt_token_ids), 1 << 30, self._end)

@@ -4,6 +4,7 @@ with the engines does for them."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 from collections import defaultdict
@@ -13,25 +14,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minivllm.errors import Crashed
 from minivllm.platform.processes.heartbeat import BEAT_S
 from minivllm.serving.api_servers.messages import (
-    Begin,
-    Called,
+    ApiServerReady,
+    ApiServerStart,
+    CallCancelled,
     CallEnded,
-    ClientsCounted,
+    ClientCounts,
     Drain,
     End,
-    Ended,
-    Heard,
-    Left,
-    Serving,
-    Share,
-    Submitted,
-    Taken,
+    FromClient,
+    MessageDelivered,
+    NewRequests,
+    QueueLength,
+    RelayedCall,
+    RequestFailed,
 )
 from minivllm.serving.api_servers.relay import RelayedCalls
-from minivllm.serving.errors import ApiError
+from minivllm.serving.errors import ApiError, internal
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.engine_client import Given
-from minivllm.serving.processes.messages import Abort, Piece, Step
+from minivllm.serving.processes.messages import Abort, EngineState, Piece, Step
 from minivllm.serving.processes.process_link import ProcessLink
 from minivllm.serving.processes.restarts import Restarts
 from minivllm.serving.processes.started import LocalServerProcess
@@ -41,7 +41,11 @@ from minivllm.serving.service import EngineService
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+logger = logging.getLogger("minivllm.serving")
+
 MODULE = "minivllm.serving.api_servers.api_server"
+QUEUE_S = 0.05  # between two looks at how much waits for the engine
+NO_STATE = EngineState(0, 0, 0, None)  # which an API server needs not
 
 
 class ApiServerLink(ProcessLink):
@@ -51,10 +55,10 @@ class ApiServerLink(ProcessLink):
         number: its place among them.
         service: serves its requests.
         app: answers the calls that it relays.
-        lost: told when its process is gone.
+        lost: called when its process is gone.
     """
 
-    ready_kind = Serving
+    ready_kind = ApiServerReady
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class ApiServerLink(ProcessLink):
         lost: Callable[[ApiServerLink], None],
     ) -> None:
         super().__init__()
-        self.number, self._service, self._on_lost = number, service, lost
+        self.number, self._service, self._app, self._on_lost = number, service, app, lost
         self.streams: dict[str, TokenStream] = {}  # of its requests that have not ended
         self._calls: dict[int, Call] = {}  # that have requests
         self._relayed = RelayedCalls(app, self.send)
@@ -72,52 +76,54 @@ class ApiServerLink(ProcessLink):
     def take(self, message: Any) -> None:
         """Take a message of the API server."""
         match message:
-            case Submitted():
-                self._submit(message)
+            case NewRequests():
+                self._begin(message)
             case Abort(request_id):
                 if (stream := self.streams.pop(request_id, None)) is not None:
                     stream.close()
             case CallEnded(number):
                 if (call := self._calls.pop(number, None)) is not None:
                     call.end()
-            case Called() | Heard() | Taken() | Left():
+            case RelayedCall() | FromClient() | MessageDelivered() | CallCancelled():
                 self._relayed.take(message)
-            case ClientsCounted(counts, statuses):
+            case ClientCounts(counts, statuses):
                 self._service.counts.update(counts)
                 self._service.statuses.update(statuses)
 
-    def _submit(self, message: Submitted) -> None:
-        call = self._calls.get(message.call)
+    def _begin(self, new: NewRequests) -> None:
+        """Send requests to the engines, or say why not."""
+        call = self._calls.get(new.call)
         if call is None:
-            call = Call("", "", began_s=message.came_s, session=message.session)
-            self._calls[message.call] = call
+            call = Call("", "", began_s=new.came_s, session=new.session)
+            self._calls[new.call] = call
         token = CALL.set(call)
         try:
-            stream = self._service.relay(
-                Given(message.request_id, message.arrived_s),
-                message.prompt_token_ids,
-                message.params,
-                message.inputs,
-                message.is_admitted,
+            streams = self._service.relay(
+                new.prompts, new.params, new.inputs, new.arrived_s, new.is_admitted
             )
-        except ApiError as error:
-            self.send(Ended(message.request_id, error))
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.error("requests failed: %s", [*new.prompts], exc_info=error)
+                error = internal("the server made a mistake; see its log")
+            for name in new.prompts:
+                self.send(RequestFailed(name, error))
             return
         finally:
             CALL.reset(token)
-        self.streams[message.request_id] = stream
-        stream.on_over.append(self._note_over)
+        for stream in streams:
+            self.streams[stream.request_id] = stream
+            stream.on_over.append(self._note_over)
 
     def _note_over(self, stream: TokenStream) -> None:
-        """Tell the end soon: the step that ends a request is told before."""
-        asyncio.get_running_loop().call_soon(self._tell_end, stream)
+        """Note the end soon: the step that ends a request is sent before."""
+        asyncio.get_running_loop().call_soon(self._note_end, stream)
 
-    def _tell_end(self, stream: TokenStream) -> None:
+    def _note_end(self, stream: TokenStream) -> None:
         if self.streams.pop(stream.request_id, None) is not None and stream.error is not None:
-            self.send(Ended(stream.request_id, stream.error))
+            self.send(RequestFailed(stream.request_id, stream.error))
 
     def gone(self) -> None:
-        """End what the process had asked for."""
+        """End what the process has begun; the next one begins anew."""
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.close()
@@ -125,6 +131,7 @@ class ApiServerLink(ProcessLink):
             call.end()
         self._calls.clear()
         self._relayed.end()
+        self._relayed = RelayedCalls(self._app, self.send)
         self._on_lost(self)
 
 
@@ -142,21 +149,23 @@ class ApiServers:
     Args:
         config: the resolved configuration.
         service: of this process.
-        app: answers what is asked of the whole server.
-        paths: of calls that are of the whole server.
+        app: answers what concerns the whole server.
+        paths: of calls that do.
     """
 
     def __init__(
         self, config: dict[str, Any], service: EngineService, app: ASGIApp, paths: frozenset[str]
     ) -> None:
         self._service, count = service, service.options.api_server_count
-        self._begin = Begin(0, config, service.model, service.created, service.info, paths)
+        self._first = ApiServerStart(0, config, service.model, service.created, service.info, paths)
         self.links = [ApiServerLink(n, service, app, self._lost) for n in range(count)]
         self._restarts = Restarts()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._restarting: set[asyncio.Task[None]] = set()
+        self._watching: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self._ending = False
+        self._is_started = self._is_ending = False
         self._num_started = 0
+        self._queue = QueueLength(0, 0)  # as it was sent last
         service.client.listeners.append(self._share)
 
     async def start(self, listener: socket.socket) -> None:
@@ -170,36 +179,53 @@ class ApiServers:
             Crashed: a process failed.
         """
         self._listener = listener
-        starts = (link.start(*self._next()) for link in self.links)
-        self._watching = asyncio.ensure_future(self._watch())
-        try:
-            await asyncio.gather(*starts)
-        except Crashed as error:
-            raise Crashed(f"an API server does not start: {error}") from None
+        self._watching = [*map(asyncio.ensure_future, (self._watch(), self._send_queue()))]
+        await asyncio.gather(*map(self._start, self.links))
+        self._is_started = True
+        for link in self.links:
+            if not link.is_alive:  # it has died while others were still being built
+                self._lost(link)
         self._note_pids()
 
-    def _next(self) -> tuple[LocalServerProcess, Begin]:
-        """A process, and what it is to do."""
+    async def _start(self, link: ApiServerLink) -> None:
+        try:
+            await link.start(*self._next())
+        except Crashed:
+            words = await link.last_words()
+            raise Crashed(f"{self._named(link)} does not start: {words}") from None
+
+    def _named(self, link: ApiServerLink) -> str:
+        return f"API server {link.number} of {len(self.links)}"
+
+    def _next(self) -> tuple[LocalServerProcess, ApiServerStart]:
+        """A process, and its first message."""
         self._num_started += 1
-        begin = self._begin._replace(number=self._num_started)
-        return LocalServerProcess(MODULE, [self._listener]), begin
+        first = self._first._replace(number=self._num_started)
+        return LocalServerProcess(MODULE, [self._listener]), first
 
     async def serve(self) -> None:
         """Wait until no API server is left."""
-        while self._tasks or any(link.is_alive for link in self.links):
+        while self._restarting or any(link.is_alive for link in self.links):
             self._changed.clear()
             await self._changed.wait()
 
     def drain(self) -> None:
-        """Have them take no further requests."""
+        """Have them take no further requests, and start none again."""
+        self._end_restarts()
         self._send(Drain())
 
     def end(self, at_once: bool = False) -> None:
         """End them once the answers that are complete are read, or at once."""
-        self._ending = True
-        for task in self._tasks:
-            task.cancel()
+        self._is_ending = True
+        self._end_restarts()
         self._send(End(at_once))
+
+    def _end_restarts(self) -> None:
+        for task in self._restarting:
+            task.cancel()
+        for link in self.links:
+            if not link.is_alive:
+                link.cut()
 
     def _send(self, message: Any) -> None:
         for link in self.links:
@@ -207,9 +233,8 @@ class ApiServers:
 
     async def stop(self) -> None:
         """End what is left of them."""
-        self._ending = True
-        self._watching.cancel()
-        for task in self._tasks:
+        self._is_ending = True
+        for task in (*self._watching, *self._restarting):
             task.cancel()
         await asyncio.gather(*(link.stop() for link in self.links))
 
@@ -217,38 +242,46 @@ class ApiServers:
 
     def _share(self, step: Step) -> None:
         """Send each what a step gave to its requests."""
+        owners = {name: link for link in self.links for name in link.streams}
         parts: dict[ApiServerLink, _Part] = defaultdict(lambda: _Part([], []))
-        for link in self.links:
-            for piece in step.pieces:
-                if (stream := link.streams.get(piece.request_id)) is not None:
-                    stream.drop()
-                    parts[link].pieces.append(piece)
-            for first in step.begun:
-                if first[0] in link.streams:
-                    parts[link].begun.append(first)
-        queue, state = self._service.client.queue, step.state._replace(counters=None)
+        for piece in step.pieces:
+            if (link := owners.get(piece.request_id)) is not None:
+                link.streams[piece.request_id].drop()
+                parts[link].pieces.append(piece)
+        for name, time_s in step.begun:
+            if (link := owners.get(name)) is not None:
+                parts[link].begun.append((name, time_s))
         for link, (pieces, begun) in parts.items():
-            link.send(Share(Step(step.time_s, pieces, state, begun), *queue))
+            link.send(Step(step.time_s, pieces, NO_STATE, begun))
+
+    async def _send_queue(self) -> None:
+        """Send how much waits for the engine whenever that has changed, until this is cancelled."""
+        while True:
+            await asyncio.sleep(QUEUE_S)
+            queue = QueueLength(*self._service.client.queue)
+            if queue != self._queue:
+                self._queue = queue
+                self._send(queue)
 
     # ---- those that die
 
     def _lost(self, link: ApiServerLink) -> None:
         self._note_pids()
         self._changed.set()
-        if self._ending or self._service.is_draining:
+        if not self._is_started or self._is_ending or self._service.is_draining:
             return
         self._service.count("api_servers_lost")
         task = asyncio.ensure_future(self._again(link))
-        self._tasks.add(task)
-        task.add_done_callback(self._tended)
+        self._restarting.add(task)
+        task.add_done_callback(self._note_restart)
 
-    def _tended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _note_restart(self, task: asyncio.Task[None]) -> None:
+        self._restarting.discard(task)
         self._changed.set()
 
     async def _again(self, link: ApiServerLink) -> None:
         """Start one again that has died, each try later than the one before."""
-        which = f"API server {link.number} of {len(self.links)}"
+        which = self._named(link)
         words = await link.last_words()
         self._restarts.note_death(link.number)
         print(f"warning: {which} has stopped ({words})", file=sys.stderr)
@@ -257,6 +290,7 @@ class ApiServers:
             await link.restart(*self._next())
 
         if await self._restarts.until_it_serves(link.number, which, start):
+            link.send(self._queue)
             self._note_pids()
             print(f"{which} serves again", file=sys.stderr)
 

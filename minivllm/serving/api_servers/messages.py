@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.messages import Ready, Step
+from minivllm.serving.processes.messages import Ready
 
-# ---- to an API server
+# ---- to an API server, beside a `Step` with what it gave to its requests
 
 
-class Begin(NamedTuple):
+class ApiServerStart(NamedTuple):
     """Answer clients; the first message.
 
     `number` counts the processes that were started, `paths` are those of calls that are relayed.
@@ -26,30 +26,35 @@ class Begin(NamedTuple):
     paths: frozenset[str]
 
 
-class Share(NamedTuple):
-    """What a step gave to its requests, and how much waits for the engine in the whole server."""
+class QueueLength(NamedTuple):
+    """How much waits for the engine in the whole server."""
 
-    step: Step
-    num_waiting: int
-    num_waiting_tokens: int
+    completions: int
+    prompt_tokens: int
 
 
-class Ended(NamedTuple):
+class RequestFailed(NamedTuple):
     """A request has ended with an error."""
 
     request_id: str
     error: ApiError
 
 
-class Sent(NamedTuple):
-    """A message of ASGI that answers a call."""
+class ToClient(NamedTuple):
+    """A message of ASGI that answers a relayed call."""
 
     call: int
     message: Any
 
 
-class Answered(NamedTuple):
-    """The last message that answers a call is sent."""
+class AnswerComplete(NamedTuple):
+    """The last message that answers a relayed call is sent."""
+
+    call: int
+
+
+class MessageWanted(NamedTuple):
+    """Send the next message of the client of a relayed call."""
 
     call: int
 
@@ -64,18 +69,21 @@ class End(NamedTuple):
     at_once: bool
 
 
-# ---- from an API server
+# ---- from an API server, beside `Abort`
 
 
-class Serving(NamedTuple):
+class ApiServerReady(NamedTuple):
     """Clients are answered from now on."""
 
 
-class Submitted(NamedTuple):
-    """Serve a request of a client's call; `is_admitted` in the place of another one that was."""
+class NewRequests(NamedTuple):
+    """Serve the requests of a client's call, all or none.
 
-    request_id: str
-    prompt_token_ids: list[int]
+    `prompts` are token ids by the requests' ids. `is_admitted`: they come in the place of others
+    that were admitted.
+    """
+
+    prompts: dict[str, list[int]]
     params: SamplingParams
     inputs: RequestInputs | None
     session: str | None
@@ -91,7 +99,7 @@ class CallEnded(NamedTuple):
     call: int
 
 
-class Called(NamedTuple):
+class RelayedCall(NamedTuple):
     """Answer a call as the application does; its scope, as ASGI has it."""
 
     call: int
@@ -99,26 +107,26 @@ class Called(NamedTuple):
     scope: dict[str, Any]
 
 
-class Heard(NamedTuple):
+class FromClient(NamedTuple):
     """A message of ASGI that belongs to a relayed call."""
 
     call: int
     message: Any
 
 
-class Taken(NamedTuple):
-    """The client of a relayed call has taken the last message `Sent`; until then no other comes."""
+class MessageDelivered(NamedTuple):
+    """The client of a relayed call has the last message `ToClient`; until then no other comes."""
 
     call: int
 
 
-class Left(NamedTuple):
+class CallCancelled(NamedTuple):
     """A relayed call is over; no more is sent or taken."""
 
     call: int
 
 
-class ClientsCounted(NamedTuple):
+class ClientCounts(NamedTuple):
     """What clients did since the last time, by name, and how many answers had each status."""
 
     counts: dict[str, int]

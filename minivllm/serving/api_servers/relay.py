@@ -1,5 +1,5 @@
 """Calls that only the server's own process can answer, such as /metrics and the live view: messages
-of ASGI, relayed between it and an API server."""
+of ASGI, relayed between it and an API server, one at a time in each direction."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minivllm.serving.api_servers.messages import Answered, Called, Heard, Left, Sent, Taken
+from minivllm.serving.api_servers.messages import (
+    AnswerComplete,
+    CallCancelled,
+    FromClient,
+    MessageDelivered,
+    MessageWanted,
+    RelayedCall,
+    ToClient,
+)
 from minivllm.serving.http.calls import CALL, Call
 
 if TYPE_CHECKING:
@@ -22,6 +31,44 @@ RELAYED = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server", "subprotocols"),
 )
+
+
+@dataclass
+class _OpenCall:
+    """A call that is answered elsewhere."""
+
+    answers: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)  # None: no more
+    wanted: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+
+class OpenCalls:
+    """The relayed calls of an API server that are not over."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _OpenCall] = {}
+
+    def open(self) -> tuple[int, _OpenCall]:
+        """A new call and its number."""
+        number = next(self._numbers)
+        self._calls[number] = _OpenCall()
+        return number, self._calls[number]
+
+    def close(self, number: int) -> None:
+        """Forget a call."""
+        self._calls.pop(number, None)
+
+    def take(self, message: ToClient | AnswerComplete | MessageWanted) -> None:
+        """Hand a message of the other process to its call, unless that is over."""
+        if (call := self._calls.get(message.call)) is None:
+            return
+        match message:
+            case ToClient():
+                call.answers.put_nowait(message.message)
+            case AnswerComplete():
+                call.answers.put_nowait(None)
+            case MessageWanted():
+                call.wanted.release()
 
 
 class Relay:
@@ -44,66 +91,74 @@ class Relay:
         if scope["path"] not in self._paths:
             await self.app(scope, receive, send)
             return
-        number, answers = self._calls.open()
+        number, open_call = self._calls.open()
         call = CALL.get()
         relayed = {name: scope[name] for name in RELAYED if name in scope}
         relayed["state"] = {"has_key": scope.get("state", {}).get("has_key", True)}
-        self._post(Called(number, "" if call is None else call.request_id, relayed))
-        hearing = asyncio.create_task(self._hear(number, receive))
-        message: Message | None = None
+        self._post(RelayedCall(number, "" if call is None else call.request_id, relayed))
+        forwarding = asyncio.create_task(self._forward(number, open_call, receive))
+        is_begun = is_over = False
         try:
-            while not _is_last(message) and (following := await answers.get()) is not None:
-                message = following
+            while not is_over and (message := await open_call.answers.get()) is not None:
                 await send(message)
-                self._post(Taken(number))
-            if message is None:
+                self._post(MessageDelivered(number))
+                is_begun, is_over = True, _is_last(message)
+            if not is_begun:
                 raise RuntimeError("the server's own process has not answered: see its log")
         finally:
-            hearing.cancel()
+            forwarding.cancel()
             self._calls.close(number)
-            if not _is_last(message):
-                self._post(Left(number))
+            if not is_over:
+                self._post(CallCancelled(number))
 
-    async def _hear(self, number: int, receive: Receive) -> None:
+    async def _forward(self, number: int, call: _OpenCall, receive: Receive) -> None:
+        """Send what the client sends, a message for each that is wanted."""
         while True:
-            message = await receive()
-            self._post(Heard(number, message))
-            if message["type"].endswith(".disconnect"):
-                return
+            await call.wanted.acquire()
+            self._post(FromClient(number, await receive()))
 
 
-def _is_last(message: Message | None) -> bool:
-    """Whether this ends an answer: the client may leave then."""
-    if message is None or message["type"] != "http.response.body":
-        return False
-    return not message.get("more_body", False)
+def _is_last(message: Message) -> bool:
+    """Whether this ends an answer over HTTP: the client may leave then."""
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
-class OpenCalls:
-    """The relayed calls of an API server that wait for messages of their answers."""
+class _Answering:
+    """A relayed call that is being answered.
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Queue[Message | None]] = {}
+    Args:
+        number: of the call.
+        post: sends the API server a message.
+    """
 
-    def open(self) -> tuple[int, asyncio.Queue[Message | None]]:
-        """A new call; its number, and its messages, of which None is the last."""
-        number = next(self._numbers)
-        self._answers[number] = asyncio.Queue()
-        return number, self._answers[number]
+    def __init__(self, number: int, post: Callable[[Any], None]) -> None:
+        self.number, self.post = number, post
+        self.heard: asyncio.Queue[Message] = asyncio.Queue()  # of the client, one at most
+        self.delivered = asyncio.Event()
+        self.is_waiting = False  # for a message of the client
 
-    def close(self, number: int) -> None:
-        """Forget a call."""
-        self._answers.pop(number, None)
+    async def receive(self) -> Message:
+        """The next message of the client, as ASGI has it."""
+        if not self.is_waiting and self.heard.empty():
+            self.is_waiting = True
+            self.post(MessageWanted(self.number))
+        return await self.heard.get()
 
-    def take(self, message: Sent | Answered) -> None:
-        """Hand a message to its call, unless that is over."""
-        if (answers := self._answers.get(message.call)) is not None:
-            answers.put_nowait(message.message if isinstance(message, Sent) else None)
+    def take(self, message: Message) -> None:
+        """Take a message of the client."""
+        self.is_waiting = False
+        self.heard.put_nowait(message)
+
+    async def send(self, message: Message) -> None:
+        """Send the client a message, and wait until it has it."""
+        self.delivered.clear()
+        self.post(ToClient(self.number, message))
+        await self.delivered.wait()
 
 
 class RelayedCalls:
-    """The calls that an API server has relayed, answered by the application of this process.
+    """The calls that one process of an API server has relayed, answered by the application of this
+    one.
 
     Args:
         app: the application.
@@ -111,45 +166,47 @@ class RelayedCalls:
     """
 
     def __init__(self, app: ASGIApp, post: Callable[[Any], None]) -> None:
-        self._app, self._post = app, post
-        self._heard: dict[int, asyncio.Queue[Message]] = {}
-        self._taken: dict[int, asyncio.Event] = {}
+        self._app, self._send_on, self._has_ended = app, post, False
+        self._calls: dict[int, _Answering] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def take(self, message: Called | Heard | Taken | Left) -> None:
+    def take(self, message: RelayedCall | FromClient | MessageDelivered | CallCancelled) -> None:
         """Take a message of the API server."""
-        match message:
-            case Called(number):
-                self._heard[number], self._taken[number] = asyncio.Queue(), asyncio.Event()
-                self._tasks[number] = asyncio.create_task(self._answer(message))
-            case Heard(number, part):
-                if (heard := self._heard.get(number)) is not None:
-                    heard.put_nowait(part)
-            case Taken(number):
-                if (taken := self._taken.get(number)) is not None:
-                    taken.set()
-            case Left(number):
-                if (task := self._tasks.get(number)) is not None:
-                    task.cancel()
+        if isinstance(message, RelayedCall):
+            self._begin(message)
+        elif (call := self._calls.get(message.call)) is not None:
+            match message:
+                case FromClient():
+                    call.take(message.message)
+                case MessageDelivered():
+                    call.delivered.set()
+                case CallCancelled():
+                    self._tasks[message.call].cancel()
 
-    async def _answer(self, called: Called) -> None:
-        number, scope = called.call, called.scope
-        CALL.set(Call(called.request_id, (scope.get("client") or ("", 0))[0]))
+    def _begin(self, relayed: RelayedCall) -> None:
+        number = relayed.call
+        self._calls[number] = call = _Answering(number, self._post)
+        self._tasks[number] = task = asyncio.create_task(self._answer(call, relayed))
 
-        async def send(message: Message) -> None:
-            self._taken[number].clear()
-            self._post(Sent(number, message))
-            await self._taken[number].wait()
+        def done(_: asyncio.Task[None]) -> None:
+            del self._calls[number], self._tasks[number]
+            self._post(AnswerComplete(number))
 
+        task.add_done_callback(done)
+
+    async def _answer(self, call: _Answering, relayed: RelayedCall) -> None:
+        CALL.set(Call(relayed.request_id, (relayed.scope.get("client") or ("", 0))[0]))
         try:
-            await self._app(scope, self._heard[number].get, send)
+            await self._app(relayed.scope, call.receive, call.send)
         except Exception as error:
-            logger.error("a request failed: %s", called.request_id, exc_info=error)
-        finally:
-            del self._heard[number], self._taken[number], self._tasks[number]
-            self._post(Answered(number))
+            logger.error("a request failed: %s", relayed.request_id, exc_info=error)
+
+    def _post(self, message: Any) -> None:
+        if not self._has_ended:
+            self._send_on(message)
 
     def end(self) -> None:
-        """End all calls: the API server is gone."""
+        """End all calls: the process that has relayed them is gone."""
+        self._has_ended = True
         for task in self._tasks.values():
             task.cancel()

@@ -4,12 +4,17 @@ and tokens come back."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
-from minivllm.serving.api_servers.messages import CallEnded, Ended, Share, Submitted
+from minivllm.serving.api_servers.messages import (
+    CallEnded,
+    NewRequests,
+    QueueLength,
+    RequestFailed,
+)
 from minivllm.serving.http.calls import CALL, Call
 from minivllm.serving.processes.messages import Abort, Step
 from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
@@ -28,53 +33,51 @@ class RelayedEngine:
 
     def __init__(self, number: int, slow_reader_pieces: int, post: Callable[[Any], None]) -> None:
         self.streams: dict[str, TokenStream] = {}  # that have not ended
-        self.listeners: list[Callable[[Step], None]] = []  # told of every step
+        self.listeners: list[Callable[[Step], None]] = []  # called with every step
         self._number, self._most_waiting, self._post = number, slow_reader_pieces, post
         self._requests, self._call_numbers = itertools.count(1), itertools.count(1)
         self._calls: dict[Call, int] = {}  # that have requests
-        self._told = Queued(0, 0)
+        self._of_all = Queued(0, 0)  # as the other process has said last
 
     @property
     def queue(self) -> Queued:
-        """What waits for the engine in the whole server, as far as it is known here."""
+        """What waits for the engine in the whole server, as far as it is known here: the other
+        process refuses what is too much."""
         own = queued_of(self.streams.values())
-        return Queued(*map(max, own, self._told))
+        return Queued(*map(max, own, self._of_all))
 
-    def submit(
+    def submit_all(
         self,
-        prompt_token_ids: list[int],
+        prompts: Sequence[list[int]],
         params: SamplingParams,
         session: str | None = None,
         inputs: RequestInputs | None = None,
         is_admitted: bool = False,
-    ) -> TokenStream:
-        """Send a request; see `EngineClient.submit`. That it is refused comes as its error."""
-        request_id = f"a{self._number}r{next(self._requests)}"
-        stream = TokenStream(
-            request_id, params.n, len(prompt_token_ids), self._most_waiting, self._abort
-        )
-        self.streams[request_id] = stream
-        number, came_s = self._called(stream)
+    ) -> list[TokenStream]:
+        """Send requests, all or none; see `Engines.submit_all`. That they are refused comes as the
+        error of each."""
+        streams = {
+            stream.request_id: stream for stream in (self._stream(ids, params) for ids in prompts)
+        }
+        self.streams |= streams
+        arrived_s = min(stream.arrived_s for stream in streams.values())
+        number, came_s = self._call(arrived_s)
+        by_name = dict(zip(streams, prompts, strict=True))
         self._post(
-            Submitted(
-                request_id,
-                prompt_token_ids,
-                params,
-                inputs,
-                session,
-                stream.arrived_s,
-                is_admitted,
-                number,
-                came_s,
-            )
+            NewRequests(by_name, params, inputs, session, arrived_s, is_admitted, number, came_s)
         )
-        return stream
+        return [*streams.values()]
 
-    def _called(self, stream: TokenStream) -> tuple[int, float]:
+    def _stream(self, prompt_token_ids: list[int], params: SamplingParams) -> TokenStream:
+        request_id = f"a{self._number}r{next(self._requests)}"
+        most = self._most_waiting
+        return TokenStream(request_id, params.n, len(prompt_token_ids), most, self._abort)
+
+    def _call(self, arrived_s: float) -> tuple[int, float]:
         """The number of the call that the running code serves, and when it came."""
         call = CALL.get()
         if call is None:
-            return next(self._call_numbers), stream.arrived_s
+            return next(self._call_numbers), arrived_s
         if call not in self._calls:
             self._calls[call] = next(self._call_numbers)
             call.on_end.append(lambda: self._post(CallEnded(self._calls.pop(call))))
@@ -84,10 +87,18 @@ class RelayedEngine:
         if self.streams.pop(stream.request_id, None) is not None:
             self._post(Abort(stream.request_id))
 
-    def take(self, share: Share) -> None:
-        """Take what a step gave."""
-        step, *told = share
-        self._told = Queued(*told)
+    def take(self, message: Step | QueueLength | RequestFailed) -> None:
+        """Take a message of the other process."""
+        match message:
+            case Step():
+                self._take_step(message)
+            case QueueLength(completions, prompt_tokens):
+                self._of_all = Queued(completions, prompt_tokens)
+            case RequestFailed(request_id, error):
+                if (stream := self.streams.pop(request_id, None)) is not None:
+                    stream.fail(error)
+
+    def _take_step(self, step: Step) -> None:
         for request_id, time_s in step.begun:
             if (stream := self.streams.get(request_id)) is not None:
                 stream.begun_s = time_s
@@ -98,8 +109,3 @@ class RelayedEngine:
                     self.streams.pop(piece.request_id, None)
         for listener in self.listeners:
             listener(step)
-
-    def end(self, ended: Ended) -> None:
-        """Note that a request has ended with an error."""
-        if (stream := self.streams.pop(ended.request_id, None)) is not None:
-            stream.fail(ended.error)

@@ -1,1 +1,1 @@
-"""The process of HTTP and the process of the engine, and what they send each other."""
+"""The server's own process and the processes of its engines, and what they send each other."""

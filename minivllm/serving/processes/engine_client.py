@@ -1,4 +1,4 @@
-"""The engine as the process of HTTP sees it, in one process or in several replicas: it is started,
+"""The engine as the server's own process sees it, as one or as several replicas: it is started,
 asked, and listened to by asyncio."""
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
 
 
-class Given(NamedTuple):
-    """A request that another process has named, and when it came there."""
+class RequestOrigin(NamedTuple):
+    """What another process calls a request, and when it came there."""
 
     request_id: str
     arrived_s: float
@@ -147,23 +147,45 @@ class EngineClient:
 
     # ---- requests
 
+    def submit_all(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        session: str | None = None,
+        inputs: RequestInputs | None = None,
+        is_admitted: bool = False,
+        origins: Sequence[RequestOrigin] = (),
+    ) -> list[TokenStream]:
+        """Send requests that were admitted, all or none; see `submit`.
+
+        Args:
+            origins: of each; none: they come from this process.
+        """
+        streams: list[TokenStream] = []
+        of_each: Sequence[RequestOrigin | None] = origins or [None] * len(prompts)
+        try:
+            for ids, origin in zip(prompts, of_each, strict=True):
+                streams.append(self.submit(ids, params, session, inputs, origin))
+        except ApiError:
+            for stream in streams:
+                stream.close()
+            raise
+        return streams
+
     def submit(
         self,
         prompt_token_ids: list[int],
         params: SamplingParams,
         session: str | None = None,
         inputs: RequestInputs | None = None,
-        is_admitted: bool = False,
-        given: Given | None = None,
+        origin: RequestOrigin | None = None,
     ) -> TokenStream:
         """Send a request to a replica.
 
         Args:
             inputs: the images of the prompt.
             session: the conversation or client that it belongs to, for a router that goes by it.
-            is_admitted: whether it comes in the place of another one that was; nothing is asked
-                here.
-            given: what another process calls it; None: it is named here.
+            origin: None: it comes from this process, and is named here.
 
         Raises:
             ApiError: the engine has stopped, or the router fails.
@@ -171,7 +193,7 @@ class EngineClient:
         if not self.is_alive:
             raise unavailable(DIED)
         self._count += 1
-        request_id, arrived_s = given or Given(f"r{self._count}", time.perf_counter())
+        request_id, arrived_s = origin or RequestOrigin(f"r{self._count}", time.perf_counter())
         if params.seed is None and len(self.replicas.links) > 1:  # replicas would derive equal ones
             params = replace(params, seed=hash((self._seed, self._count)) & (2**63 - 1))
         stream = TokenStream(

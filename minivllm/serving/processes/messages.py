@@ -1,4 +1,4 @@
-"""What the process of HTTP and the process of the engine send each other."""
+"""What the server's own process and the process of an engine send each other."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ class ProcessConnection(asyncio.Protocol):
     """Bytes from another process, as messages.
 
     Args:
-        got: told each message.
-        lost: told when the other end is gone.
+        got: called with each message.
+        lost: called when the other end is gone.
     """
 
     def __init__(self, got: Callable[[Any], None], lost: Callable[[], None]) -> None:
@@ -135,8 +135,9 @@ class ProcessLink(ABC):
                 elif self._transport is not None:
                     self._transport.abort()  # it is lost now, and not when its process has ended
             case _ if isinstance(message, self.ready_kind):
-                self.is_alive, self.ready, self._silence.limit_s = True, message, SILENT_S
-                self._built.set_result(None)
+                if not self._built.done():  # else nobody waits for it any more
+                    self.is_alive, self.ready, self._silence.limit_s = True, message, SILENT_S
+                    self._built.set_result(None)
             case _:
                 self.take(message)
 

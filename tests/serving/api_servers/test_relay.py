@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request, WebSocket
 
-from minivllm.serving.api_servers.messages import Answered, Sent
+from minivllm.serving.api_servers.messages import (
+    AnswerComplete,
+    CallCancelled,
+    MessageWanted,
+    RelayedCall,
+    ToClient,
+)
 from minivllm.serving.api_servers.relay import OpenCalls, Relay, RelayedCalls
 from minivllm.serving.http.calls import CALL, Call
 
@@ -33,7 +39,7 @@ class Pair:
         self.answering.take(pickle.loads(pickle.dumps(message)))
 
     def back(self, message: Any) -> None:
-        assert isinstance(message, Sent | Answered)
+        assert isinstance(message, ToClient | AnswerComplete | MessageWanted)
         self.calls.take(pickle.loads(pickle.dumps(message)))
 
 
@@ -114,8 +120,9 @@ def test_an_answer_is_that_of_the_other_process(app: FastAPI) -> None:
         assert b"".join(one.get("body", b"") for one in rest) == (
             b'{"body":"\\"x\\"","host":"10.0.0.9","more":"1","query":"2"}'
         )
-        await asyncio.sleep(0)
-        assert not pair.answering._tasks and not pair.calls._answers
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not pair.answering._tasks and not pair.calls._calls
         await pair.relay(scope_of("/elsewhere"), given(), send)
         assert pair.others == 1
 
@@ -192,6 +199,68 @@ def test_a_client_that_takes_nothing_is_sent_no_more(app: FastAPI) -> None:
     asyncio.run(run())
 
 
+def test_a_client_is_read_no_faster_than_the_application_reads() -> None:
+    async def run() -> None:
+        go_on, num_read = asyncio.Event(), 0
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await go_on.wait()
+            await receive()
+            await send({"type": "websocket.close"})
+
+        async def receive() -> dict[str, Any]:
+            nonlocal num_read
+            num_read += 1
+            return {"type": "websocket.receive", "text": "x"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        pair = Pair(slow)
+        relaying = asyncio.create_task(pair.relay(scope_of("/socket", "websocket"), receive, send))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert num_read == 1
+        go_on.set()
+        await relaying
+        assert num_read == 2
+
+    asyncio.run(run())
+
+
+def test_a_client_that_cannot_be_written_to_ends_its_call_at_the_other_end() -> None:
+    async def run() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x"})
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                raise OSError("gone")
+
+        pair = Pair(app)
+        with pytest.raises(OSError, match="gone"):
+            await pair.relay(scope_of("/here"), given(), send)
+        await asyncio.gather(*pair.answering._tasks.values(), return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not pair.answering._tasks and not pair.answering._calls
+
+    asyncio.run(run())
+
+
+def test_a_call_that_ends_before_it_has_begun_leaves_nothing(app: FastAPI) -> None:
+    async def run() -> None:
+        pair = Pair(app)
+        pair.there(RelayedCall(1, "x", scope_of("/never") | {"state": {}}))
+        pair.there(CallCancelled(1))
+        await asyncio.gather(*pair.answering._tasks.values(), return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not pair.answering._tasks and not pair.answering._calls
+
+    asyncio.run(run())
+
+
 def test_a_call_without_an_answer_is_an_error_here() -> None:
     async def run() -> None:
         async def broken(scope: Any, receive: Any, send: Any) -> None:
@@ -206,19 +275,29 @@ def test_a_call_without_an_answer_is_an_error_here() -> None:
     asyncio.run(run())
 
 
-def test_calls_end_with_the_process_that_has_relayed_them(app: FastAPI) -> None:
+def test_calls_end_with_the_process_that_has_relayed_them() -> None:
+    """The next process counts its calls from 1 again, and hears nothing of those before."""
+
     async def run() -> None:
-        pair = Pair(app)
+        sent: list[Any] = []
+        is_left, has_ended = asyncio.Event(), asyncio.Event()
 
-        async def send(message: Any) -> None:
-            pass
+        async def slow_to_end(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await is_left.wait()
+                has_ended.set()
 
-        body = {"type": "http.request", "body": b"", "more_body": False}
-        relaying = asyncio.create_task(pair.relay(scope_of("/never"), given(body), send))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        pair.answering.end()
-        with pytest.raises(RuntimeError):
-            await relaying
+        answering = RelayedCalls(slow_to_end, sent.append)
+        answering.take(RelayedCall(1, "x", scope_of("/never")))
+        await asyncio.sleep(0)
+        answering.end()
+        await asyncio.sleep(0)
+        is_left.set()
+        await has_ended.wait()
+        await asyncio.gather(*answering._tasks.values(), return_exceptions=True)
+        await asyncio.sleep(0)
+        assert sent == [] and not answering._tasks
 
     asyncio.run(run())

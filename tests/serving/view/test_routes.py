@@ -98,7 +98,11 @@ def test_a_server_may_do_without(view: bool) -> None:
     client = SimpleNamespace(listeners=[], submitted=[], viewers=[])
     ready = Ready(9, 9, (), 9, 9, 9, SamplingParams(), [])
     service = EngineService(ServeOptions(view=view), cast(Any, client), ready, None, "m")
-    paths = build_app(service, NullGpu()).openapi()["paths"]
+    app = build_app(service, NullGpu())
+    paths = app.openapi()["paths"]
+    whole = app.state.of_the_whole  # what API servers relay
+    assert {"/metrics", "/ready", "/openapi.json"} <= whole and ("/ws/events" in whole) is view
+    assert not any(path.startswith("/v1") or path == "/ws/generate" for path in whole)
     assert bool({"/view/info", "/view/load"} & paths.keys()) is view and "/health" in paths
     for path, operations in paths.items():  # what may be wrong is part of the description
         for operation in operations.values():
