@@ -27,38 +27,54 @@ from minivllm.errors import BadInput, meant, nearest
 # Names of other tools, whose arguments have no groups -> what to write here; "" where there is no
 # such thing. They are vLLM's unless `OF_OTHERS` has them.
 VLLM = {
+    "allowed_origins": "task.cors_origins of preset=serve",
     "api_key": "task.api_keys of preset=serve",
+    "api_server_count": "task.api_server_count of preset=serve",
+    "async_scheduling": "runtime.overlap=true",
     "attention_backend": "attention=...",
+    "backend": "engine=openai engine.api",
     "base_url": "engine=openai engine.url",
+    "block_size": "cache.block_size",
+    "burstiness": "arrival=gamma arrival.burstiness",
+    "chat_template": "",
     "cpu_offload_gb": "",
     "data_parallel_size": "parallel.replicas",
+    "dataset_name": "workload=chat, file, shared_prefix, ...",
+    "dataset_path": "workload=file workload.path",
     "dtype": "quant=bf16, quant=fp16 or quant=fp32",
     "enable_chunked_prefill": "batching.chunked_prefill",
     "enable_lora": "",
     "enable_prefix_caching": "cache.prefix_caching",
     "enforce_eager": "runtime.cuda_graphs=false",
     "gpu_memory_utilization": "cache.memory_fraction",
+    "goodput": "measure.slo",
     "hf_overrides": "",
     "host": "task.host of preset=serve",
+    "ignore_eos": "workload.ignore_eos",
     "kv_cache_dtype": "cache.kv_dtype",
     "load_format": "model.weights (random is vLLM's dummy)",
     "max_model_len": "model.max_model_len",
     "max_num_batched_tokens": "batching.max_num_batched_tokens",
+    "max_num_seqs": "batching.max_num_seqs",
+    "model": "model=qwen3, ..., or model=hf model.path",
     "num_gpu_blocks_override": "cache.num_blocks",
     "num_prompts": "workload.num_requests",
     "pipeline_parallel_size": "",
     "port": "task.port of preset=serve",
     "quantization": "quant=nf4, quant=int8, ...",
+    "ramp_up_strategy": "arrival=ramp",
     "random_input_len": "workload.input_len",
     "random_output_len": "workload.output_len",
     "request_rate": "arrival.rate",
     "max_concurrency": "arrival=concurrency arrival.concurrency",
     "scheduling_policy": "batching=continuous, static, ... and decoding.priority",
+    "seed": "measure.seed of a workload, decoding.seed of sampling",
     "served_model_name": "task.served_model_name of preset=serve",
     "speculative_config": "speculative=ngram, suffix, draft or early_exit",
     "swap_space": "cache.swap_space_gb",
     "tensor_parallel_size": "parallel.tensor",
     "tokenizer": "",
+    "trust_remote_code": "",
 }
 OF_OTHERS = {
     "concurrency": "arrival=concurrency arrival.concurrency",
@@ -67,6 +83,8 @@ OF_OTHERS = {
     "target": "engine=openai engine.url",
     "url": "engine=openai engine.url",
 }
+# What vLLM has to be told of a model.
+FOUND = ("enable_auto_tool_choice", "generation_config", "reasoning_parser", "tool_call_parser")
 # Formats of quantised checkpoints, which no option of `quant` makes.
 STORED = ("awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "gptq_marlin")
 
@@ -75,9 +93,14 @@ def elsewhere(name: str) -> str | None:
     """What to write in place of an argument of vLLM or a load generator, as the end of an error;
     None where it is none of them."""
     name = name.replace("-", "_").lstrip("_")
+    if name in FOUND:
+        return "leave it out: it is found in the checkpoint"
     if name in OF_OTHERS:
         return f"what other tools call so is {OF_OTHERS[name]} here"
     known = VLLM.get(name)
+    if known is None and (opposite := VLLM.get(name.removeprefix("no_"))):
+        knob, _, value = opposite.partition("=")
+        known = f"{knob}={'true' if value == 'false' else 'false'}"
     if known is None:
         return None
     return f"what vLLM calls so is {known} here" if known else "vLLM has it, minivllm has not"
