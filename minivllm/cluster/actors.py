@@ -159,10 +159,14 @@ def _offset(calls: socket.socket) -> float:
     return min(found)[1]
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises ConnectionError where the other end is gone."""
+def _exactly(connection: socket.socket, size: int, most_s: float | None = None) -> bytes:
+    """So many bytes, within `most_s` seconds. Raises OSError where they do not come, or the other
+    end is gone."""
     data = b""
+    deadline = None if most_s is None else time.monotonic() + most_s
     while len(data) < size:
+        if deadline is not None:
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))
         if not (part := connection.recv(size - len(data))):
             raise ConnectionError("the other end is gone")
         data += part
@@ -235,7 +239,7 @@ class RayActors:
             )
         self._target, self._ranks, self._num_gpus = target, ranks, needed["GPU"] / count
         self._asked: dict[int, _Asked] = {}  # by the number of a replica
-        self._accepting = threading.Lock()
+        self._lock = threading.Lock()  # of all that polls change
         self._is_closed = False
         try:
             host = "127.0.0.1" if own else ray.util.get_node_ip_address()
@@ -270,8 +274,10 @@ class RayActors:
     def start(self, number: int) -> RayActor:
         """The actor of a replica, once it has connected; see `poll`."""
         while (actor := self.poll(number)) is None:
+            poll = select.poll()
             with suppress(ValueError):  # it is closed, which the next look tells
-                select.select([self._listener], [], [], POLL_S)
+                poll.register(self._listener, select.POLLIN)
+            poll.poll(1e3 * POLL_S)
         return actor
 
     def poll(self, number: int) -> RayActor | None:
@@ -282,19 +288,19 @@ class RayActors:
             Crashed: it has ended before that.
             BadInput: the cluster does not start it.
         """
-        if self._is_closed or (asked := self._asked.get(number)) is None:
-            raise Crashed("the cluster is not used any more")  # a call would start another
-        with self._accepting:
+        with self._lock:
+            if self._is_closed or (asked := self._asked.get(number)) is None:
+                raise Crashed("the cluster is not used any more")  # a call would start another
             self._accept()
-        try:
-            if len(asked.found) < len(PURPOSES):
-                self._require_hope(asked)
-                return None
-        except BaseException:
+            try:
+                if len(asked.found) < len(PURPOSES):
+                    self._require_hope(asked)
+                    return None
+            except BaseException:
+                del self._asked[number]
+                self._ray.kill(asked.handle)  # one that is started later would wait for ever
+                raise
             del self._asked[number]
-            self._ray.kill(asked.handle)  # one that is started later would wait for ever
-            raise
-        del self._asked[number]
         (calls, said), (output, _) = (asked.found[purpose] for purpose in PURPOSES)
         return RayActor(self._ray, asked.handle, asked.end, calls, output, said)
 
@@ -317,18 +323,19 @@ class RayActors:
         raise Crashed("a replica has ended in its Ray actor before it connected")
 
     def _accept(self) -> None:
-        """Take the connections that have come, if they have the token of an actor."""
-        with suppress(OSError):  # there is none, or this is closed
+        """Take the connections of actors that have come, which have a token, and refuse a stranger:
+        one, since each may take a while, and others wait."""
+        with suppress(OSError):  # there is none
             while True:
                 connection, _ = self._listener.accept()
-                connection.settimeout(POLL_S)
                 if not self._is_ours(connection):
                     connection.close()
+                    return
 
     def _is_ours(self, connection: socket.socket) -> bool:
         """Whether a connection is that of an actor, which has it from now on."""
         try:
-            data = _exactly(connection, TOKEN + GREETING)
+            data = _exactly(connection, TOKEN + GREETING, POLL_S)
         except OSError:
             return False
         for asked in [*self._asked.values()]:
@@ -341,8 +348,9 @@ class RayActors:
         return False
 
     def close(self) -> None:
-        """End the actors that were not asked for, and the cluster, if it was started for them."""
-        self._is_closed = True
+        """End the actors that nobody has taken, and the cluster, if it was started for them."""
+        with self._lock:  # nobody uses it from then on
+            self._is_closed = True
         if hasattr(self, "_listener"):
             self._listener.close()
         for asked in self._asked.values():

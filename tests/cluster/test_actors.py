@@ -219,6 +219,37 @@ def test_a_stranger_is_not_heard(ray: PretendedRay, monkeypatch: pytest.MonkeyPa
     group.close()
 
 
+def test_a_look_refuses_one_stranger(ray: PretendedRay) -> None:
+    ray.starts = False
+    group = start(1)
+    address = group._listener.getsockname()
+    strangers = [socket.create_connection(address) for _ in range(2)]
+    for one in strangers:
+        one.sendall(b"x" * (actors.TOKEN + actors.GREETING))
+    assert group.poll(0) is None
+    assert strangers[0].recv(1) == b""
+    strangers[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        strangers[1].recv(1)
+    for one in strangers:
+        one.close()
+    group.close()
+
+
+def test_one_who_speaks_slowly_has_one_time_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))  # a second a byte
+    monkeypatch.setattr(actors.time, "monotonic", lambda: float(next(now)))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for size in (4, 5):
+            theirs.sendall(b"x" * 4)
+            if size == 4:
+                assert actors._exactly(ours, size, 50.0) == b"xxxx"
+            else:
+                with pytest.raises(TimeoutError):
+                    actors._exactly(ours, size, 1.0)
+
+
 def test_the_clock_of_another_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     class FarClock:
         """A socket whose other end has a clock of its own."""
