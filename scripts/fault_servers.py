@@ -127,8 +127,10 @@ def ray_cluster(hosts: TwoHosts, variables: dict[str, str], log: Path) -> Iterat
             one.terminate()
         for one in nodes:
             one.wait(60)
-        for one in family("Agent"):  # Ray's own, which outlive their nodes for a while
-            one.kill()
+        for pid in (*hosts.processes(0), *hosts.processes(1)):
+            with contextlib.suppress(psutil.Error):
+                if "Agent" in " ".join((one := psutil.Process(pid)).cmdline()):
+                    one.kill()  # Ray's own, which outlive their nodes for a while
 
 
 def _has_started(log: Path, count: int) -> bool:
