@@ -102,12 +102,13 @@ class Service:
 
     # ---- admission
 
-    def admit(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
+    def admit(self, num_sequences: int = 1, num_tokens: int = 0, num_prompts: int = 1) -> None:
         """Check that so many sequences may wait for the engine, before anything is done for them.
 
         Args:
             num_sequences: completions, of which the engine makes each by itself.
             num_tokens: of their prompts.
+            num_prompts: of which they are completions.
 
         Raises:
             ApiError: 429, too many wait; 400, it is more than may ever wait; 503, the server ends.
@@ -116,8 +117,9 @@ class Service:
             raise unavailable("the server is about to end")
         options = self.options
         waiting, tokens = self.client.queue
+        many = "n" if num_prompts == 1 else "prompt"
         for name, what, param, there, more in (
-            ("max_num_queued_reqs", "completions", "n", waiting, num_sequences),
+            ("max_num_queued_reqs", "completions", many, waiting, num_sequences),
             ("max_num_queued_tokens", "prompt tokens", "prompt", tokens, num_tokens),
         ):
             most = getattr(options, name)
@@ -215,7 +217,7 @@ class Service:
         """
         for ids in prompts:
             self._check(ids, params)
-        self.admit(len(prompts) * params.n, sum(map(len, prompts)))
+        self.admit(len(prompts) * params.n, sum(map(len, prompts)), len(prompts))
         return self._start(prompts, params, inputs)
 
     def go_on(
@@ -317,7 +319,8 @@ class EngineService(Service):
             ApiError: too much waits, or the engine has stopped.
         """
         if not is_admitted:
-            self.admit(len(prompts) * params.n, sum(map(len, prompts.values())))
+            num_tokens = sum(map(len, prompts.values()))
+            self.admit(len(prompts) * params.n, num_tokens, len(prompts))
         call = CALL.get()
         session = None if call is None else call.session
         origins = [RequestOrigin(name, arrived_s) for name in prompts]

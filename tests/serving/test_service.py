@@ -69,8 +69,11 @@ def test_the_tokens_of_a_prompt_wait_until_its_first_one(service: Service) -> No
 
 
 def test_what_never_can_wait_is_no_overload(service: Service) -> None:
-    with pytest.raises(ApiError, match=r"9 completions are more than task\.max_num_queued_reqs=8"):
-        service.admit(MOST + 1)
+    words = rf"task\.max_num_queued_(reqs={MOST}|tokens=100) in one call"
+    for more, param in (((MOST + 1,), "n"), ((MOST + 1, 9, 3), "prompt"), ((1, 101), "prompt")):
+        with pytest.raises(ApiError, match=f"{max(more)} .* are more than {words}") as error:
+            service.admit(*more)
+        assert error.value.param == param
     assert refused(service, MOST + 1) == refused(service, 1, 101) == 400
     assert refused(service, MOST, 100) is None
 
@@ -78,9 +81,9 @@ def test_what_never_can_wait_is_no_overload(service: Service) -> None:
 def test_each_prompt_waits_once_a_completion(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(service, "_check", lambda ids, params: None)
     monkeypatch.setattr(service, "_start", lambda ids, params, inputs: ids)
-    monkeypatch.setattr(service, "admit", lambda *numbers: asked.append(cast(Any, numbers)))
+    monkeypatch.setattr(service, "admit", lambda *numbers: asked.append(numbers))
     service.start([[1, 2], [3]], cast(Any, SimpleNamespace(n=4)))
-    assert asked == [(8, 3)]
+    assert asked == [(8, 3, 2)]
