@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -38,6 +39,7 @@ MAX_FAILURES = 200  # shown in full; the table and the CSV have all
 RANDOM = "weights are random"  # noted of older simulations, which have no weights
 STARTS = ("minivllm", "minivllm.exe", "run.py", "__main__.py")  # what starts the command line
 NOWHERE = ("runs_dir=", "reports_dir=")  # folders that an archive does not name
+NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?![\w])")  # in a sentence
 MAX_LOG = 200_000  # characters of log tails on the page, all together
 
 
@@ -274,30 +276,48 @@ def newest(rows: list[Row]) -> str:
 
 
 def validity(cells: list[Cell]) -> list[dict[str, Any]]:
-    """Notes and reasons of the validity gate, each once with the cells it concerns, and means that
-    not every block is part of; failures have a list of their own."""
-    remarks: dict[tuple[str, str], dict[str, None]] = {}  # labels, each once
+    """Notes and reasons of the validity gate, each once with the cells it concerns and the range of
+    its numbers, and means that not every block is part of; failures have a list of their own."""
+    # by kind and words: lines and labels, each once
+    remarks: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
+
+    def add(kind: str, line: str, label: str) -> None:
+        texts, labels = remarks.setdefault((kind, NUMBER.sub("0", line)), ({}, {}))
+        texts[line] = labels[label] = None
+
     for cell in cells:
         for line in partial_means(cell):
-            remarks.setdefault(("incomplete", line), {})[cell.label] = None
+            add("incomplete", line, cell.label)
         for row in cell.rows:
             failure = f"{row.get('status')}: {row.get('error.message')}"
             for kind, key in (("not valid", "validity.reasons"), ("note", "validity.notes")):
                 for line in strings(row.get(key)):
                     if line == failure or (cell.simulated and RANDOM in line):
                         continue
-                    remarks.setdefault((kind, line), {})[cell.label] = None
+                    add(kind, line, cell.label)
             reason = row.get("energy.reason")
             if reason and number(row.get("energy.joules")) is not None:
-                remarks.setdefault(("note", f"energy: {reason}"), {})[cell.label] = None
+                add("note", f"energy: {reason}", cell.label)
     return [
         {
             "kind": kind,
-            "text": line,
+            "text": _ranged([*texts]),
             "cells": "all cells" if len(labels) == len(cells) > 1 else listing([*labels], 6),
         }
-        for (kind, line), labels in remarks.items()
+        for (kind, _), (texts, labels) in remarks.items()
     ]
+
+
+def _ranged(lines: Sequence[str]) -> str:
+    """Lines that differ in their numbers alone as one, with the least and the greatest of each."""
+    columns = zip(*map(NUMBER.findall, lines), strict=True)
+    ends = [[pick(found, key=_value) for pick in (min, max)] for found in columns]
+    ranges = iter(low if _value(low) == _value(high) else f"{low} to {high}" for low, high in ends)
+    return NUMBER.sub(lambda _: next(ranges), lines[0])
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def liveness(cells: list[Cell], knobs: list[Liveness]) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from minivllm.bench.records.storage import write_record
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude
 from minivllm.report.inputs import read
-from minivllm.report.sections import MOST_KNOBS, commands, liveness
+from minivllm.report.sections import MOST_KNOBS, commands, liveness, validity
 from tests.report.pagereader import Page, build, build_report, table
 from tests.report.synthetic import failed, make_record, make_sweep, write
 
@@ -189,6 +189,22 @@ def test_a_knob_that_did_nothing_in_several_cells_is_named_once(tmp_path: Path) 
         arm.liveness = copy.deepcopy(base.liveness)
     page, _ = build(tmp_path, [base, *arms])
     assert "Not live, so not a result: quant=int8 in 2 cells" in page.text
+
+
+def test_notes_that_differ_in_numbers_alone_are_one(tmp_path: Path) -> None:
+    notes = (
+        ["the window lasted 0.07 s: short", "1,024 of 2,048 tokens (r7)"],
+        ["the window lasted 0.16 s: short", "8 of 2,048 tokens (r7)", "8 of 2,048 tokens (r8)"],
+    )
+    records = [make_record(name) for name in ("fp16", "int8")]
+    for record, found in zip(records, notes, strict=True):
+        record.validity = Validity(ok=True, notes=found)
+    cells = gather(read_rows(write(tmp_path, records))[0])
+    assert [item["text"] for item in validity(cells) if item["kind"] == "note"] == [
+        "the window lasted 0.07 to 0.16 s: short",
+        "8 to 1,024 of 2,048 tokens (r7)",
+        "8 of 2,048 tokens (r8)",
+    ]
 
 
 def test_many_live_knobs_are_folded_and_dead_ones_are_not(tmp_path: Path) -> None:
