@@ -252,6 +252,24 @@ def test_a_phone_is_given_pictures_of_its_own(
     assert len(scales) == 3 and max(scales) < 2 and errors == []
 
 
+def test_many_columns_of_names_leave_room_for_figures_on_paper(
+    browser: Browser, tmp_path: Path
+) -> None:
+    records = [make_record(index=index) for index in range(2)]
+    knobs = "num_speculative_tokens", "acceptance", "exit_layer", "adaptive"
+    for index, record in enumerate(records):
+        record.cell_id = record.run_id = str(index)
+        record.config["speculative"] = {"_target_": "p.P", **dict.fromkeys(knobs, index + 1)}
+    page = browser.new_page(viewport={"width": 720, "height": 1000})
+    page.emulate_media(media="print")
+    page.goto(build_report([write(tmp_path / "runs", records)], tmp_path / "out").as_uri())
+    shown = "[...document.querySelectorAll('#results th.other')].map((h) => h.offsetWidth)"
+    widths = page.evaluate(shown)
+    assert len(widths) >= 3 and not any(widths)
+    assert page.evaluate("document.querySelector('#results .others').offsetHeight") > 0
+    page.close()
+
+
 def test_the_glossary_is_closed_but_on_paper(browser: Browser, built: Built) -> None:
     index = built.index
     tall = "document.querySelector('#glossary').offsetHeight"
