@@ -288,7 +288,7 @@ def _notes(cells: Sequence[Cell]) -> Iterable[str]:
     if eight:
         yield f"Activations of 8 bits were multiplied by {listing([*dict.fromkeys(eight)], 8)}."
     done = [row for cell in cells for row in cell.ok]
-    if not any(number(row.get("energy.joules")) for row in done):
+    if done and not any(number(row.get("energy.joules")) for row in done):
         reasons = [show(value) for value in distinct(done, "energy.reason")]
         yield f"Energy is unknown: {listing(reasons) or 'no reason was recorded'}."
     known = [cell for cell in cells if cell.ok]

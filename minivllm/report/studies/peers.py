@@ -48,8 +48,9 @@ class PeersStudy(Study[PeersTable]):
         return "How fast is each engine with {model}?"
 
     def conclusion(self, result: PeersTable, inputs: ReportInputs) -> Conclusion:
-        """Where minivllm is ahead, and what has to be known of the records."""
-        lines = [*by_width(result), *result.notes, *remarks(inputs.cells, inputs.knobs)]
+        """Where minivllm is ahead, and what has to be known of the records; what the table's words
+        mean stands beside it."""
+        lines = [*by_width(result), *remarks(inputs.cells, inputs.knobs)]
         return Conclusion(answer(result), lines)
 
     def picture(self, result: PeersTable, inputs: ReportInputs) -> Chart | None:

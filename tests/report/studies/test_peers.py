@@ -135,6 +135,12 @@ def test_an_engine_that_is_not_installed_is_a_column_that_says_so(tmp_path: Path
     assert "Activations of 8 bits were multiplied by llamacpp (bf16)." in said
     assert any(line.startswith("Energy is unknown: ") for line in said)
     assert "not installed" in STUDY.files(found, inputs)["peers.md"]
+    lines = STUDY.conclusion(found, inputs).lines
+    assert sum("Not installed" in line for line in lines) == 1
+    for record in records[:2] + records[3:]:
+        record.status = "invalid"
+    found = STUDY.find(inputs_of(tmp_path / "none", records))
+    assert found is None or not any("Energy" in line for line in found.notes)
 
 
 def test_our_eight_bit_activations_have_a_column_of_their_own(tmp_path: Path) -> None:
