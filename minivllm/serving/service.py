@@ -23,9 +23,10 @@ from minivllm.serving.children.picture_decoder import PictureDecoder
 from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, account
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.processes.engine_client import EngineClient, RequestOrigin
+from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.messages import Piece, Ready, Step
 from minivllm.serving.processes.token_stream import Queued, TokenStream
+from minivllm.serving.processes.unfinished import RequestOrigin
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
 

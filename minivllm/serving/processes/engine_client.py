@@ -1,5 +1,4 @@
-"""The engine as the server's own process sees it, as one or as several replicas: it is started,
-asked, and listened to by asyncio."""
+"""The engine, in one or in several replicas, as its server starts it, asks it and listens to it."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from minivllm.cluster.handover import chooser_of, lose, make_handovers
 from minivllm.cluster.router import CacheShape, RoutedRequest, RoutingFailed, make_router
@@ -34,17 +33,10 @@ from minivllm.serving.processes.messages import (
 from minivllm.serving.processes.replicas import CacheReset, Replicas
 from minivllm.serving.processes.resizing import Resizing
 from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
-from minivllm.serving.processes.unfinished import Unfinished
+from minivllm.serving.processes.unfinished import RequestOrigin, Unfinished
 
 DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
-
-
-class RequestOrigin(NamedTuple):
-    """What another process calls a request, and when it came there."""
-
-    request_id: str
-    arrived_s: float
 
 
 class EngineClient:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from minivllm.cluster.router import RoutedRequest
 from minivllm.serving.processes.messages import HandedOver, Piece, Submit
 
 LEAST_MS = 1e-3  # a deadline that has passed
+
+
+class RequestOrigin(NamedTuple):
+    """What another process calls a request, and when it came there."""
+
+    request_id: str
+    arrived_s: float
 
 
 @dataclass
