@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -134,11 +135,13 @@ def sections(
     figures by name."""
     first, below = [
         [
-            Section(
-                study.name,
-                study.title,
-                _without_empty_columns(study.section(result, inputs, own[study.name], out_dir)),
-                study.template,
+            _without_empty_columns(
+                Section(
+                    study.name,
+                    study.title,
+                    study.section(result, inputs, own[study.name], out_dir),
+                    study.template,
+                )
             )
             for study, result in known
             if study.leads_page(result, inputs) == leads
@@ -155,14 +158,17 @@ def sections(
     ]
 
 
-def _without_empty_columns(data: dict[str, Any]) -> dict[str, Any]:
-    """A section whose tables have no column without an entry, where it has the usual tables."""
+def _without_empty_columns(section: Section) -> Section:
+    """The section of a study; its tables, where it has the usual template, without columns that
+    have no entry."""
+    if section.template != Study.template:
+        return section
     tables = [
         {**table, "headings": headings, "rows": rows}
-        for table in data.get("tables", ())
+        for table in section.data.get("tables", ())
         for headings, rows in [filled(table["headings"], table["rows"])]
     ]
-    return {**data, "tables": tables} if tables else data
+    return replace(section, data={**section.data, "tables": tables})
 
 
 def _results(inputs: ReportInputs, out_dir: Path) -> list[Section]:
