@@ -180,9 +180,13 @@ class LLM:
         completions: Completions = {}
         firsts: list[Request] = []
         try:
-            for (text, ids, inputs), one in zip(batch, chosen, strict=True):
+            for number, ((text, ids, inputs), one) in enumerate(zip(batch, chosen, strict=True)):
                 results.append(RequestOutput(text, ids, []))
-                firsts.append(self._begin(results[-1], one, completions, inputs))
+                try:
+                    firsts.append(self._begin(results[-1], one, completions, inputs))
+                except BadInput as error:
+                    which = f"prompts[{number}]: " if len(batch) > 1 else ""
+                    raise BadInput(f"{which}{error}") from None
             self._complete(completions, started, use_tqdm)
         finally:
             for request_id in completions:

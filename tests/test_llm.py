@@ -333,6 +333,14 @@ def test_closing_a_stream_frees_its_blocks(plain: LLM) -> None:
     assert not plain.engine.has_unfinished
 
 
+def test_a_wrong_prompt_of_several_is_named_by_its_place(plain: LLM) -> None:
+    with pytest.raises(BadInput, match=r"^prompts\[1\]: .* empty prompt"):
+        plain.generate([[1, 2], [], [3]])
+    with pytest.raises(BadInput, match=r"^request \S+ has an empty prompt"):
+        plain.generate([[]])
+    assert not plain.engine.has_unfinished
+
+
 def test_a_stream_that_is_never_read_leaves_nothing(plain: LLM) -> None:
     pieces = plain.stream([1, 2, 3])
     assert plain.engine.has_unfinished

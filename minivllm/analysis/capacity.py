@@ -199,8 +199,30 @@ class Capacity:
         """Whether as many rates were tried as may be."""
         return len(self.probes) >= self.criterion.max_rates
 
+    @property
+    def unfinished(self) -> Probe | None:
+        """The rate at which the search ended before it was decided, or had all its runs."""
+        most = self.criterion.max_blocks
+        undecided = (p for p in self.probes if p.verdict(self.criterion) == "undecided")
+        return next((probe for probe in undecided if len(probe.blocks) < most), None)
+
     def sentence(self) -> str:
         """The result in words."""
+        if (probe := self.unfinished) is None:
+            return self._found()
+        runs = f"{len(probe.blocks)} of at most {self.criterion.max_blocks} runs"
+        left = (
+            f"the search ended at {probe.rate:g} {self.unit} after {runs}, in which "
+            f"{100 * probe.share:.3g} % of the requests met their objectives; the same command "
+            "goes on"
+        )
+        return (
+            f"capacity: not known yet, since {left}"
+            if self.holds is None
+            else (f"{self._found()}; {left}")
+        )
+
+    def _found(self) -> str:
         unit = self.unit
         goal = f"{100 * self.criterion.attainment:g} % of the requests meeting their objectives"
         if self.holds is None:

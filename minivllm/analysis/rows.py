@@ -172,6 +172,12 @@ def status_of(row: Row) -> str:
     return "invalid" if status == "ok" and row.get("validity.ok") is False else status
 
 
+def reason_of(row: Row) -> str:
+    """Why a record has failed, or is invalid."""
+    reasons = "; ".join(strings(row.get("validity.reasons")))
+    return str(row.get("error.message") or reasons or "no message was recorded")
+
+
 def distinct(rows: Iterable[Row], key: str) -> list[Any]:
     """The different values of a field that are not missing, in order of appearance."""
     values = [value for row in rows if (value := row.get(key)) is not None]

@@ -306,7 +306,7 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
     if having:
         return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
     leaf = key.rpartition(".")[2]
-    if not seen and (hint := elsewhere(leaf)):
+    if key == leaf and (hint := elsewhere(leaf)):
         return hint
     # Among a section's few names a less close one is meant, rather than a name of another group.
     if question := meant(part, names, cutoff=0.6 if "." in seen else 0.8):

@@ -63,6 +63,8 @@ def show_plan(plan: Plan) -> None:
         )
     if plan.sweep.blocks is not None:
         _show_design(plan, console)
+    if skipped := plan.skipped:
+        console.print(skipped, highlight=False, soft_wrap=True)
     todo = [m.cell_id for job in plan.jobs for m in job]
     console.print(
         f"sweep {plan.name}: {len(todo)} of {len(plan.measurements)} measurements to make in "

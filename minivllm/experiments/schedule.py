@@ -74,6 +74,21 @@ class Plan:
         """The cells that cannot be measured, but for those that are not installed."""
         return [cell for cell in self.cells if cell.problem is not None and not cell.absent]
 
+    @property
+    def skipped(self) -> str:
+        """What is recorded already and not measured again, in words; empty where nothing is."""
+        pending = {measurement.run_id for job in self.jobs for measurement in job}
+        left = [status for run_id, status in self.recorded.items() if run_id not in pending]
+        if not left:
+            return ""
+        words = f"{len(left)} of {len(self.measurements)} recorded already, skipped"
+        if failed := sum(status != "ok" for status in left):
+            words += (
+                f"; {failed} of them did not end well: sweep.retry=failed measures "
+                f"{'it' if failed == 1 else 'them'} again"
+            )
+        return words
+
     def row_of_invalid(self, cell: PlannedArm) -> Measurement:
         """The measurement that records why a cell cannot be measured."""
         run = identity.digest(["invalid", essential(cell.arm.overrides)])

@@ -159,22 +159,10 @@ def measure(plan: Plan, launch: Launch, what: str | None = None) -> None:
         what: printed in place of the sweep's name and size.
     """
     _recover(plan)
-    pending = {measurement.run_id for job in plan.jobs for measurement in job}
-    skipped = len(plan.recorded.keys() - pending)
     size = f"{count(len(plan.cells), 'arm')}, {count(len(plan.measurements), 'measurement')}"
     print(what or f"sweep {plan.name}: {size}")
-    if skipped:
-        failed = sum(
-            status != "ok" for run_id, status in plan.recorded.items() if run_id not in pending
-        )
-        again = (
-            f"; {failed} of them did not end well: sweep.retry=failed measures "
-            f"{'it' if failed == 1 else 'them'} again"
-        )
-        print(
-            f"{skipped} of {len(plan.measurements)} recorded already, "
-            f"skipped{again if failed else ''}"
-        )
+    if skipped := plan.skipped:
+        print(skipped)
         _warn_of_old_terms(plan)
     for warning in plan.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -20,6 +20,7 @@ from minivllm.analysis.rows import (
     fields,
     is_simulated,
     number,
+    reason_of,
     record_folder,
     started,
     status_of,
@@ -207,9 +208,7 @@ def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], in
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for cell in cells:
         for row in cell.failed:
-            reasons = "; ".join(strings(row.get("validity.reasons")))
-            message = str(row.get("error.message") or reasons or "no message was recorded")
-            key = (cell.label, status_of(row), str(row.get("error.type") or ""), message)
+            key = (cell.label, status_of(row), str(row.get("error.type") or ""), reason_of(row))
             group = groups.setdefault(
                 key, {"log": str(row.get("error.log_tail") or ""), "records": [], "run_log": None}
             )

@@ -13,7 +13,7 @@ from minivllm.analysis.levels import apart
 from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.moved import changed_weights, sentences
 from minivllm.analysis.ranking import rank
-from minivllm.analysis.rows import number
+from minivllm.analysis.rows import number, reason_of
 from minivllm.bench.metrics.telemetry_validity import TAKEN, taken_words
 from minivllm.config.groups import OPTIONS
 from minivllm.report.figures.plots import THROUGHPUT
@@ -39,6 +39,11 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
     done = [cell for cell in cells if cell.stat(THROUGHPUT)]
     if not done and (words := quality(cells)):
         return Conclusion(words[0], _failures(cells))
+    if not done and len(cells) == 1 and not cells[0].ok and not cells[0].absent:
+        status = cells[0].status_text
+        how = "is invalid" if status == "invalid" else f"failed ({status})"
+        reason = reason_of(cells[0].failed[0]).partition("\n")[0].rstrip(".")
+        return Conclusion(f"The only cell {how}: {reason}.", [])
     if not done:
         what = "The only cell" if len(cells) == 1 else f"Every one of the {len(cells)} cells"
         ran = any(cell.ok for cell in cells)

@@ -19,6 +19,7 @@ from minivllm.errors import BadInput
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.serving.api_servers.api_servers import ApiServers
 from minivllm.serving.app import build_app, guard
+from minivllm.serving.errors import unavailable
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.http.logs import json_lines
 from minivllm.serving.model_files import read_model_files
@@ -221,8 +222,15 @@ async def _until_stopped(front: FrontEnd, service: EngineService) -> int:
 
 async def _drain(service: EngineService, forced: asyncio.Event) -> None:
     """Wait for running requests; new ones are refused."""
-    deadline = time.monotonic() + service.options.drain_s
+    most_s, left = service.options.drain_s, len(service.client.streams)
+    deadline = time.monotonic() + most_s
+    if left:
+        print(
+            f"draining: requests that run or wait ({left}) go on for at most "
+            f"task.drain_s={most_s:g} s; a second signal ends at once",
+            file=sys.stderr,
+        )
     while service.client.streams and time.monotonic() < deadline and not forced.is_set():
         await asyncio.sleep(0.05)
     for stream in list(service.client.streams.values()):
-        stream.close()
+        stream.end(unavailable("the server has ended before the request: see task.drain_s"))

@@ -82,7 +82,10 @@ def run(config: dict[str, Any]) -> int:
                     searching.measure, criterion_of(config), start, least, searching.tell
                 )
         except _Failed as failure:
-            print(f"error: the search ended at {failure}", file=sys.stderr)
+            print(
+                f"error: the search ended at {failure}; the same command goes on from there",
+                file=sys.stderr,
+            )
             return 1
         finally:
             reports = Path(view.reports_dir)

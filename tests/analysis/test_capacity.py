@@ -226,6 +226,22 @@ def test_what_a_search_in_vain_could_not_decide_is_told() -> None:
     )
 
 
+def test_a_search_that_was_interrupted_is_no_result() -> None:
+    """A measurement has failed, or somebody has pressed Ctrl-C: more runs would decide."""
+    good = Probe(8.0, tuple(evenly(30, 30) for _ in range(32)))
+    cut_off = Probe(16.0, tuple(evenly(met, 30) for met in (30, 30, 30)))
+    begun = Capacity((cut_off,), Criterion())
+    assert begun.unfinished is cut_off and begun.sentence() == (
+        "capacity: not known yet, since the search ended at 16 requests/s after 3 of at most 32 "
+        "runs, in which 100 % of the requests met their objectives; the same command goes on"
+    )
+    further = Capacity((good, cut_off), Criterion())
+    assert good.verdict(Criterion()) == "holds"
+    assert further.sentence().startswith("capacity: at least 8 requests/s, with 90 %")
+    assert "; the search ended at 16 requests/s after 3 of at most 32 runs" in further.sentence()
+    assert Capacity((good,), Criterion()).unfinished is None
+
+
 # ---- engines of known capacity
 
 

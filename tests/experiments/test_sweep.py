@@ -208,6 +208,7 @@ def test_several_failed_cells_are_counted(sweep: Cli, bench: Bench) -> None:
         "4 of 4 recorded already, skipped; 2 of them did not end well: sweep.retry=failed "
         "measures them again\n"
     )
+    assert said in sweep(*SWEEP, "sweep.dry_run=true").out
     assert said in sweep(*SWEEP).out
 
 

@@ -83,7 +83,8 @@ def test_nothing_but_one_failure_still_gives_a_report(tmp_path: Path, status: st
         "first line\nlast <line>",
     )
     page, out = build(tmp_path, [record])
-    assert "failed: there is nothing to compare" in page.text
+    how = "is invalid" if status == "invalid" else f"failed ({status})"
+    assert f"The only cell {how}: it <b>went</b> wrong & badly." in page.text
     assert "it <b>went</b> wrong & badly" in page.text  # escaped in the source
     assert "last <line>" in page.text and "<b>" not in page.source
     assert next(iter(table(out).values()))["status"] == status

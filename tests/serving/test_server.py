@@ -11,13 +11,16 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from minivllm.errors import BadInput
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.server import listen
+from minivllm.serving.processes.token_stream import TokenStream
+from minivllm.serving.server import _drain, listen
 from tests.bench.targets.servers.waiting import wait_until
 from tests.forked import fork_known
 from tests.later import Later
@@ -109,6 +112,25 @@ def test_a_killed_engine_ends_the_server_with_1_and_a_line(tmp_path) -> None:
         engine.kill()
         assert server.process.wait(30) == 1
     assert "error: the engine has stopped" in log.read_text()
+
+
+def test_what_a_drain_cuts_off_is_told_why(capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> TokenStream:
+        streams: dict[str, TokenStream] = {}
+        stream = TokenStream("r1", 1, 3, 9, lambda one: streams.clear())
+        streams["r1"] = stream
+        client = SimpleNamespace(streams=streams)
+        service = SimpleNamespace(client=client, options=ServeOptions(drain_s=0))
+        await _drain(cast(Any, service), asyncio.Event())
+        assert not streams
+        return stream
+
+    error = asyncio.run(run()).error
+    assert error is not None and error.status == 503 and error.retry_after_s
+    assert capsys.readouterr().err == (
+        "draining: requests that run or wait (1) go on for at most task.drain_s=0 s; a second "
+        "signal ends at once\n"
+    )
 
 
 def test_an_address_that_is_taken_is_one_line_before_loading(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minivllm.report.studies.alone import comparison
 from tests.report.pagereader import Page
 from tests.report.synthetic import make_record, write
 
@@ -50,7 +51,10 @@ def test_a_regression(cli: Cli, runs: Callable[[str, float], None]) -> None:
     assert cli("task=compare", "runs=[old,newer]", "task.threshold=0.5").code == 0
 
 
-def test_nothing_in_common(cli: Cli, runs: Callable[[str, float], None]) -> None:
+def test_nothing_in_common(
+    cli: Cli, runs: Callable[[str, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MOST_CHARACTERS", 99)  # as of one that names many knobs
     runs("old", 1.0)
     record = make_record("nf4", "sequential", sweep="other")
     write(Path("runs"), [record], parquet=False)
@@ -62,6 +66,8 @@ def test_nothing_in_common(cli: Cli, runs: Callable[[str, float], None]) -> None
         in done.out
     )
     assert not Path("reports/other-against-old/compare.png").exists()
+    page = Page(Path("reports/other-against-old/index.html"))
+    assert "Not comparable: the runs have no cell in common." in page.text
 
 
 def test_records_that_cannot_be_read_are_counted(

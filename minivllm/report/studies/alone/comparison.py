@@ -125,7 +125,8 @@ class ComparisonStudy(Study[ComparedRuns]):
             begin, lines = headline.partition(":")[0], [headline, *lines]
             verdicts = Counter(cell.verdict for cell in compared).most_common()
             counts = listing([f"{number} {state}" for state, number in verdicts])
-            headline = f"{begin}: of {count(len(compared), 'cell')} {counts}."
+            of_all = f"of {count(len(compared), 'cell')} {counts}"
+            headline = f"{begin}: {of_all if compared else 'the runs have no cell in common'}."
         cells = [cell for rows in result.sides for cell in gather(rows)]
         return verdict.with_others(Conclusion(headline, lines), cells)
 
