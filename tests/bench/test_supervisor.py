@@ -373,11 +373,11 @@ def test_full_disk_is_this_cells_failure_only(
     )
     write = files._write
 
-    def full(path: Path, text: str) -> None:
+    def full(path: Path, content: bytes) -> None:
         if path.parent == second.path and path.name.startswith(f".{storage.RECORD}"):
-            path.write_text(text[: len(text) // 2])
+            path.write_bytes(content[: len(content) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, text)
+        write(path, content)
 
     monkeypatch.setattr(files, "_write", full)
     outcomes = supervisor.run([first, second, third])

@@ -71,7 +71,7 @@ def test_chat_prompts_name_special_tokens_as_with_transformers(
 
     folder = word_level(tmp_path, config, special)
     theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(TALK, tokenize=False)
-    assert Tokenizer(folder).chat_text(TALK, False) == theirs
+    assert Tokenizer(folder).chat_text(TALK, add_generation_prompt=False) == theirs
 
 
 def test_a_conversation_begins_with_one_begin_of_text(tmp_path: Path) -> None:
