@@ -293,7 +293,7 @@ class Session:
             has_steps=self._has_steps,
             tick_s=self._tick_s,
             jumped=self._jumped,
-            computes=info.clock is None,
+            writes_text=info.clock is None and info.weights != "random",
         )
         record.validity.notes += [
             *info.warnings,

@@ -40,7 +40,7 @@ def check(
     has_steps: bool = False,
     tick_s: float | None = None,
     jumped: str | None = None,
-    computes: bool = False,
+    writes_text: bool = False,
 ) -> Validity:
     """Judge one measurement, but for what was seen from outside, see `telemetry_validity`.
 
@@ -54,7 +54,8 @@ def check(
         steps, has_steps: see `reconcile`.
         tick_s, jumped: seconds between two values of the clock, and why its times cannot be
             trusted, where known.
-        computes: the answers are a model's.
+        writes_text: the answers are those of a model with weights of its own: random ones may well
+            give one token throughout.
     """
     stopping = stopping or Stopping()
     failures, tolerated = _failures(traces, stopping)
@@ -82,7 +83,7 @@ def check(
         *_overlaps(liveness or {}),
         *chain.from_iterable(notes for _, notes in accounts),
         *(check_cold(workload, liveness or {}, traces) if cold else ()),
-        *(one_token_answers(traces, served="stream" in (liveness or {})) if computes else ()),
+        *(one_token_answers(traces, served="stream" in (liveness or {})) if writes_text else ()),
     ]
     return Validity(not reasons, reasons, notes)
 
