@@ -122,7 +122,7 @@ class PlainTiles : public CopiedTokens {
       each<M>([&](auto m) MINIVLLM_INLINE { queries[m] = kept(load(query + m * dim_ + i)); });
       each<kTogether>([&](auto n) MINIVLLM_INLINE {
         const Vector key = kept(load(at[n] + i));
-        each<M>([&](auto m) MINIVLLM_INLINE { sums[m][n] += queries[m] * key; });
+        each<M>([&](auto m) MINIVLLM_INLINE { sums[m][n] = fused(queries[m], key, sums[m][n]); });
       });
     }
     each<M>([&](auto m) MINIVLLM_INLINE {
@@ -146,7 +146,7 @@ class PlainTiles : public CopiedTokens {
       each<M>([&](auto m) MINIVLLM_INLINE { factors[m] = kept(splat(weights[m * kKeys + j])); });
       each<N>([&](auto n) MINIVLLM_INLINE {
         const Vector part = kept(load(value + n * kLanes));
-        each<M>([&](auto m) MINIVLLM_INLINE { sums[m][n] += factors[m] * part; });
+        each<M>([&](auto m) MINIVLLM_INLINE { sums[m][n] = fused(factors[m], part, sums[m][n]); });
       });
     }
     each<M * N>([&](auto k) MINIVLLM_INLINE {
