@@ -54,8 +54,7 @@ def check(
         steps, has_steps: see `reconcile`.
         tick_s, jumped: seconds between two values of the clock, and why its times cannot be
             trusted, where known.
-        writes_text: the answers are those of a model with weights of its own: random ones may well
-            give one token throughout.
+        writes_text: the answers are a model's whose weights are not random.
     """
     stopping = stopping or Stopping()
     failures, tolerated = _failures(traces, stopping)
