@@ -26,7 +26,6 @@ from minivllm.serving.api_servers.messages import (
     Drain,
     End,
     MessageWanted,
-    QueueLength,
     RequestFailed,
     ToClient,
 )
@@ -38,6 +37,7 @@ from minivllm.serving.http.logs import json_lines
 from minivllm.serving.model_files import read_model_files
 from minivllm.serving.processes.messages import Failed, Step
 from minivllm.serving.processes.process_link import ProcessConnection
+from minivllm.serving.processes.token_stream import Queued
 from minivllm.serving.service import Service
 
 COUNTS_S = 0.1  # between two messages about what clients did
@@ -114,7 +114,7 @@ class ApiServer:
         match message:
             case ApiServerStart():
                 self._first.set_result(message)
-            case Step() | QueueLength() | RequestFailed() if self._engine is not None:
+            case Step() | Queued() | RequestFailed() if self._engine is not None:
                 self._engine.take(message)
             case ToClient() | AnswerComplete() | MessageWanted():
                 self._calls.take(message)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm.errors import Crashed
-from minivllm.platform.processes.heartbeat import BEAT_S
 from minivllm.serving.api_servers.messages import (
     ApiServerReady,
     ApiServerStart,
@@ -24,7 +23,6 @@ from minivllm.serving.api_servers.messages import (
     FromClient,
     MessageDelivered,
     NewRequests,
-    QueueLength,
     RelayedCall,
     RequestFailed,
 )
@@ -32,10 +30,10 @@ from minivllm.serving.api_servers.relay import RelayedCalls
 from minivllm.serving.errors import ApiError, internal
 from minivllm.serving.http.calls import CALL, Call
 from minivllm.serving.processes.messages import Abort, EngineState, Piece, Step
-from minivllm.serving.processes.process_link import ProcessLink
+from minivllm.serving.processes.process_link import ProcessLink, end_silent
 from minivllm.serving.processes.restarts import Restarts
 from minivllm.serving.processes.started import LocalServerProcess
-from minivllm.serving.processes.token_stream import TokenStream
+from minivllm.serving.processes.token_stream import Queued, TokenStream
 from minivllm.serving.service import EngineService
 
 if TYPE_CHECKING:
@@ -165,7 +163,7 @@ class ApiServers:
         self._changed = asyncio.Event()
         self._is_started = self._is_ending = False
         self._num_started = 0
-        self._queue = QueueLength(0, 0)  # as it was sent last
+        self._queue = Queued(0, 0)  # as it was sent last
         service.client.listeners.append(self._share)
 
     async def start(self, listener: socket.socket) -> None:
@@ -179,7 +177,8 @@ class ApiServers:
             Crashed: a process failed.
         """
         self._listener = listener
-        self._watching = [*map(asyncio.ensure_future, (self._watch(), self._send_queue()))]
+        watching = (end_silent(self.links), self._send_queue())
+        self._watching = [*map(asyncio.ensure_future, watching)]
         await asyncio.gather(*map(self._start, self.links))
         self._is_started = True
         for link in self.links:
@@ -258,7 +257,7 @@ class ApiServers:
         """Send how much waits for the engine whenever that has changed, until this is cancelled."""
         while True:
             await asyncio.sleep(QUEUE_S)
-            queue = QueueLength(*self._service.client.queue)
+            queue = self._service.client.queue
             if queue != self._queue:
                 self._queue = queue
                 self._send(queue)
@@ -297,10 +296,3 @@ class ApiServers:
     def _note_pids(self) -> None:
         alive = (link for link in self.links if link.is_alive)
         self._service.api_servers = [link.pid for link in alive if link.pid is not None]
-
-    async def _watch(self) -> None:
-        """End those that are silent for too long, until this is cancelled."""
-        while True:
-            await asyncio.sleep(BEAT_S)
-            for link in self.links:
-                link.end_if_silent()

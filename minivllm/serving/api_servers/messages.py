@@ -9,7 +9,8 @@ from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes.messages import Ready
 
-# ---- to an API server, beside a `Step` with what it gave to its requests
+# ---- to an API server, beside a `Step` with what it gave to its requests, and `Queued`, how much
+# waits for the engine in the whole server
 
 
 class ApiServerStart(NamedTuple):
@@ -24,13 +25,6 @@ class ApiServerStart(NamedTuple):
     created: int
     info: Ready
     paths: frozenset[str]
-
-
-class QueueLength(NamedTuple):
-    """How much waits for the engine in the whole server."""
-
-    completions: int
-    prompt_tokens: int
 
 
 class RequestFailed(NamedTuple):

@@ -12,7 +12,6 @@ from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.api_servers.messages import (
     CallEnded,
     NewRequests,
-    QueueLength,
     RequestFailed,
 )
 from minivllm.serving.http.calls import CALL, Call
@@ -87,13 +86,13 @@ class RelayedEngine:
         if self.streams.pop(stream.request_id, None) is not None:
             self._post(Abort(stream.request_id))
 
-    def take(self, message: Step | QueueLength | RequestFailed) -> None:
+    def take(self, message: Step | Queued | RequestFailed) -> None:
         """Take a message of the other process."""
         match message:
             case Step():
                 self._take_step(message)
-            case QueueLength(completions, prompt_tokens):
-                self._of_all = Queued(completions, prompt_tokens)
+            case Queued():
+                self._of_all = message
             case RequestFailed(request_id, error):
                 if (stream := self.streams.pop(request_id, None)) is not None:
                     stream.fail(error)

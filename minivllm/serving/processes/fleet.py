@@ -14,10 +14,10 @@ from minivllm.cluster.actors import POLL_S, RayActors
 from minivllm.cluster.placement import ALONE, placements
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput, Crashed
-from minivllm.platform.processes.heartbeat import BEAT_S
 from minivllm.platform.threads import unpinned
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import Ready
+from minivllm.serving.processes.process_link import end_silent
 from minivllm.serving.processes.restarts import DELAYS_S, Restarts
 from minivllm.serving.processes.started import ActorEngine, LocalServerProcess, ServerProcess
 
@@ -99,10 +99,7 @@ class Fleet:
 
     async def watch(self, links: Sequence[EngineLink]) -> None:
         """End replicas that are silent for too long, until this is cancelled."""
-        while True:
-            await self._sleep(BEAT_S)
-            for link in links:
-                link.end_if_silent()
+        await end_silent(links, self._sleep)
 
     async def revive(self, link: EngineLink, left: int) -> bool:
         """Say that a replica has stopped, start it again, and wait until it serves. Each try comes

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar
 
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Frames, frame
-from minivllm.platform.processes.heartbeat import SILENT_BUILDING_S, SILENT_S, Beat, Silence
+from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_BUILDING_S, SILENT_S, Beat, Silence
 from minivllm.serving.processes.messages import Failed
 from minivllm.serving.processes.started import ServerProcess
 
@@ -173,3 +173,18 @@ class ProcessLink(ABC):
         started, self.started = self.started, None
         if started is not None:
             await asyncio.to_thread(started.stop)
+
+
+async def end_silent(
+    links: Iterable[ProcessLink], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """End processes that are silent for too long, until this is cancelled.
+
+    Args:
+        links: of the processes, which may come and go.
+        sleep: of seconds.
+    """
+    while True:
+        await sleep(BEAT_S)
+        for link in links:
+            link.end_if_silent()

@@ -11,7 +11,6 @@ from minivllm.engine.options import SamplingParams
 from minivllm.serving.api_servers.messages import (
     CallEnded,
     NewRequests,
-    QueueLength,
     RequestFailed,
 )
 from minivllm.serving.api_servers.relayed_engine import RelayedEngine
@@ -55,11 +54,11 @@ def test_tokens_come_back_with_their_times() -> None:
 def test_the_queue_is_that_of_the_whole_server() -> None:
     async def run() -> None:
         engine = RelayedEngine(7, 99, lambda message: None)
-        engine.take(QueueLength(4, 40))
+        engine.take(Queued(4, 40))
         assert engine.queue == Queued(4, 40)  # what others wait for counts, too
         engine.submit_all([[1, 2, 3]] * 5, PARAMS)
         assert engine.queue == Queued(5, 40)
-        engine.take(QueueLength(0, 0))
+        engine.take(Queued(0, 0))
         assert engine.queue == Queued(5, 15)
 
     asyncio.run(run())
