@@ -51,18 +51,20 @@ class Stretch:
 
 @dataclass(slots=True)
 class Beside:
-    """What steps computed of other requests, beside one request.
+    """What steps computed of one request, and of other requests beside it.
 
-    Tokens of prompts, and others; and the number of steps that had some.
+    Its own tokens; theirs of prompts, and others; and the number of steps that had some of theirs.
     """
 
+    own: int = 0
     prompts: int = 0
     others: int = 0
     prompt_steps: int = 0
     other_steps: int = 0
 
-    def add(self, prompts: int, others: int) -> None:
+    def add(self, own: int, prompts: int, others: int) -> None:
         """Count one step."""
+        self.own += own
         self.prompts += prompts
         self.others += others
         self.prompt_steps += prompts > 0
@@ -108,10 +110,14 @@ class TokenCost:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """When a request of HTTP came, and when it was sent to the process of the engine."""
+    """When a request of HTTP came, and when it was sent to the process of the engine.
+
+    The end of its answer may be known before the engine tells of it.
+    """
 
     received_s: float
     sent_s: float
+    answered_s: float | None = None  # when its client had the whole answer
     lives: list[Life] = field(default_factory=list)  # its completions
 
 
@@ -130,7 +136,6 @@ class Life:
         preempted_for: numbers of the requests for which it was preempted, in order; its own where
             it had no block to grow into.
         spans: in order; empty unless the account keeps them.
-        answered_s: when its client had the whole answer, if that was before the bundle of its end.
     """
 
     new: NewRequest
@@ -146,7 +151,6 @@ class Life:
     num_preemptions: int = 0
     hold: Hold | None = None
     preempted_for: list[int] = field(default_factory=list)
-    answered_s: float | None = None
     ms: dict[str, float] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     beside: dict[str, Beside] = field(default_factory=dict)
@@ -226,7 +230,7 @@ class Account:
             return None
         life = Life(new, since_s=new.arrival_s)
         self.lives[new.number] = self._unfinished[new.number] = life
-        if (served := self._served.get(new.request_id.partition(".")[0])) is not None:
+        if (served := self._served.get(_served_by(new))) is not None:
             served.lives.append(life)
             life.since_s, life.part = served.received_s, "http"
             self._spend(life, served.sent_s)
@@ -243,17 +247,22 @@ class Account:
             if len(self._served) > MOST_SERVED:
                 del self._served[next(iter(self._served))]
             return
-        served = self._served.pop(request_id, None)
-        for life in served.lives if served is not None else ():
-            life.answered_s = answered_s
-            if life.end_s is not None:
-                self._answer(life)
+        served = self._served.get(request_id)
+        if served is not None and served.answered_s is None:
+            served.answered_s = answered_s
+            self._answer(request_id)
 
-    def _answer(self, life: Life) -> None:
-        """Count the time from its last step to the end of its answer."""
-        if life.answered_s is not None:
-            life.part = "http"
-            self._spend(life, life.answered_s)
+    def _answer(self, request_id: str) -> None:
+        """Count the time from the last steps of a request of HTTP to the end of its answer, once
+        both are known."""
+        served = self._served.get(request_id)
+        if served is None or served.answered_s is None or not served.lives:
+            return
+        if all(life.end_s is not None for life in served.lives):
+            del self._served[request_id]
+            for life in served.lives:
+                life.part = "http"
+                self._spend(life, served.answered_s)
 
     def _plan(self, item: Mapping[str, Any], sizes: Mapping[int, list[int]]) -> None:
         """Decide what each request spends a step on."""
@@ -290,7 +299,7 @@ class Account:
                 own = _own_tokens(work, number in decoded)
                 if life.part != "stalled":
                     beside = life.beside.setdefault(life.part, Beside())
-                    beside.add(prompts - own[0], tokens - prompts - own[1])
+                    beside.add(sum(own), prompts - own[0], tokens - prompts - own[1])
 
     def _end(self, item: Mapping[str, Any], forks: list[Life]) -> None:
         """Count the time to the end of a bundle."""
@@ -301,12 +310,14 @@ class Account:
             life.ms, life.reasons = dict(parent.ms), dict(parent.reasons)
             life.steps, life.spans = dict(parent.steps), list(parent.spans)
             life.beside = {part: replace(one) for part, one in parent.beside.items()}
-        for number, life in list(self._unfinished.items()):
-            if life.state == "done":
-                life.end_s = item["end_s"]
-                del self._unfinished[number]
-                self._answer(life)
-            elif life.part in IN_STEPS:
+        ended = [life for life in self._unfinished.values() if life.state == "done"]
+        for life in ended:
+            life.end_s = item["end_s"]
+            del self._unfinished[life.new.number]
+        for life in ended:
+            self._answer(_served_by(life.new))
+        for life in self._unfinished.values():
+            if life.part in IN_STEPS:
                 life.part = "between"
 
     def _spend(self, life: Life, until_s: float, step: int | None = None) -> None:
@@ -325,6 +336,11 @@ class Account:
                 number = step if life.part in IN_STEPS else None
                 life.spans.append(Stretch(life.part, life.since_s, until_s, number))
         life.since_s = until_s
+
+
+def _served_by(new: NewRequest) -> str:
+    """The id of the request of HTTP that a completion belongs to."""
+    return new.request_id.partition(".")[0]
 
 
 def _own_tokens(work: Scheduled | None, decodes: bool) -> tuple[int, int]:

@@ -28,7 +28,8 @@ def words() -> dict[str, Any]:
 
 def parts(life: Life, account: Account, client_ms: float = 0.0) -> dict[str, float]:
     """Milliseconds by part, in the order of PARTS; those without any are left out. The time of a
-    step is divided among the request's own tokens and those of others, see TokenCost.
+    step is divided among the request's own tokens and those of others, see TokenCost; where
+    its steps were faster than that says, all their tokens bear them alike.
 
     Args:
         life: of a request.
@@ -40,10 +41,10 @@ def parts(life: Life, account: Account, client_ms: float = 0.0) -> dict[str, flo
     for part, beside in life.beside.items():
         tokens = beside.prompts + beside.others
         if tokens and (whole := ms.get(part, 0.0)) > 0:
-            each = min(per_token, whole / tokens)
+            each = min(per_token, whole / (tokens + beside.own))
             ms["prompts"] += each * beside.prompts
             ms["others"] += each * beside.others
-            ms[part] = max(0.0, whole - each * tokens)
+            ms[part] = whole - each * tokens
     return {part: ms[part] for part in PARTS if ms.get(part, 0.0) > 0}
 
 

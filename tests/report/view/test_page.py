@@ -388,9 +388,9 @@ LIVES = """([items, engine]) => {
 }"""
 
 
-def of_http(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def of_http(bundles: list[dict[str, Any]], early: bool) -> list[dict[str, Any]]:
     """The same, with request 0 from HTTP: it came 2 ms before the engine had it, and its answer was
-    written 1 ms after its last step."""
+    written 1 ms after its last step, which is told before or after that step."""
     new = next(bundle for bundle in bundles if "new" in bundle)["new"][0]
     times = [new[1].split(".")[0], new[5] - 0.002, new[5] - 0.001]
     done = next(
@@ -400,18 +400,19 @@ def of_http(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
     answered_s = bundles[done]["end_s"] + 0.001
     end = [{"http": [*times, answered_s]}]
-    return [{"http": [*times, None]}, *bundles[: done + 1], *end, *bundles[done + 1 :]]
+    told = 0 if early else done + 1
+    return [{"http": [*times, None]}, *bundles[:told], *end, *bundles[told:]]
 
 
-@pytest.mark.parametrize("strategy", ["recompute", "swap"])
+@pytest.mark.parametrize(("strategy", "early"), [("recompute", False), ("swap", True)])
 def test_the_page_accounts_for_every_millisecond_as_python_does(
-    recorded: Recorded, strategy: str
+    recorded: Recorded, strategy: str, early: bool
 ) -> None:
     policy = Continuous(6, 32, watermark=0.1, preemption=strategy)
     items = record(policy, host_slots=60, seed=2, samples=2, retold_every=90)
     bundles = [item for item in items if "gauges" not in item]
     engine, middle = bundles[0]["engine"], bundles[len(bundles) // 2]["end_s"]
-    served = of_http(bundles)
+    served = of_http(bundles, early)
     lives = recorded.page.evaluate(LIVES, [served, engine])
     whole = Account.of(served)
     for until_s, told in zip((bundles[-1]["end_s"], middle), lives, strict=True):

@@ -50,6 +50,27 @@ def test_prompts_of_others_are_no_decoding_of_its_own() -> None:
     )
 
 
+def test_tokens_of_a_fast_step_bear_it_alike_so_that_its_own_always_has_a_share() -> None:
+    """By the slope of such steps, others' tokens alone would take longer than this one did."""
+    account = account_of(
+        step(
+            0,
+            0.0,
+            0.010,
+            new=[named(0, 0.0), named(1, 0.0)],
+            states=states((0, "decode")),
+            decoded=[0],
+            scheduled=[[1, 0, 9, "budget"]],
+            sizes=[[0, 7, 7]],
+        ),
+        step(1, 0.010, 1.010, scheduled=[[1, 9, 99, "budget"]], states=states((0, "done"))),
+    )
+    life = account.lives[0]
+    assert account.cost.ms_per_token > 10
+    spent = parts(life, account)
+    assert (spent["prompts"], spent["decode"]) == pytest.approx((9, 1))
+
+
 def test_equal_steps_do_not_tell_what_a_token_takes() -> None:
     both = {"new": [named(0, 0.0), named(1, 0.0)], "states": states((0, "decode"), (1, "decode"))}
     account = account_of(

@@ -101,12 +101,20 @@ def test_a_viewer_that_does_not_read_is_told_all_anew(server: RunningServer) -> 
 def test_the_account_of_a_request_has_its_time_in_the_process_of_http(
     server: RunningServer,
 ) -> None:
-    """Whichever request it is, its time until its answer is written lies around the engine's."""
+    """Its time until its answer is written lies around the engine's."""
     with watching(server) as viewer:
         viewer.until(lambda one: one.bundles)
-        assert ask(server.url, "/v1/completions", {**BODY, "max_tokens": 8})
-        viewer.until(lambda one: any(times[3] for times in one.http) and not one.view.requests)
-    request_id, received_s, sent_s, answered_s = next(one for one in viewer.http if one[3])
+        answer = ask(server.url, "/v1/completions", {**BODY, "max_tokens": 8})
+        request_id = answer.headers["x-engine-request-id"]
+        viewer.until(
+            lambda one: (
+                any(times[0] == request_id and times[3] for times in one.http)
+                and Account.of(one.items).lives
+                and not one.view.requests
+            )
+        )
+    ends = [one for one in viewer.http if one[0] == request_id and one[3]]
+    ((_, received_s, sent_s, answered_s),) = ends
     account = Account.of(viewer.items)
     (life,) = [one for one in account.lives.values() if one.new.request_id == request_id]
     assert life.end_s is not None

@@ -60,10 +60,9 @@ class Life {
     // Spans, without gaps from arrival on: what each was spent on, and when it ended.
     this.codes = [];
     this.ends = [];
-    this.beside = []; // tokens of prompts, and others, that the step of a span computed of others
+    this.beside = []; // what the step of a span computed: own tokens, others' of prompts, and others
     this.tokensBeside = null; // of the step that goes on
     this.preemptions = []; // [when, for which request]
-    this.answered = null; // when its client had the whole answer
     this.states = [[this.arrival, "waiting"]];
   }
 
@@ -115,13 +114,6 @@ class Life {
     this.part = "queued";
   }
 
-  // Counts the time from its last step to the end of its answer.
-  answer() {
-    if (this.answered === null) return;
-    this.part = "http";
-    this.spend(this.answered);
-  }
-
   // It has lived as its parent until now.
   follow(parent) {
     this.codes = [...parent.codes];
@@ -136,7 +128,7 @@ class Life {
     const ms = {};
     const steps = {};
     const reasons = {};
-    const shared = {}; // by part, tokens of others
+    const shared = {}; // by part, its own tokens and those of others
     const tokens = { prompts: 0, others: 0 };
     let from = this.begin;
     let total = 0;
@@ -148,8 +140,9 @@ class Life {
       total += spent;
       if (IN_STEPS.has(part)) steps[part] = (steps[part] ?? 0) + 1;
       if (this.beside[index]) {
-        const [prompts, others] = this.beside[index];
-        const known = (shared[part] ??= { prompts: 0, others: 0 });
+        const [own, prompts, others] = this.beside[index];
+        const known = (shared[part] ??= { own: 0, prompts: 0, others: 0 });
+        known.own += own;
         for (const [name, count] of [["prompts", prompts], ["others", others]]) {
           known[name] += count;
           tokens[name] += count;
@@ -159,13 +152,12 @@ class Life {
       if (part === "queued" || part === "blocks") reasons[reason] = (reasons[reason] ?? 0) + spent;
       from = end;
     }
-    for (const [part, { prompts, others }] of Object.entries(shared)) {
-      const whole = ms[part];
-      if (!(prompts + others) || !(whole > 0)) continue;
-      const each = Math.min(cost.msPerToken, whole / (prompts + others));
+    for (const [part, { own, prompts, others }] of Object.entries(shared)) {
+      if (!(prompts + others)) continue;
+      const each = Math.min(cost.msPerToken, ms[part] / (own + prompts + others));
       ms.prompts = (ms.prompts ?? 0) + each * prompts;
       ms.others = (ms.others ?? 0) + each * others;
-      ms[part] = Math.max(0, whole - each * (prompts + others));
+      ms[part] -= each * (prompts + others);
     }
     const parts = PARTS.filter((part) => ms[part] > 0).map((part) => [part, ms[part]]);
     const states = this.states.filter(([at]) => at <= time);
@@ -186,7 +178,7 @@ class Account {
     this.lives = new Map(); // by number, also of those that have ended
     this.unfinished = new Map();
     this.cost = new TokenCost();
-    this.served = new Map(); // by the engine's request id: when it came, and its lives
+    this.served = new Map(); // by the engine's request id: when it came, its answer and its lives
     this.count = 0; // bundles so far
   }
 
@@ -236,21 +228,30 @@ class Account {
   // What the process of HTTP says of a request: before the engine does, and at its end.
   noteServed(id, received, sent, answered) {
     if (answered === null) {
-      this.served.set(id, { received, sent, lives: [] });
+      this.served.set(id, { received, sent, answered, lives: [] });
       if (this.served.size > MOST_SERVED) this.served.delete(this.served.keys().next().value);
       return;
     }
-    const lives = this.served.get(id)?.lives ?? [];
+    const served = this.served.get(id);
+    if (served) served.answered ??= answered;
+    this.answer(id);
+  }
+
+  // Counts the time to the end of its answer, once both ends are known.
+  answer(id) {
+    const served = this.served.get(id);
+    if (!served?.lives.length || served.answered === null) return;
+    if (served.lives.some((life) => life.end === null)) return;
     this.served.delete(id);
-    for (const life of lives) {
-      life.answered = answered;
-      if (life.end !== null) life.answer();
+    for (const life of served.lives) {
+      life.part = "http";
+      life.spend(served.answered);
     }
   }
 
   meet(told) {
     const life = new Life(told);
-    const served = this.served.get(life.id.split(".")[0]);
+    const served = this.served.get(servedBy(life));
     if (served) {
       served.lives.push(life);
       life.come(served);
@@ -296,23 +297,26 @@ class Account {
         life.part = grows ? "decode" : "stalled";
       }
       const [own, ownOthers] = ownTokens(work, decoded.has(number));
-      life.tokensBeside = [prompts - own, tokens - prompts - ownOthers];
+      life.tokensBeside = [own + ownOthers, prompts - own, tokens - prompts - ownOthers];
     }
   }
 
   finish(bundle, forks) {
     for (const life of this.unfinished.values()) life.spend(bundle.end_s);
     for (const life of forks) life.follow(this.lives.get(life.parent));
-    for (const [number, life] of this.unfinished) {
-      if (life.state === "done") {
-        life.end = bundle.end_s;
-        this.unfinished.delete(number);
-        life.answer();
-      } else if (IN_STEPS.has(life.part)) {
-        life.part = "between";
-      }
+    const ended = [...this.unfinished.values()].filter((life) => life.state === "done");
+    for (const life of ended) {
+      life.end = bundle.end_s;
+      this.unfinished.delete(life.number);
     }
+    for (const life of this.unfinished.values()) if (IN_STEPS.has(life.part)) life.part = "between";
+    for (const life of ended) this.answer(servedBy(life));
   }
+}
+
+// The request of HTTP that it belongs to.
+function servedBy(life) {
+  return life.id.split(".")[0];
 }
 
 // Tokens of its prompt, and others, that a step computes of a request.
