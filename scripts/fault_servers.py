@@ -137,7 +137,7 @@ def _has_started(log: Path, count: int) -> bool:
     return log.read_bytes().count(b"Ray runtime started") >= count
 
 
-def port_told(log: Path) -> int | None:
+def reported_port(log: Path) -> int | None:
     """The port of a server that serves."""
     found = re.search(r"serving \S+ at http://[^/]*:(\d+)", log.read_text(errors="replace"))
     return None if found is None else int(found[1])
@@ -145,8 +145,8 @@ def port_told(log: Path) -> int | None:
 
 def port_of(process: subprocess.Popen[bytes], log: Path) -> int:
     """The port of a server, once it serves."""
-    until(lambda: port_told(log) or process.poll() is not None, START_S, "it does not start")
-    port = port_told(log)
+    until(lambda: reported_port(log) or process.poll() is not None, START_S, "it does not start")
+    port = reported_port(log)
     assert port, f"the server has ended: {log.read_text(errors='replace')[-2000:]}"
     return port
 

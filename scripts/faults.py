@@ -37,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fault_servers import SORTS, START_S, Sort, port_of, port_told, started, victims
+from fault_servers import SORTS, START_S, Sort, port_of, reported_port, started, victims
 from kill_replicas import ask, running
 from leftovers import (
     adopt_orphans,
@@ -249,7 +249,7 @@ def _in_loading(case: Case) -> dict[str, Any]:
     done = case.strike()
     silent_s = SILENT_STARTING_S if case.fault == "stop" or hosts else 0.0
     until(
-        lambda: case.server.poll() is not None or (case.fault == "cut" and port_told(case.log)),
+        lambda: case.server.poll() is not None or (case.fault == "cut" and reported_port(case.log)),
         *(silent_s + LEAVE_S, "the server neither ends nor serves"),
     )
     row = {"right": 0, "errors": 0, "ended_after_s": round(time.monotonic() - done, 1)}

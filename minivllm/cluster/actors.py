@@ -181,8 +181,8 @@ def _reason(error: Exception) -> str:
 
 
 @dataclass
-class _Asked:
-    """An actor that the cluster was asked for."""
+class _ExpectedActor:
+    """An actor that the cluster is to start."""
 
     token: bytes
     handle: Any
@@ -199,7 +199,7 @@ class RayActors:
         target: see `RayHost.run`.
         parallel: knobs of the group.
         runtime: knobs of the group, for all replicas.
-        gpus: asked for the numbers of the GPUs that `runtime.device` names, where the cluster is
+        gpus: gives the numbers of the GPUs that `runtime.device` names, where the cluster is
             this machine's.
 
     Attributes:
@@ -238,7 +238,7 @@ class RayActors:
                 "runtime.device=cuda, or runtime.device=cpu"
             )
         self._target, self._ranks, self._num_gpus = target, ranks, needed["GPU"] / count
-        self._asked: dict[int, _Asked] = {}  # by the number of a replica
+        self._expected: dict[int, _ExpectedActor] = {}  # by the number of a replica
         self._lock = threading.Lock()  # of all that polls change
         self._is_closed = False
         try:
@@ -267,9 +267,9 @@ class RayActors:
         )
         token = secrets.token_bytes(TOKEN)
         end = handle.run.remote(self._target, self._listener.getsockname()[:2], token)
-        if (before := self._asked.pop(number, None)) is not None:  # nobody waits for that one
+        if (before := self._expected.pop(number, None)) is not None:  # nobody waits for that one
             self._ray.kill(before.handle)
-        self._asked[number] = _Asked(token, handle, end)
+        self._expected[number] = _ExpectedActor(token, handle, end)
 
     def start(self, number: int) -> RayActor:
         """The actor of a replica, once it has connected; see `poll`."""
@@ -289,26 +289,26 @@ class RayActors:
             BadInput: the cluster does not start it.
         """
         with self._lock:
-            if self._is_closed or (asked := self._asked.get(number)) is None:
+            if self._is_closed or (expected := self._expected.get(number)) is None:
                 raise Crashed("the cluster is not used any more")  # a call would start another
             self._accept()
             try:
-                if len(asked.found) < len(PURPOSES):
-                    self._require_hope(asked)
+                if len(expected.found) < len(PURPOSES):
+                    self._require_hope(expected)
                     return None
             except BaseException:
-                del self._asked[number]
-                self._ray.kill(asked.handle)  # one that is started later would wait for ever
+                del self._expected[number]
+                self._ray.kill(expected.handle)  # one that is started later would wait for ever
                 raise
-            del self._asked[number]
-        (calls, said), (output, _) = (asked.found[purpose] for purpose in PURPOSES)
-        return RayActor(self._ray, asked.handle, asked.end, calls, output, said)
+            del self._expected[number]
+        (calls, said), (output, _) = (expected.found[purpose] for purpose in PURPOSES)
+        return RayActor(self._ray, expected.handle, expected.end, calls, output, said)
 
-    def _require_hope(self, asked: _Asked) -> None:
-        if self._ray.wait([asked.end], timeout=0)[0]:
-            self._raise_ended(asked.end)
-        asked.since_s = asked.since_s or time.monotonic()
-        if time.monotonic() > asked.since_s + START_S:
+    def _require_hope(self, expected: _ExpectedActor) -> None:
+        if self._ray.wait([expected.end], timeout=0)[0]:
+            self._raise_ended(expected.end)
+        expected.since_s = expected.since_s or time.monotonic()
+        if time.monotonic() > expected.since_s + START_S:
             raise BadInput(
                 f"parallel.backend=ray: the cluster has not started a replica within "
                 f"{START_S:.0f} s; of {self._cluster.has()} these are free: "
@@ -338,12 +338,12 @@ class RayActors:
             data = _exactly(connection, TOKEN + GREETING, POLL_S)
         except OSError:
             return False
-        for asked in [*self._asked.values()]:
-            if hmac.compare_digest(data[:TOKEN], asked.token):
+        for expected in [*self._expected.values()]:
+            if hmac.compare_digest(data[:TOKEN], expected.token):
                 connection.settimeout(None)
                 prepare_tcp(connection)
                 said = json.loads(data[TOKEN:])
-                asked.found[said["purpose"]] = connection, said
+                expected.found[said["purpose"]] = connection, said
                 return True
         return False
 
@@ -353,7 +353,7 @@ class RayActors:
             self._is_closed = True
         if hasattr(self, "_listener"):
             self._listener.close()
-        for asked in self._asked.values():
-            self._ray.kill(asked.handle)
-        self._asked.clear()
+        for expected in self._expected.values():
+            self._ray.kill(expected.handle)
+        self._expected.clear()
         self._cluster.close()

@@ -18,7 +18,7 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.children.chat_templates import ChatTemplates
-from minivllm.serving.children.grammar_checks import Asked, GrammarChecks
+from minivllm.serving.children.grammar_checks import GrammarChecks, GrammarRequest
 from minivllm.serving.children.picture_decoder import PictureDecoder
 from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_late, unavailable
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, account
@@ -181,15 +181,15 @@ class Service:
         assert self._templates is not None
         return self._templates
 
-    async def checked(self, asked: Asked) -> StructuredOutputs | None:
+    async def checked(self, request: GrammarRequest) -> StructuredOutputs | None:
         """What the engine is to follow of a client's grammar; see `GrammarChecks.outputs`."""
-        return await self._grammars.outputs(asked, account())
+        return await self._grammars.outputs(request, account())
 
     async def with_checked(self, params: SamplingParams) -> SamplingParams:
         """The same parameters with a grammar that may go to the engine; see `checked`."""
         if params.structured_outputs is None:
             return params
-        outputs = await self.checked(Asked(params.structured_outputs))
+        outputs = await self.checked(GrammarRequest(params.structured_outputs))
         return replace(params, structured_outputs=outputs)
 
     def require_model(self, name: str | None) -> None:

@@ -177,10 +177,10 @@ def test_what_a_cluster_says_is_one_line() -> None:
 
 def test_an_actor_that_ends_before_it_connects(ray: PretendedRay) -> None:
     group = start(1, target="tests.cluster.pretended_ray.nonesuch")
-    ray.kill(group._asked[0].handle)
+    ray.kill(group._expected[0].handle)
     with pytest.raises(RuntimeError, match="cannot start in its Ray actor: it was killed"):
         group.start(0)
-    assert not group._asked, "a later one would be taken for it"
+    assert not group._expected, "a later one would be taken for it"
     group.close()
 
 
@@ -206,7 +206,7 @@ def test_one_that_waits_for_room_holds_up_no_other(ray: PretendedRay) -> None:
 def test_a_stranger_is_not_heard(ray: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
     ray.starts = False
     group = start(1)
-    token = group._asked[0].token
+    token = group._expected[0].token
     address = group._listener.getsockname()
     stranger = socket.create_connection(address)
     stranger.sendall(b"x" * (actors.TOKEN + actors.GREETING))

@@ -17,7 +17,7 @@ from minivllm.serving.answers.tool_messages import (
     with_calls_in_content,
     with_tools_in_system,
 )
-from minivllm.serving.children.grammar_checks import Asked
+from minivllm.serving.children.grammar_checks import GrammarRequest
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.calls import account, ignore
 from minivllm.serving.openai.tools import Tools
@@ -176,8 +176,8 @@ class ChatModel:
         form = params.structured_outputs
         if form is None and tools is None:
             return params
-        asked = Asked(form, True, tools, self.form, prompt.begins_thinking, field)
-        return replace(params, structured_outputs=await self.service.checked(asked))
+        request = GrammarRequest(form, True, tools, self.form, prompt.begins_thinking, field)
+        return replace(params, structured_outputs=await self.service.checked(request))
 
     def parser(
         self,

@@ -7,11 +7,9 @@ import asyncio
 import logging
 import socket
 import sys
-from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from minivllm.errors import Crashed
 from minivllm.serving.api_servers.messages import (
     ApiServerReady,
     ApiServerStart,
@@ -29,7 +27,7 @@ from minivllm.serving.api_servers.messages import (
 from minivllm.serving.api_servers.relay import RelayedCalls
 from minivllm.serving.errors import ApiError, internal
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.messages import Abort, EngineState, Piece, Step
+from minivllm.serving.processes.messages import Abort, EngineState, Step
 from minivllm.serving.processes.process_link import ProcessLink, end_silent
 from minivllm.serving.processes.restarts import Restarts
 from minivllm.serving.processes.started import LocalServerProcess
@@ -133,13 +131,6 @@ class ApiServerLink(ProcessLink):
         self._on_lost(self)
 
 
-class _Part(NamedTuple):
-    """What a step gave to the requests of one API server."""
-
-    pieces: list[Piece]
-    begun: list[tuple[str, float]]
-
-
 class ApiServers:
     """Processes that answer clients. One that dies or falls silent is started again; the requests
     of its clients end with it.
@@ -179,19 +170,13 @@ class ApiServers:
         self._listener = listener
         watching = (end_silent(self.links), self._send_queue())
         self._watching = [*map(asyncio.ensure_future, watching)]
-        await asyncio.gather(*map(self._start, self.links))
+        starts = [link.start_first(self._named(link), *self._next()) for link in self.links]
+        await asyncio.gather(*starts)
         self._is_started = True
         for link in self.links:
             if not link.is_alive:  # it has died while others were still being built
                 self._lost(link)
         self._note_pids()
-
-    async def _start(self, link: ApiServerLink) -> None:
-        try:
-            await link.start(*self._next())
-        except Crashed:
-            words = await link.last_words()
-            raise Crashed(f"{self._named(link)} does not start: {words}") from None
 
     def _named(self, link: ApiServerLink) -> str:
         return f"API server {link.number} of {len(self.links)}"
@@ -241,17 +226,13 @@ class ApiServers:
 
     def _share(self, step: Step) -> None:
         """Send each what a step gave to its requests."""
-        owners = {name: link for link in self.links for name in link.streams}
-        parts: dict[ApiServerLink, _Part] = defaultdict(lambda: _Part([], []))
-        for piece in step.pieces:
-            if (link := owners.get(piece.request_id)) is not None:
+        for link in self.links:
+            pieces = [piece for piece in step.pieces if piece.request_id in link.streams]
+            begun = [one for one in step.begun if one[0] in link.streams]
+            for piece in pieces:
                 link.streams[piece.request_id].drop()
-                parts[link].pieces.append(piece)
-        for name, time_s in step.begun:
-            if (link := owners.get(name)) is not None:
-                parts[link].begun.append((name, time_s))
-        for link, (pieces, begun) in parts.items():
-            link.send(Step(step.time_s, pieces, NO_STATE, begun))
+            if pieces or begun:
+                link.send(Step(step.time_s, pieces, NO_STATE, begun))
 
     async def _send_queue(self) -> None:
         """Send how much waits for the engine whenever that has changed, until this is cancelled."""

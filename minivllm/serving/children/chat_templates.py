@@ -43,10 +43,10 @@ class ChatTemplates:
         """
         tokenizer = self._tokenizer
         try:
-            asked = await asyncio.to_thread(tokenizer.conversation, messages, **variables)
-            answer = await self.turns.answer(asked.question, client, FIELD)
+            conversation = await asyncio.to_thread(tokenizer.conversation, messages, **variables)
+            answer = await self.turns.answer(conversation.question, client, FIELD)
             return await asyncio.to_thread(
-                lambda: tokenizer.encode(asked.text_of(answer), add_special_tokens=False)
+                lambda: tokenizer.encode(conversation.text_of(answer), add_special_tokens=False)
             )
         except BadInput as error:
             raise ApiError.of(error, FIELD) from None

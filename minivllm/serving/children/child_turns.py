@@ -112,7 +112,7 @@ class ChildTurns:
 
     async def _run(self, process: MortalProcess, waiting: _Waiting) -> None:
         try:
-            answer = await asyncio.to_thread(self._asked, process, waiting)
+            answer = await asyncio.to_thread(self._answer_of, process, waiting)
             if not waiting.answer.done():
                 waiting.answer.set_result(answer)
         except Exception as error:
@@ -122,7 +122,7 @@ class ChildTurns:
             self._free.append(process)
             self._go_on()
 
-    def _asked(self, process: MortalProcess, waiting: _Waiting) -> dict[str, Any]:
+    def _answer_of(self, process: MortalProcess, waiting: _Waiting) -> dict[str, Any]:
         """What a child says to a question, or its end."""
         what, seconds = self.work.what, self.work.cpu_seconds
         try:

@@ -20,7 +20,7 @@ GRAMMARS = Work("minivllm.serving.children.grammar_child", "grammar", 5.0, 1 << 
 MOST_KEPT, LARGEST_KEPT = 64, 1 << 20  # grammars that were right, and bytes of one
 
 
-class Asked(NamedTuple):
+class GrammarRequest(NamedTuple):
     """What a client asks of the text of an answer.
 
     Args:
@@ -48,7 +48,7 @@ class GrammarChecks:
         self.turns = ChildTurns(GRAMMARS, tokenizer)
         self._right: OrderedDict[bytes, StructuredOutputs | None] = OrderedDict()
 
-    async def outputs(self, asked: Asked, client: str) -> StructuredOutputs | None:
+    async def outputs(self, request: GrammarRequest, client: str) -> StructuredOutputs | None:
         """What the engine is to follow, which a child has compiled; None: any text.
 
         Args:
@@ -65,12 +65,12 @@ class GrammarChecks:
                 "allowed_token_ids",
                 param="structured_outputs",
             )
-        question = packed(asked)
+        question = packed(request)
         key = hashlib.sha256(question).digest()
         if key in self._right:
             self._right.move_to_end(key)
             return self._right[key]
-        given = (await self.turns.answer(question, client, _param(asked)))["outputs"]
+        given = (await self.turns.answer(question, client, _param(request)))["outputs"]
         outputs = None if given is None else StructuredOutputs.of(given)
         if len(question) <= LARGEST_KEPT:
             self._right[key] = outputs
@@ -79,11 +79,13 @@ class GrammarChecks:
         return outputs
 
 
-def _param(asked: Asked) -> str | None:
+def _param(request: GrammarRequest) -> str | None:
     """The parameter that asks for a grammar; None: several do."""
-    if asked.form is None:
+    if request.form is None:
         return "tools"
-    return f"structured_outputs.{'.'.join(given_of(asked.form))}" if asked.tools is None else None
+    return (
+        f"structured_outputs.{'.'.join(given_of(request.form))}" if request.tools is None else None
+    )
 
 
 def given_of(outputs: StructuredOutputs) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from minivllm.platform.processes.mortal import Answers, answer_lines, limit_memo
 from minivllm.platform.threads import with_stack
 from minivllm.serving.answers.answer_grammar import answer_grammar
 from minivllm.serving.children.child_turns import wrong
-from minivllm.serving.children.grammar_checks import GRAMMARS, Asked, given_of
+from minivllm.serving.children.grammar_checks import GRAMMARS, GrammarRequest, given_of
 from minivllm.serving.errors import ApiError
 
 MEMORY = 4 << 30  # bytes of the address space
@@ -29,11 +29,11 @@ class GrammarChild:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._guided = tokenizer, guided_tokenizer(tokenizer)
 
-    def answer(self, asked: Asked) -> dict[str, Any]:
+    def answer(self, request: GrammarRequest) -> dict[str, Any]:
         """The grammar, or what is wrong with it."""
         try:
             # With half of the stack that the engine has for it.
-            outputs = with_stack(STACK // 2, lambda: self._composed(asked))
+            outputs = with_stack(STACK // 2, lambda: self._composed(request))
             if outputs is not None:
                 compiled(self._guided, outputs, STACK // 2)
         except ApiError as error:
@@ -44,11 +44,11 @@ class GrammarChild:
             return wrong(first_line(error))
         return {"outputs": outputs and given_of(outputs)}
 
-    def _composed(self, asked: Asked) -> StructuredOutputs | None:
-        if not asked.is_chat:
-            return asked.form
-        given = asked.form, asked.tools, asked.calls, self._tokenizer, asked.begins_thinking
-        return answer_grammar(*given, asked.field)
+    def _composed(self, request: GrammarRequest) -> StructuredOutputs | None:
+        if not request.is_chat:
+            return request.form
+        given = request.form, request.tools, request.calls, self._tokenizer, request.begins_thinking
+        return answer_grammar(*given, request.field)
 
 
 def _begin(tokenizer: Tokenizer) -> Answers:
@@ -58,7 +58,7 @@ def _begin(tokenizer: Tokenizer) -> Answers:
         return GrammarChild(tokenizer).answer
     except BadInput as error:
         answer = wrong(str(error))
-        return lambda asked: answer
+        return lambda request: answer
 
 
 if __name__ == "__main__":

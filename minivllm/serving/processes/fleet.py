@@ -13,7 +13,7 @@ from minivllm.bench.hardware.gpu import replica_gpus
 from minivllm.cluster.actors import POLL_S, RayActors
 from minivllm.cluster.placement import ALONE, placements
 from minivllm.config.typed import Config
-from minivllm.errors import BadInput, Crashed
+from minivllm.errors import BadInput
 from minivllm.platform.threads import unpinned
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import Ready
@@ -58,12 +58,12 @@ class Fleet:
             return [await self._first(links[0], LocalServerProcess(MODULE), self._config)]
         parallel, runtime = self._config["parallel"], self._config["runtime"]
         if Config.of(self._config).parallel.backend == "ray":
-            asked = partial(replica_gpus, self._config)
-            self._actors = RayActors(f"{MODULE}.serve", parallel, runtime, asked)
+            gpus = partial(replica_gpus, self._config)
+            self._actors = RayActors(f"{MODULE}.serve", parallel, runtime, gpus)
             self._places = self._actors.places
         else:
-            gpus = replica_gpus(self._config)
-            self._places = placements(runtime, len(links), gpus, parallel["tensor"])
+            numbers = replica_gpus(self._config)
+            self._places = placements(runtime, len(links), numbers, parallel["tensor"])
         starts = []
         for link in links:
             started = await self._started(link.number)
@@ -74,11 +74,7 @@ class Fleet:
         self, link: EngineLink, started: ServerProcess, config: dict[str, Any]
     ) -> Ready:
         """The start of a replica that has not been started before; see `start`."""
-        try:
-            await link.start(started, config)
-        except Crashed:
-            words = await link.last_words()
-            raise Crashed(f"{self._named(link)} does not start: {words}") from None
+        await link.start_first(self._named(link), started, config)
         assert link.ready is not None
         return link.ready
 

@@ -98,6 +98,13 @@ class ProcessLink(ABC):
         self.send(first)
         await self._built
 
+    async def start_first(self, name: str, started: ServerProcess, first: Any) -> None:
+        """`start` with the server, whose failure names the process and has its last words."""
+        try:
+            await self.start(started, first)
+        except Crashed:
+            raise Crashed(f"{name} does not start: {await self.last_words()}") from None
+
     async def restart(self, started: ServerProcess, first: Any) -> None:
         """Have a process in the place of one that is gone, or never was; see `start`."""
         await self.discard()

@@ -220,9 +220,8 @@ def test_one_that_cannot_start_is_one_line(tmp_path: Path) -> None:
             return "its process ended with exit code 3"
 
         link.start, link.last_words = start, last_words  # type: ignore[method-assign]
-        servers._next = lambda: (None, None)
         with pytest.raises(Crashed, match=r"API server 1 of 2 does not start: .* exit code 3"):
-            await servers._start(link)
+            await link.start_first(servers._named(link), cast(Any, None), None)
 
     asyncio.run(run())
 

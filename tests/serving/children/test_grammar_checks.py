@@ -13,11 +13,11 @@ import pytest
 from minivllm.engine.options import StructuredOutputs
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.children.child_turns import ChildTurns
-from minivllm.serving.children.grammar_checks import Asked, GrammarChecks
+from minivllm.serving.children.grammar_checks import GrammarChecks, GrammarRequest
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
 
-CHOICE = Asked(StructuredOutputs(choice=("a", "b")))
+CHOICE = GrammarRequest(StructuredOutputs(choice=("a", "b")))
 
 
 def test_right_ones_are_kept() -> None:
@@ -65,12 +65,12 @@ def test_a_child_dies_of_one_grammar_and_another_takes_the_next(real: GrammarChe
             (CHOICE.form, None, "structured_outputs.choice"),
             (CHOICE.form, tools, None),
         ):
-            asked = Asked(form, True, called, field=Deadly())  # type: ignore[arg-type]
+            request = GrammarRequest(form, True, called, field=Deadly())  # type: ignore[arg-type]
             with pytest.raises(ApiError, match="make it smaller") as caught:
-                await real.outputs(asked, "a")
+                await real.outputs(request, "a")
             assert caught.value.param == param
         assert await real.outputs(CHOICE, "a") == CHOICE.form
         with pytest.raises(ApiError, match=r"structured_outputs\.regex"):
-            await real.outputs(Asked(StructuredOutputs(regex="(")), "a")
+            await real.outputs(GrammarRequest(StructuredOutputs(regex="(")), "a")
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ import pytest
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.serving.children.grammar_checks import Asked
+from minivllm.serving.children.grammar_checks import GrammarRequest
 from minivllm.serving.children.grammar_child import GrammarChild
 from minivllm.serving.openai.tools import Tools
 from tests.extras.masks.test_chains import schema_of
@@ -26,21 +26,21 @@ def child(chat_folder: Path) -> GrammarChild:
 
 def test_grammars_that_are_right_come_back(child: GrammarChild) -> None:
     for form in ({"regex": "a+"}, {"choice": ["a", "b"]}, {"json_object": True}):
-        answer = child.answer(Asked(StructuredOutputs.of(form)))
+        answer = child.answer(GrammarRequest(StructuredOutputs.of(form)))
         assert StructuredOutputs.of(answer["outputs"]) == StructuredOutputs.of(form)
-    assert child.answer(Asked(None, True)) == {"outputs": None}
+    assert child.answer(GrammarRequest(None, True)) == {"outputs": None}
     tools = Tools([{"type": "function", "function": {"name": "f"}}], "required")
-    composed = child.answer(Asked(None, True, tools, HERMES, False, "response_format"))
+    composed = child.answer(GrammarRequest(None, True, tools, HERMES, False, "response_format"))
     assert "tool_call" in composed["outputs"]["grammar"]
 
 
 def test_wrong_ones_say_which_field_is_wrong(child: GrammarChild) -> None:
-    status, message, _, _ = child.answer(Asked(StructuredOutputs(regex="(")))["error"]
+    status, message, _, _ = child.answer(GrammarRequest(StructuredOutputs(regex="(")))["error"]
     assert status == 400 and message.startswith("decoding.structured_outputs.regex: ")
     tool = {"type": "function", "function": {"name": "f", "parameters": LONG}}
     tools = Tools([tool], "required")
-    _, message, _, param = child.answer(Asked(None, True, tools, HERMES))["error"]
+    _, message, _, param = child.answer(GrammarRequest(None, True, tools, HERMES))["error"]
     assert message.startswith("the schema of tool 'f': the JSON schema has a chain of")
     assert param == "tools[0].parameters"
-    asked = Asked(StructuredOutputs(json=LONG), True, field="response_format")
-    assert "a chain of" in child.answer(asked)["error"][1]
+    request = GrammarRequest(StructuredOutputs(json=LONG), True, field="response_format")
+    assert "a chain of" in child.answer(request)["error"][1]

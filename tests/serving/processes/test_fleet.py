@@ -17,6 +17,7 @@ from minivllm.cluster.actors import POLL_S
 from minivllm.errors import BadInput, Crashed
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
+from minivllm.serving.processes.process_link import ProcessLink
 from minivllm.serving.processes.restarts import DELAYS_S, STEADY_S
 from tests.serving.running import RunningServer, engines, serving
 
@@ -31,6 +32,7 @@ class Link:
     """Stands in for an EngineLink, with a process that starts unless a failure is next."""
 
     number, is_wanted = 1, True
+    start_first = ProcessLink.start_first
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []
