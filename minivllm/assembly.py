@@ -183,14 +183,14 @@ class _Parts:
             BadInput: a model class of the user's own is to be pruned; see also `load_model`.
         """
         begin = time.perf_counter()
-        plan = pruning_plan(self.config, node, pruning, build_engine, quant, self.context.device)
+        plan = pruning_plan(self.config, node, pruning, build_engine)
         shard = self._shard(node, plan, quant)
         offered = {**self.offered, "transform": shard or plan}
         loaded: LoadedModel = build(node, offered, quant=quant)
         if shard is not None:
             loaded.config = shard.model
         if plan is not None:
-            plan.finish(loaded, time.perf_counter() - begin, self.context)
+            plan.finish(loaded, time.perf_counter() - begin)
         apply_passes(self.passes, loaded, self.context)
         return loaded
 

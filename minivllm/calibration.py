@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from minivllm.config.compose import OPTIONS, build, compose
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
@@ -20,11 +18,9 @@ from minivllm.models.load.tokenizer import Tokenizer, chat_renderer
 from minivllm.passes.determinism import close_engine
 from minivllm.passes.pruning.options import NOT_PRUNING, CalibrationOptions
 from minivllm.passes.pruning.plan import PruningPlan
-from minivllm.passes.pruning.semi_structured import require_semi_structured
 from minivllm.passes.pruning.statistics import Statistics, measure
 from minivllm.passes.pruning.texts import WINDOW, calibration_ids
 from minivllm.platform.untrusted import MAX_TEXT, place, read_text
-from minivllm.quant.base import QuantMethod
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 BLOCK = 16  # tokens of a cache block
@@ -35,8 +31,6 @@ def pruning_plan(
     model: Mapping[str, Any],
     pruning: Mapping[str, Any],
     build_engine: Callable[[Mapping[str, Any]], Engine],
-    quant: QuantMethod | None = None,
-    device: torch.device | None = None,
 ) -> PruningPlan | None:
     """What is left out of a model; None: nothing.
 
@@ -44,10 +38,9 @@ def pruning_plan(
         config: of the engine.
         model, pruning: options of these groups.
         build_engine: makes the engine of the whole model, which is closed again.
-        quant, device: of an engine of the pruned model; None: none is built.
 
     Raises:
-        BadInput: kernels are asked for that are not there, a model class of the user's own is to be
+        BadInput: a model class of the user's own is to be
             pruned, the method does not fit the model, or the calibration text is not there.
     """
     if pruning["_target_"] == NOT_PRUNING:
@@ -57,8 +50,6 @@ def pruning_plan(
             f"pruning: {model['_target_']} is a model class of your own, which loads itself: use "
             "pruning=none"
         )
-    if quant is not None and device is not None:
-        require_semi_structured(pruning, quant, device)
     source = resolve(dict(model), allow_random=False)[1]
     whole = ModelConfig.from_dict(source.config)
 

@@ -198,11 +198,6 @@ for part in $PARTS; do
             arrival=concurrency arrival.concurrency=1,16 batching.max_num_seqs=16 \
             workload.num_requests=16 workload.input_len=128 workload.output_len=129 measure.repeats=2
         alone gpu-batch1-triton model=qwen3_8b,qwen3 runtime.overlap=true runtime.linear_kernel=triton
-        # Two of every four weights are 0 in both: what do kernels give that leave them out?
-        cells gpu-8b-semi-structured model=qwen3_8b model.max_model_len=1024 runtime.overlap=true pruning=magnitude \
-            "pruning.pattern='2:4'" pruning.kernels=dense,semi_structured runtime.cuda_graphs=false \
-            arrival=concurrency arrival.concurrency=1,16 batching.max_num_seqs=16 \
-            workload.num_requests=16 workload.input_len=128 workload.output_len=129
         ;;
     activations)
         cells gpu-8b-activations model=qwen3_8b model.max_model_len=1024 runtime.overlap=true quant=int8,int4 \
@@ -264,9 +259,8 @@ for part in $PARTS; do
             workload.num_requests=16 workload.input_len=128 workload.output_len=65
         ;;
     correctness)
-        tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_ranks.py tests/gpu/test_cuda.py tests/gpu/test_semi_structured.py \
-            tests/passes/test_trim.py tests/attention/test_flex.py tests/attention/test_torch_varlen.py \
-            tests/tasks/test_kernels.py
+        tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_ranks.py tests/gpu/test_cuda.py \
+            tests/passes/test_trim.py tests/tasks/test_kernels.py
         ;;
     waits)
         cells gpu-8b-waits model=qwen3_8b model.max_model_len=1024 runtime.cuda_graphs=false,true runtime.overlap=false,true \
@@ -292,8 +286,7 @@ for part in $PARTS; do
         sweep gpu-qwen3-nf4-kernels model=qwen3 quant=nf4 quant.kernel=triton,bitsandbytes
         sweep gpu-qwen3-invariant model=qwen3 attention=triton,invariant runtime.determinism=batch \
             workload.num_requests=8
-        sweep gpu-qwen3-backends model=qwen3 attention=triton,sdpa,torch_varlen,flex cache.block_size=256 \
-            runtime.cuda_graphs=false
+        sweep gpu-qwen3-backends model=qwen3 attention=triton,sdpa,flash cache.block_size=256 runtime.cuda_graphs=false
         ;;
     speculation)
         # Of the preset the map of where drafts break even; all of it is 100 cells.

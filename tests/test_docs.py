@@ -295,7 +295,6 @@ def test_what_the_decisions_say_is_there_and_is_not() -> None:
     added |= {f"task={name}" for name in ("capacity", "kernels", "serve", "view")}
     assert added <= options
     assert {"tracker", "speculative", "parallel"} <= {*compose.GROUPS}
-    assert not (ROOT / "minivllm" / "serve").exists()
 
 
 def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.attention.batch import StepBatch
 from minivllm.attention.options import FlashAttentionOptions
-from minivllm.attention.ragged import PAGE, Ragged, check_kernel, ragged, window_size
+from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
@@ -29,6 +32,18 @@ INSTALL = {
 }
 # Versions that read paged keys, by major compute capability, the one made for it first.
 SERVES = {8: (2,), 9: (3, 4, 2), 10: (4, 2), 11: (4, 2)}
+# flash-attn 2 reads pages of a multiple of so many tokens.
+PAGE = 256
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lengths of a step as flash-attn's kernels take them."""
+
+    # int32 [R + 1], first key of each request among the keys of all requests in a row
+    key_starts: Tensor
+    max_query_len: int
+    max_seq_len: int
 
 
 class FlashBackend:
@@ -41,7 +56,8 @@ class FlashBackend:
         options: the knobs; None takes their defaults.
 
     Raises:
-        BadInput: see `check_kernel`; no flash-attn that serves this GPU is installed; the cache is
+        BadInput: device, dtype or head size is none of flash-attn's; eviction goes by attention,
+            which it does not return; no flash-attn that serves this GPU is installed; the cache is
             compressed; pages are of a size that flash-attn 2 does not read.
     """
 
@@ -53,7 +69,7 @@ class FlashBackend:
         kv: KVCache,
         options: FlashAttentionOptions | None = None,
     ) -> None:
-        capability = check_kernel(self.name, specs, kv)
+        capability = check_kernel(specs, kv)
         if kv.compressed:
             raise BadInput(
                 "attention=flash reads no compressed cache; use attention=triton or "
@@ -72,7 +88,8 @@ class FlashBackend:
 
     def prepare(self, batch: StepBatch) -> Ragged:
         """Lengths of the keys."""
-        return ragged(batch)
+        starts = F.pad(batch.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+        return Ragged(starts, max(batch.query_lens_host), max(batch.seq_lens_host))
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch) -> Tensor:
         self.kv.write(layer, batch.slot_mapping, k, v)
@@ -86,13 +103,14 @@ class FlashBackend:
         """Keyword arguments of a call. All versions align masks at the last key: a query sees
         itself and the tokens before it."""
         lengths: Ragged = batch.attention
-        left, right = window_size(spec)
+        # keys to the left and to the right of a query's own
+        window = (-1, -1) if spec.window is None else (spec.window - 1, 0)
         given: dict[str, Any] = {
             "cu_seqlens_q": batch.query_start_loc,
             "max_seqlen_q": lengths.max_query_len,
             "softmax_scale": spec.scale,
             "causal": True,
-            "window_size": (left, right) if left >= 0 else (-1, -1),
+            "window_size": window,
             "softcap": spec.soft_cap or 0.0,
         }
         if self.version == 2:
@@ -104,8 +122,34 @@ class FlashBackend:
             given |= {"seqused_k": batch.seq_lens, "page_table": batch.block_table}
             # The kernel for heads of 256 takes the capacity of the block table as length.
             given["max_seqlen_k"] = batch.block_table.shape[1] * self.kv.layout.block_size
-            given["window_size"] = (left, right) if left >= 0 else (None, None)
+            given["window_size"] = (None, None) if spec.window is None else window
         return given
+
+
+def check_kernel(specs: Sequence[AttentionSpec], kv: KVCache) -> tuple[int, int]:
+    """The GPU's compute capability, after checking what all versions of flash-attn need.
+
+    Raises BadInput for the first that does not hold.
+    """
+    require_unscored("flash", kv.layout.eviction)
+    device = kv.parts[0][0].device
+    if device.type != "cuda":
+        raise BadInput("attention=flash needs an NVIDIA GPU; use attention=auto or attention=sdpa")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        raise BadInput(
+            "attention=flash needs a GPU of compute capability 8.0 or later; use attention=sdpa"
+        )
+    if kv.dtype not in (torch.float16, torch.bfloat16):
+        raise BadInput(
+            "attention=flash computes in 16 bits only; use quant=bf16, or attention=sdpa"
+        )
+    if any(spec.head_dim % 8 or spec.head_dim > 256 for spec in specs):
+        raise BadInput(
+            "attention=flash takes heads of a multiple of 8 up to 256; use attention=triton or "
+            "attention=sdpa"
+        )
+    return capability
 
 
 def _find(chosen: str | int, capability: tuple[int, int]) -> tuple[int, Callable[..., Any], str]:

@@ -14,7 +14,6 @@ from minivllm.platform.options import Options, knob, option
     "minivllm.attention.invariant.InvariantBackend",
     "minivllm.attention.kernels.cpu.CPUBackend",
     "minivllm.attention.sdpa.SDPABackend",
-    "minivllm.attention.torch_varlen.TorchVarlenBackend",
 )
 @dataclass(frozen=True)
 class PlainAttentionOptions(Options):
@@ -40,19 +39,6 @@ class TritonAttentionOptions(Options):
         super().__post_init__()
         if self.split_size is not None and self.split_size & (self.split_size - 1):
             raise self.bad("split_size", "must be a power of two, or null (never split)")
-
-
-@option("minivllm.attention.flex.FlexBackend")
-@dataclass(frozen=True)
-class FlexAttentionOptions(Options):
-    """attention=flex.
-
-    Args:
-        compile: whether the kernel is compiled; "auto" compiles it on a GPU.
-    """
-
-    group = "attention"
-    compile: bool | Literal["auto"] = "auto"
 
 
 @option("minivllm.attention.flash.FlashBackend")

@@ -85,6 +85,11 @@ OF_OTHERS = {
 }
 # What vLLM has to be told of a model.
 FOUND = ("enable_auto_tool_choice", "generation_config", "reasoning_parser", "tool_call_parser")
+# Options that there were, and what to use instead.
+REMOVED = {
+    ("attention", "flex"): "attention=triton or attention=sdpa",
+    ("attention", "torch_varlen"): "attention=triton or attention=sdpa",
+}
 # Formats of quantised checkpoints, which no option of `quant` makes.
 STORED = ("awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "gptq_marlin")
 
@@ -230,6 +235,8 @@ def _missing_option(
             f"{group}={name}: no such option; a checkpoint brings this format, and is read as it "
             "is stored: model=hf model.path=CHECKPOINT"
         )
+    if instead := REMOVED.get((group, name)):
+        return BadInput(f"{group}={name}: no such option any more; use {instead}")
     settings = _settings(group, load)
     if name in settings:
         return BadInput(f"{group}={name}: no such option; write {group}.{name}=VALUE")

@@ -51,6 +51,11 @@ CHAINS: tuple[tuple[str, ...], ...] = (
     ),
     ("minivllm.peers.vllm", "minivllm.bench.targets.vllm"),
 )
+# Knobs that classes had, with the one value that is left of each, for ids; records may hold others.
+FORMER_KNOBS = {
+    f"minivllm.passes.pruning.methods.{method}": {"pattern": "unstructured"}
+    for method in ("Magnitude", "Wanda")
+}
 MOVED = {name: chain[-1] for chain in CHAINS for name in chain[:-1]}
 _FIRST = {name: chain[0] for chain in CHAINS for name in chain[1:]}
 

@@ -10,7 +10,6 @@ from minivllm.passes.determinism import FixShapes
 from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.grouped import GroupExperts
 from minivllm.passes.native import NativeLayers
-from minivllm.passes.pruning.options import SEMI_STRUCTURED
 from minivllm.passes.pruning.shapes import PASS
 from minivllm.passes.shard import ShardLayers
 from minivllm.passes.streamed import StreamLinears
@@ -47,8 +46,5 @@ AFTER_ENGINE: tuple[RuntimePass, ...] = (
     # CUDA graphs (`extras/capture.py`) follow here. They are no pass: they change no module, record
     # the modules that all passes leave, and record further steps while requests are served.
 )
-# Pruning happens while weights are read, before all of these, and reports as they do. What it has
-# left out may be compressed right after (`passes/pruning/semi_structured.py`).
-OWN_NAMES = frozenset(
-    (PASS, SEMI_STRUCTURED, *(one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE)))
-)
+# Pruning happens while weights are read, before all of these, and reports as they do.
+OWN_NAMES = frozenset((PASS, *(one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE))))

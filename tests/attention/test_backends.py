@@ -10,13 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import flex_attention
 
 from minivllm.attention import auto
 from minivllm.attention.auto import select
 from minivllm.attention.base import AttentionBackend
 from minivllm.attention.eager import EagerBackend
-from minivllm.attention.flex import FlexBackend
 from minivllm.attention.invariant import InvariantBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
@@ -35,13 +33,6 @@ from minivllm.kernels.cpu import library
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 5, 16, 17, 40)
-
-
-@pytest.fixture(autouse=True)
-def _masks_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not compiled, torch traces masks and score functions at every new shape, for a second, and
-    then calls them; the models of test_flex.py are served so."""
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
@@ -140,7 +131,6 @@ MAKERS: dict[str, Callable[..., AttentionBackend]] = {
     "sdpa": SDPABackend,
     "invariant": InvariantBackend,
     "cpu": cpu,
-    "flex": FlexBackend,
 }
 SPECS = {
     "multi-head": AttentionSpec(4, 4, 16, 0.25),
@@ -192,7 +182,7 @@ def test_layers_have_windows_of_their_own(
             torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [SDPABackend, cpu, FlexBackend])
+@pytest.mark.parametrize("make", [SDPABackend, cpu])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_error_is_at_most_twice_that_of_eager(
     make: Callable[..., AttentionBackend], dtype: torch.dtype

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from minivllm import LLM
-from minivllm.attention import flash, ragged
-from minivllm.attention.flash import PACKAGES, FlashBackend
+from minivllm.attention import flash
+from minivllm.attention.flash import PACKAGES, FlashBackend, check_kernel
 from minivllm.attention.options import FlashAttentionOptions
 from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache
@@ -239,6 +239,6 @@ def test_what_it_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash, "check_kernel", ragged.check_kernel)
+    monkeypatch.setattr(flash, "check_kernel", check_kernel)
     with pytest.raises(BadInput, match="attention=flash needs an NVIDIA GPU; use attention=auto"):
         LLM("tiny", device="cpu", attention="flash")

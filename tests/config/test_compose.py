@@ -148,8 +148,8 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
         ("quant=nf5", "quant=nf5: no such option; did you mean nf4? (quant: bf16"),
         (
             "attention=quick",
-            "attention=quick: no such option; choose from auto, cpu, eager, flash, flex, "
-            "invariant, sdpa, torch_varlen, triton",
+            "attention=quick: no such option; choose from auto, cpu, eager, flash, "
+            "invariant, sdpa, triton",
         ),
         ("cache.block_size=0", "cache.block_size=0 must be at least 1"),
         (

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from minivllm.config.compose import compose
 from minivllm.config.explain import elsewhere
+from minivllm.errors import BadInput
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -33,3 +35,9 @@ def test_every_flag_that_the_docs_translate_is_answered() -> None:
 def test_flags_that_turn_off_and_those_that_nothing_needs(name: str, words: str | None) -> None:
     hint = elsewhere(name)
     assert hint is None if words is None else hint is not None and hint.endswith(words)
+
+
+@pytest.mark.parametrize("name", ["flex", "torch_varlen"])
+def test_an_option_that_was_removed_names_what_to_use(name: str) -> None:
+    with pytest.raises(BadInput, match="no such option any more; use attention=triton or "):
+        compose([f"attention={name}"])

@@ -13,7 +13,6 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.attention.batch import StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.flash import FlashBackend
-from minivllm.attention.flex import FlexBackend
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import KVCache
@@ -23,11 +22,9 @@ from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
-from tests.later import Later
 from tests.quant.kernels import test_narrow as narrow
 from tests.quant.kernels.test_products import Streamed, stored
 
-torch_varlen = Later("minivllm.attention.torch_varlen")
 pytestmark = pytest.mark.gpu
 SPECS = {
     "qwen3": AttentionSpec(16, 8, 128, 128**-0.5),
@@ -112,21 +109,10 @@ def test_attention_is_within_twice_the_error_of_eager(
 @pytest.mark.parametrize("block_size", [16, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(
-    "make",
-    [
-        FlexBackend,
-        lambda *given: torch_varlen.TorchVarlenBackend(*given),
-        FlashBackend,
-    ],
-    ids=["flex", "torch_varlen", "flash"],
-)
 @torch.inference_mode()
-def test_kernels_of_others_are_given_what_they_need(
-    make: Callable[..., AttentionBackend], name: str, dtype: torch.dtype, block_size: int
-) -> None:
+def test_flash_attn_is_given_what_it_needs(name: str, dtype: torch.dtype, block_size: int) -> None:
     try:
-        for other, eager in errors(make, name, dtype, "auto", block_size):
+        for other, eager in errors(FlashBackend, name, dtype, "auto", block_size):
             assert other <= 2 * eager
     except BadInput as refused:
         pytest.skip(str(refused))

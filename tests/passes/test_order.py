@@ -25,9 +25,8 @@ def chosen_passes(passes: tuple[RuntimePass, ...], *overrides: str) -> list[str]
 
 
 def test_names_are_one_pass_s_each() -> None:
-    pruning = {"prune", "semi_structured"}
-    assert pruning | {one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE)} == OWN_NAMES
-    assert len(OWN_NAMES) == 2 + len(BEFORE_ENGINE) + len(AFTER_ENGINE)
+    assert {"prune"} | {one.name for one in (*BEFORE_ENGINE, *AFTER_ENGINE)} == OWN_NAMES
+    assert len(OWN_NAMES) == 1 + len(BEFORE_ENGINE) + len(AFTER_ENGINE)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from minivllm.bench.records.reading import record_files
 from minivllm.bench.records.storage import STEPS
 from minivllm.bench.workloads.from_file.tables import saved_files
 from minivllm.config.groups import OPTIONS, TARGETLESS
-from minivllm.config.moved import first, present, with_targets
+from minivllm.config.moved import FORMER_KNOBS, first, present, with_targets
 from minivllm.config.support import is_told, supported_settings
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.options import NOT_SPECULATING
@@ -204,7 +204,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     """
     config = with_targets(anonymous(config), first)  # a secret's value is no part of it
     parts: dict[str, Any] = {
-        group: asked(group, config[group])
+        group: FORMER_KNOBS.get(config[group].get("_target_"), {}) | asked(group, config[group])
         for group in (*ENGINE_GROUPS, *LOAD_GROUPS)
         if config.get(group) and config[group].get("_target_") not in AS_BEFORE
     }

@@ -9,7 +9,6 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.models.pass_report import PassReport
-from minivllm.passes.pruning.options import SEMI_STRUCTURED
 from minivllm.passes.pruning.shapes import PASS
 
 Counters = dict[str, dict[str, float]]
@@ -59,7 +58,7 @@ def pruning_counters(
     """What pruning left out, under the group's name; nothing where it left out nothing.
 
     `realised_bytes` are those of the linear layers as stored, which a dense kernel reads, zeros
-    included; `nonzero_bytes` the share of the uncompressed ones that is not 0.
+    included; `nonzero_bytes` the share of them that is not 0.
 
     Args:
         reports: of passes.
@@ -75,11 +74,9 @@ def pruning_counters(
         for name, count in report.counters.items()
         if name != "zeroed"
     }
-    semi = next((one for one in reports if one.name == SEMI_STRUCTURED), PassReport(""))
     stored = {
         "realised_bytes": float(linear_bytes),
-        "nonzero_bytes": (linear_bytes - semi.bytes) * (1 - zeroed / linear_values),
-        **({"layers_compressed": float(semi.count)} if semi.count else {}),
+        "nonzero_bytes": linear_bytes * (1 - zeroed / linear_values),
     }
     return {"pruning": {**removed, "weights_zeroed": float(zeroed), **stored}}
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from minivllm.models.config import ModelConfig
 from minivllm.passes.pruning.options import (
-    SEMI_STRUCTURED,
     CalibrationOptions,
     LayerPruningOptions,
     MagnitudeOptions,
@@ -28,10 +27,6 @@ from minivllm.passes.pruning.shapes import (
 )
 from minivllm.passes.pruning.statistics import Statistics
 
-_READ = {
-    "dense": "; dense kernels read them all the same",
-    SEMI_STRUCTURED: ", and semi-structured kernels (experimental) leave them out",
-}
 Measure = Callable[[CalibrationOptions], Statistics]
 
 
@@ -124,10 +119,10 @@ class Magnitude(MagnitudeOptions):
     """Small weights become 0."""
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
-        mask = by_magnitude(self.sparsity, self.pattern)
-        note = "pruning: the smallest weights are 0" + _READ[self.kernels]
+        mask = by_magnitude(self.sparsity)
+        note = "pruning: the smallest weights are 0; dense kernels read them all the same"
         layers = _all_layers(config)
-        return PruningPlan(dict(config), layers, None, mask, self.kernels, (note,))
+        return PruningPlan(dict(config), layers, None, mask, (note,))
 
 
 class Wanda(WandaOptions):
@@ -135,7 +130,7 @@ class Wanda(WandaOptions):
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
         pruned_config(self, config)  # raises where the method does not fit
-        mask = by_wanda(measure(self).norms, self.sparsity, self.pattern)
-        note = "pruning: weights that contribute least are 0" + _READ[self.kernels]
+        mask = by_wanda(measure(self).norms, self.sparsity)
+        note = "pruning: weights that contribute least are 0; dense kernels read them all the same"
         layers = _all_layers(config)
-        return PruningPlan(dict(config), layers, None, mask, self.kernels, (note,))
+        return PruningPlan(dict(config), layers, None, mask, (note,))

@@ -10,8 +10,6 @@ from minivllm.platform.options import Options, knob, option
 NOT_PRUNING = "minivllm.passes.pruning.methods.NoPruning"
 # Values of `calibration` that are no file's path.
 STDLIB, WORKLOAD = "stdlib", "workload"
-TWO_OF_FOUR = "2:4"
-SEMI_STRUCTURED = "semi_structured"
 
 
 @option(NOT_PRUNING)
@@ -94,20 +92,11 @@ class MagnitudeOptions(Options):
     a dense kernel reads zeros, too.
 
     Args:
-        sparsity: share of the weights, for pattern "unstructured".
-        pattern: "unstructured", or "2:4": two of every four inputs in a row.
-        kernels: "dense", or "semi_structured" (experimental): torch's for pattern "2:4", on a GPU
-            of NVIDIA's from compute capability 8.0, with weights in 16 bits.
+        sparsity: share of the weights.
     """
 
     group = "pruning"
     sparsity: float = knob(0.5, above=0, at_most=0.95)
-    pattern: Literal["unstructured", "2:4"] = "unstructured"
-    kernels: Literal["dense", "semi_structured"] = knob("dense", unasked=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_pattern(self)
 
 
 @option("minivllm.passes.pruning.methods.Wanda")
@@ -117,22 +106,7 @@ class WandaOptions(CalibrationOptions):
     the norm of their input is smallest.
 
     Args:
-        sparsity, pattern, kernels: see pruning=magnitude.
+        sparsity: share of each output's weights.
     """
 
     sparsity: float = knob(0.5, above=0, at_most=0.95)
-    pattern: Literal["unstructured", "2:4"] = "unstructured"
-    kernels: Literal["dense", "semi_structured"] = knob("dense", unasked=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_pattern(self)
-
-
-def _require_pattern(options: MagnitudeOptions | WandaOptions) -> None:
-    """Raise BadInput for a share of the weights where the pattern sets another, and for kernels
-    that another pattern needs."""
-    if options.pattern != "unstructured" and options.sparsity != 0.5:
-        raise options.bad("sparsity", f"is not that of pruning.pattern={options.pattern}: use 0.5")
-    if options.kernels == SEMI_STRUCTURED and options.pattern != TWO_OF_FOUR:
-        raise options.bad("kernels", 'needs pruning.pattern="2:4"')

@@ -18,9 +18,6 @@ from minivllm.errors import BadInput
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.weights import WeightSource
 from minivllm.models.pass_report import PassReport
-from minivllm.passes.base import PassContext, apply_passes
-from minivllm.passes.pruning.options import SEMI_STRUCTURED
-from minivllm.passes.pruning.semi_structured import SemiStructured
 from minivllm.passes.pruning.shapes import PASS
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.format import Shapes
@@ -84,7 +81,6 @@ class PruningPlan:
         layers: original numbers of the layers that stay, in order.
         widths: of these layers, if they are narrowed.
         mask: which weights become 0, if any do.
-        kernels: that multiply the masked weights, see MagnitudeOptions.
         notes: what was chosen, for the log and the record.
         counts: how much was left out, for liveness; `zeroed` grows while weights are read.
     """
@@ -93,7 +89,6 @@ class PruningPlan:
     layers: list[int]
     widths: list[Width] | None = None
     mask: Mask | None = None
-    kernels: str = "dense"
     notes: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -104,19 +99,15 @@ class PruningPlan:
         """What was left out, once the weights are read."""
         return PassReport(PASS, len(self.layers), seconds=seconds, counters=self.counts)
 
-    def finish(self, loaded: LoadedModel, seconds: float, context: PassContext) -> None:
-        """Report what was left out of a model, once its weights are read, and compress it where
-        that is asked for.
+    def finish(self, loaded: LoadedModel, seconds: float) -> None:
+        """Report what was left out of a model, once its weights are read.
 
         Args:
             loaded: the pruned model.
             seconds: that pruning and loading took.
-            context: of the passes that follow.
         """
         loaded.passes.append(self.report(seconds))
         loaded.warnings += self.notes
-        if self.kernels == SEMI_STRUCTURED:
-            apply_passes([SemiStructured()], loaded, context)
 
 
 def _leaf(name: str) -> str:
@@ -174,55 +165,45 @@ class PrunedWeights:
             plan.counts["zeroed"] = plan.counts.get("zeroed", 0) + int((out == 0).sum())
 
 
-def smallest(scores: Tensor, sparsity: float, pattern: str) -> Tensor:
+def smallest(scores: Tensor, sparsity: float) -> Tensor:
     """Where the smallest scores of each row are.
 
     Args:
         scores: [rows, inputs]; not below 0.
-        sparsity: share of a row; for pattern "unstructured".
-        pattern: "2:4": two of every four inputs in a row; inputs beyond the last four stay.
+        sparsity: share of a row.
 
     Returns:
         bool [rows, inputs].
     """
     mask = torch.zeros_like(scores, dtype=torch.bool)
-    if pattern == "2:4":
-        whole = scores.shape[1] // 4 * 4
-        fours = scores[:, :whole].unflatten(1, (-1, 4))
-        lowest = fours.topk(2, dim=-1, largest=False).indices
-        part = torch.zeros_like(fours, dtype=torch.bool).scatter_(-1, lowest, True)
-        mask[:, :whole] = part.flatten(1)
-        return mask
     count = round(scores.shape[1] * sparsity)
     if count:
         mask.scatter_(1, scores.topk(count, dim=1, largest=False).indices, True)
     return mask
 
 
-def by_magnitude(sparsity: float, pattern: str) -> Mask:
-    """The smallest weights of a whole matrix, or two of every four in a row."""
+def by_magnitude(sparsity: float) -> Mask:
+    """The smallest weights of a whole matrix."""
 
     def mask(_: str, weight: Tensor) -> Tensor:
         scores = weight.abs().float()
-        if pattern == "2:4":
-            return smallest(scores, sparsity, pattern)
-        return smallest(scores.view(1, -1), sparsity, pattern).view(weight.shape)
+        return smallest(scores.view(1, -1), sparsity).view(weight.shape)
 
     return mask
 
 
-def by_wanda(norms: Mapping[str, Tensor], sparsity: float, pattern: str) -> Mask:
+def by_wanda(norms: Mapping[str, Tensor], sparsity: float) -> Mask:
     """The smallest products of weight and norm of the input, of each output.
 
     Args:
         norms: of the inputs of each linear layer, float32 [in]; see Statistics.
-        sparsity, pattern: see `smallest`.
+        sparsity: share of an output's weights.
     """
 
     def mask(name: str, weight: Tensor) -> Tensor:
         beside, leaf = name.removesuffix(".weight").rsplit(".", 1)
         norm = norms[f"{beside}.{_FUSED.get(leaf, leaf)}"]
         scores = weight.abs().float() * norm.to(weight.device)
-        return smallest(scores, sparsity, pattern)
+        return smallest(scores, sparsity)
 
     return mask

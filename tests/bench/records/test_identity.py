@@ -265,3 +265,13 @@ def test_a_peer_is_not_named_after_our_batching() -> None:
         "engine": "transformers",
     }
     assert identity.cell_name({"choices": choices}) == "qwen3-bf16-transformers"
+
+
+@pytest.mark.parametrize("method", ["magnitude", "wanda"])
+def test_a_knob_that_was_removed_changes_no_id(method: str) -> None:
+    config = compose([f"pruning={method}"])
+    ids = [
+        identity.cell_id({**config, "pruning": {**config["pruning"], **former}}, "f")
+        for former in ({}, {"pattern": "unstructured"}, {"pattern": "2:4"})
+    ]
+    assert ids[0] == ids[1] != ids[2]

@@ -364,9 +364,9 @@ def test_refusals(overrides: list[str], complaint: str, model: tuple[Path, Any])
         serving(model[0], *overrides).close()
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa", "cpu", "triton", "flex", "invariant"])
+@pytest.mark.parametrize("name", ["eager", "sdpa", "cpu", "triton", "invariant"])
 def test_a_backend_returns_attention_or_refuses_as_the_configuration_is_told(name: str) -> None:
-    """Those of torch_varlen and flash need a GPU."""
+    """That of flash needs a GPU."""
     node = compose([f"attention={name}"])["attention"]
     spec = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.25)
     device = torch.device("cuda" if name == "triton" and torch.cuda.is_available() else "cpu")

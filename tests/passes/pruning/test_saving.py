@@ -21,7 +21,7 @@ FP32 = ["runtime.device=cpu", "runtime.threads=1"]
 KNOBS = {
     "layers": ["pruning.layers=[1]"],
     "width": ["pruning.mlp=0.3", "pruning.heads=0.5", "pruning.calibration_tokens=64"],
-    "magnitude": ['pruning.pattern="2:4"'],
+    "magnitude": ["pruning.sparsity=0.6"],
     "wanda": ["pruning.sparsity=0.4", "pruning.calibration_tokens=64"],
 }
 
