@@ -49,7 +49,7 @@ EXAMPLES = ROOT / "reports" / "examples" / "cpu"
 PAGE = EXAMPLES / "ablation" / "index.html"  # the one that is committed
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.exists()]
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # an extra that need not be installed here
-NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "thirteen": 13}
+NUMBERS = {"six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "thirteen": 13}
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
 
 each_page = pytest.mark.parametrize(
