@@ -34,7 +34,8 @@ CAUSES = (
 PARTS = ("client", "http", "unseen", *CAUSES, "prefill", "decode", "between")
 FOR_BLOCKS = ("blocks", "reserve")  # reasons of a Hold
 IN_STEPS = ("prefill", "decode", "recompute", "stalled")
-MOST_SERVED = 10_000  # requests of HTTP that are remembered until they end
+MOST_SERVED = 10_000  # requests of HTTP that are remembered until their answer ends
+MOST_ANSWERED = 100  # of those that the engine has not named by then, as its frames come later
 # What a request in a state spends its time on until a step says so more precisely.
 RESTING = {"waiting": "queued", "preempted": "preempted"}
 
@@ -130,7 +131,7 @@ class Life:
         ms: milliseconds by part, steps undivided; their sum is the time from arrival to end, or
             until now. `why.parts` divides them.
         steps: number of steps by part, for those parts that are steps.
-        beside: of the steps of each part, what they computed of other requests.
+        beside: of the steps of each part, what they computed.
         reasons: milliseconds of "queued" and of "blocks" by reason, as words.json names it.
         hold: the first hold for blocks of this very request.
         preempted_for: numbers of the requests for which it was preempted, in order; its own where
@@ -175,6 +176,7 @@ class Account:
         self.lives: dict[int, Life] = {}
         self.cost = TokenCost()
         self._served: dict[str, ServedRequest] = {}  # by the engine's request id
+        self._answered: dict[str, ServedRequest] = {}  # whose answers ended before they were named
         self._unfinished: dict[int, Life] = {}
         self._keep_spans = keep_spans
 
@@ -220,9 +222,11 @@ class Account:
     def _begin(self, engine: EngineFacts, named: set[tuple[int, str]]) -> None:
         """The whole state follows: unfinished requests that it does not name are forgotten."""
         self.engine = engine
-        for number, life in list(self._unfinished.items()):
-            if life.new[:2] not in named:
-                del self.lives[number], self._unfinished[number]
+        forgotten = [life for life in self._unfinished.values() if life.new[:2] not in named]
+        for life in forgotten:
+            del self.lives[life.new.number], self._unfinished[life.new.number]
+        for life in forgotten:
+            self._answer(_served_by(life.new))
 
     def _meet(self, new: NewRequest) -> Life | None:
         """The life of a request that is named for the first time."""
@@ -230,7 +234,7 @@ class Account:
             return None
         life = Life(new, since_s=new.arrival_s)
         self.lives[new.number] = self._unfinished[new.number] = life
-        if (served := self._served.get(_served_by(new))) is not None:
+        if (served := self._known(_served_by(new))) is not None:
             served.lives.append(life)
             life.since_s, life.part = served.received_s, "http"
             self._spend(life, served.sent_s)
@@ -244,23 +248,30 @@ class Account:
         end."""
         if answered_s is None:
             self._served[request_id] = ServedRequest(received_s, sent_s)
-            if len(self._served) > MOST_SERVED:
-                del self._served[next(iter(self._served))]
-            return
-        served = self._served.get(request_id)
-        if served is not None and served.answered_s is None:
+            _shorten(self._served, MOST_SERVED)
+        elif (served := self._served.get(request_id)) is not None and served.answered_s is None:
             served.answered_s = answered_s
-            self._answer(request_id)
+            if served.lives:
+                self._answer(request_id)
+            else:
+                self._answered[request_id] = self._served.pop(request_id)
+                _shorten(self._answered, MOST_ANSWERED)
+
+    def _known(self, request_id: str) -> ServedRequest | None:
+        return self._served.get(request_id) or self._answered.get(request_id)
 
     def _answer(self, request_id: str) -> None:
         """Count the time from the last steps of a request of HTTP to the end of its answer, once
         both are known."""
-        served = self._served.get(request_id)
-        if served is None or served.answered_s is None or not served.lives:
+        served = self._known(request_id)
+        if served is None or served.answered_s is None:
             return
-        if all(life.end_s is not None for life in served.lives):
-            del self._served[request_id]
-            for life in served.lives:
+        if any(self._unfinished.get(life.new.number) is life for life in served.lives):
+            return
+        self._served.pop(request_id, None)
+        self._answered.pop(request_id, None)
+        for life in served.lives:
+            if life.end_s is not None:  # else it was forgotten
                 life.part = "http"
                 self._spend(life, served.answered_s)
 
@@ -277,7 +288,7 @@ class Account:
             self.lives[number].preempted_for.append(needed_by)
         held = Hold(*item["held"]) if "held" in item else None
         for number, life in self._unfinished.items():
-            work = scheduled.get(number)
+            work, grows = scheduled.get(number), False
             if number in decoded:
                 life.part = "decode"
             elif work is not None:
@@ -299,7 +310,7 @@ class Account:
                 own = _own_tokens(work, number in decoded)
                 if life.part != "stalled":
                     beside = life.beside.setdefault(life.part, Beside())
-                    beside.add(sum(own), prompts - own[0], tokens - prompts - own[1])
+                    beside.add(sum(own) + grows, prompts - own[0], tokens - prompts - own[1])
 
     def _end(self, item: Mapping[str, Any], forks: list[Life]) -> None:
         """Count the time to the end of a bundle."""
@@ -336,6 +347,12 @@ class Account:
                 number = step if life.part in IN_STEPS else None
                 life.spans.append(Stretch(life.part, life.since_s, until_s, number))
         life.since_s = until_s
+
+
+def _shorten(requests: dict[str, ServedRequest], most: int) -> None:
+    """Forget the oldest where there are too many."""
+    if len(requests) > most:
+        del requests[next(iter(requests))]
 
 
 def _served_by(new: NewRequest) -> str:

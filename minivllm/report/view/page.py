@@ -54,8 +54,8 @@ def _script(name: str) -> str:
     text = re.sub(r"^\s*(//.*\n\s*)*", "", _read("web", f"{name}.js"), flags=re.MULTILINE)
     text = re.sub(r" // .*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\b(if|for) \(", r"\1(", text)
-    text = re.sub(r" (===|!==|=>|\?\?|&&|\|\||<=|>=|[-+]?=) ", r"\1", text)
-    return re.sub(r"(?<=[;,{(\[])\n|\n(?=[}\])])|(?<=\)) (?=\{)", "", text)
+    text = re.sub(r" (===|!==|=>|\?\?|&&|\|\||<=|>=|[-+*/<>]?=|[*<>]) ", r"\1", text)
+    return re.sub(r"(?<=[;,{(\[])\n|\n(?=[}\])])|(?<=\)) (?=\{)|(?<=\{) | (?=\})", "", text)
 
 
 def _style() -> str:

@@ -170,13 +170,16 @@ class ApiServers:
         self._listener = listener
         watching = (end_silent(self.links), self._send_queue())
         self._watching = [*map(asyncio.ensure_future, watching)]
-        starts = [link.start_first(self._named(link), *self._next()) for link in self.links]
-        await asyncio.gather(*starts)
+        await asyncio.gather(*map(self._start, self.links))
         self._is_started = True
         for link in self.links:
             if not link.is_alive:  # it has died while others were still being built
                 self._lost(link)
         self._note_pids()
+
+    async def _start(self, link: ApiServerLink) -> None:
+        """The start of one that has not been started before; see `start`."""
+        await link.start_first(self._named(link), *self._next())
 
     def _named(self, link: ApiServerLink) -> str:
         return f"API server {link.number} of {len(self.links)}"

@@ -52,7 +52,7 @@ class GrammarChecks:
         """What the engine is to follow, which a child has compiled; None: any text.
 
         Args:
-            asked: by the client.
+            request: of the client.
             client: whose turn it is.
 
         Raises:

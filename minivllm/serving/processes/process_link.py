@@ -107,7 +107,8 @@ class ProcessLink(ABC):
 
     async def restart(self, started: ServerProcess, first: Any) -> None:
         """Have a process in the place of one that is gone, or never was; see `start`."""
-        await self.discard()
+        before, self.started = self.started, started  # which `stop` knows from here on
+        await self._free(before)
         self.failure, self._ended, self._restarts = None, False, True
         self._silence = self._new_silence()
         self._built = asyncio.get_running_loop().create_future()
@@ -175,9 +176,12 @@ class ProcessLink(ABC):
 
     async def discard(self) -> None:
         """Free what is left of a process, which ends if it runs."""
+        started, self.started = self.started, None
+        await self._free(started)
+
+    async def _free(self, started: ServerProcess | None) -> None:
         if self._transport is not None:
             self._transport.close()
-        started, self.started = self.started, None
         if started is not None:
             await asyncio.to_thread(started.stop)
 

@@ -16,8 +16,8 @@ from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
-from minivllm.report.view.account import Account
-from minivllm.report.view.why import sentence
+from minivllm.report.view.account import MOST_ANSWERED, MOST_SERVED, Account
+from minivllm.report.view.why import parts, sentence
 from tests.engine.imaginary import make
 from tests.report.view.recording import START, Timed, named, states, step
 
@@ -294,3 +294,56 @@ def test_a_request_of_http_is_accounted_for_from_its_call_to_the_end_of_its_answ
     for account in (Account.of(items), Account.of(early)):
         assert by_part(account, 0) == {"http": 3 + 4, "queued": 6, "prefill": 10, "decode": 10}
         assert by_part(account, 1) == {"http": 2 + 3, "queued": 6, "prefill": 10, "decode": 10}
+
+
+def completion(number: int, name: str, arrival_s: float) -> list[object]:
+    return [number, name, *named(number, arrival_s)[2:]]
+
+
+def test_a_completion_that_is_forgotten_holds_up_no_other_of_its_answer() -> None:
+    """One of two ends in bundles that the viewer has lost; the whole state then names the other."""
+    both = [completion(0, "r0.0", 0.004), completion(1, "r0.1", 0.004)]
+    running = states((0, "decode"), (1, "decode"))
+    account = Account.of(
+        [
+            START,
+            {"http": ["r0", 0.001, 0.004, None]},
+            step(0, 0.010, 0.020, new=both, states=running),
+            {**START, "time_s": 0.03, "end_s": 0.03, "new": both[:1], "states": running[:1]},
+            step(1, 0.030, 0.040, states=states((0, "done")), decoded=[0]),
+            {"http": ["r0", 0.001, 0.004, 0.045]},
+        ]
+    )
+    assert by_part(account, 0)["http"] == 3 + 5
+    assert not account._served
+
+
+def test_requests_that_the_engine_never_names_push_out_none_that_runs() -> None:
+    """Those of other replicas, for one."""
+    account = Account.of([START, {"http": ["r0", 0.001, 0.004, None]}])
+    account.take(step(0, 0.010, 0.020, new=[named(0, 0.004)], states=states((0, "decode"))))
+    for number in range(MOST_SERVED + 1):
+        for answered_s in (None, 0.021):
+            account.take({"http": [f"other{number}", 0.02, 0.02, answered_s]})
+    account.take(step(1, 0.020, 0.030, states=states((0, "done")), decoded=[0]))
+    account.take({"http": ["r0", 0.001, 0.004, 0.037]})
+    assert by_part(account, 0)["http"] == 3 + 7
+    assert not account._served
+    assert len(account._answered) == MOST_ANSWERED
+
+
+def test_a_token_that_arrives_a_step_later_is_the_requests_own() -> None:
+    """With overlapping steps: beside a step that is only others' and faster than they cost."""
+    account = Account.of([START, step(0, 0.0, 0.1, new=[named(0, 0.0), named(1, 0.0)])])
+    account.take(
+        step(
+            1,
+            0.1,
+            0.101,
+            states=states((0, "decode"), (1, "decode")),
+            scheduled=[[1, 0, 9, "prefill"]],
+            sizes=[[0, 7, 6]],
+        )
+    )
+    assert account.lives[0].beside["decode"].own == 1
+    assert parts(account.lives[0], account)["decode"] > 0

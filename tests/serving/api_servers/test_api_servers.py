@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -210,7 +211,7 @@ def test_a_second_signal_ends_all_of_them_at_once() -> None:
 def test_one_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     async def run() -> None:
         servers = cast(Any, object.__new__(ApiServers))
-        servers.links = [None, None]
+        servers.links, servers._next = [None, None], lambda: (None, None)
         link = ApiServerLink(1, cast(Any, None), cast(Any, None), lambda link: None)
 
         async def start(*_: Any) -> None:
@@ -221,7 +222,7 @@ def test_one_that_cannot_start_is_one_line(tmp_path: Path) -> None:
 
         link.start, link.last_words = start, last_words  # type: ignore[method-assign]
         with pytest.raises(Crashed, match=r"API server 1 of 2 does not start: .* exit code 3"):
-            await link.start_first(servers._named(link), cast(Any, None), None)
+            await servers._start(link)
 
     asyncio.run(run())
 
@@ -238,3 +239,40 @@ def test_a_dead_engine_ends_all_of_them(tmp_path: Path) -> None:
         assert server.process.wait(60) == 1
         assert not psutil.wait_procs(children, timeout=60)[1]
     assert "error: the engine has stopped" in log.read_text()
+
+
+def test_a_server_that_cannot_be_made_leaves_no_other_running() -> None:
+    """`stop` knows each process from the moment on that it runs."""
+
+    class Started:
+        is_elsewhere, pid, stopped = False, 1, False
+
+        def __init__(self) -> None:
+            self.connection, self.other = socket.socketpair()
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    async def run() -> None:
+        first = Started()
+        processes = iter([(first, None)])
+
+        def made() -> Any:
+            try:
+                return next(processes)
+            except StopIteration:
+                raise OSError("no more processes") from None
+
+        servers = cast(Any, object.__new__(ApiServers))
+        servers._watching = servers._restarting = ()
+        servers.links = [
+            ApiServerLink(n, cast(Any, None), cast(Any, None), lambda link: None) for n in range(2)
+        ]
+        servers._next = made
+        with pytest.raises(OSError, match="no more"):
+            await asyncio.gather(*map(servers._start, servers.links))
+        await servers.stop()
+        assert first.stopped
+        first.other.close()
+
+    asyncio.run(run())

@@ -103,12 +103,12 @@ def test_a_picture_ends_a_child_and_not_the_server(
 ) -> None:
     add(decoder, url_of(SMALL))
     (child,) = {one._process for one in decoder.turns._processes} - {None}
-    asked = decoder.turns._answer_of
+    answer_of = decoder.turns._answer_of
 
     def killed(process: MortalProcess, waiting: Any) -> dict[str, Any]:
         assert child is not None
         child.kill()
-        return asked(process, waiting)
+        return answer_of(process, waiting)
 
     monkeypatch.setattr(decoder.turns, "_answer_of", killed)
     other = url_of(encoded(picture(21, 20)))

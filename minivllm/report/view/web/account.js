@@ -5,7 +5,8 @@ const CAUSES = [
   "queued", "blocks", "disk", "preempted", "swapped", "recompute", "stalled", "prompts", "others",
 ];
 const PARTS = ["client", "http", "unseen", ...CAUSES, "prefill", "decode", "between"];
-const MOST_SERVED = 10_000; // requests of HTTP that are remembered until they end
+const MOST_SERVED = 10_000; // requests of HTTP that are remembered until their answer ends
+const MOST_ANSWERED = 100; // of those that the engine has not named by then, as its frames come later
 const IN_STEPS = new Set(["prefill", "decode", "recompute", "stalled"]);
 const RESTING = { waiting: "queued", preempted: "preempted" };
 // Parts with their reasons, by number, and the numbers.
@@ -179,6 +180,7 @@ class Account {
     this.unfinished = new Map();
     this.cost = new TokenCost();
     this.served = new Map(); // by the engine's request id: when it came, its answer and its lives
+    this.answered = new Map(); // those whose answers ended before they were named
     this.count = 0; // bundles so far
   }
 
@@ -218,32 +220,47 @@ class Account {
   begin(engine, told) {
     this.engine = engine;
     const named = new Map(told.map(([number, id]) => [number, id]));
-    for (const [number, life] of this.unfinished) {
-      if (named.get(number) === life.id) continue;
+    const isForgotten = (life) => named.get(life.number) !== life.id;
+    const forgotten = [...this.unfinished.values()].filter(isForgotten);
+    for (const { number } of forgotten) {
       this.lives.delete(number);
       this.unfinished.delete(number);
     }
+    for (const life of forgotten) this.answer(servedBy(life));
   }
 
   // What the process of HTTP says of a request: before the engine does, and at its end.
   noteServed(id, received, sent, answered) {
     if (answered === null) {
       this.served.set(id, { received, sent, answered, lives: [] });
-      if (this.served.size > MOST_SERVED) this.served.delete(this.served.keys().next().value);
+      shorten(this.served, MOST_SERVED);
       return;
     }
     const served = this.served.get(id);
-    if (served) served.answered ??= answered;
-    this.answer(id);
+    if (!served || served.answered !== null) return;
+    served.answered = answered;
+    if (served.lives.length) {
+      this.answer(id);
+    } else {
+      this.served.delete(id);
+      this.answered.set(id, served);
+      shorten(this.answered, MOST_ANSWERED);
+    }
+  }
+
+  known(id) {
+    return this.served.get(id) ?? this.answered.get(id);
   }
 
   // Counts the time to the end of its answer, once both ends are known.
   answer(id) {
-    const served = this.served.get(id);
-    if (!served?.lives.length || served.answered === null) return;
-    if (served.lives.some((life) => life.end === null)) return;
+    const served = this.known(id);
+    if (!served || served.answered === null) return;
+    if (served.lives.some((life) => this.unfinished.get(life.number) === life)) return;
     this.served.delete(id);
+    this.answered.delete(id);
     for (const life of served.lives) {
+      if (life.end === null) continue; // it was forgotten
       life.part = "http";
       life.spend(served.answered);
     }
@@ -251,7 +268,7 @@ class Account {
 
   meet(told) {
     const life = new Life(told);
-    const served = this.served.get(servedBy(life));
+    const served = this.known(servedBy(life));
     if (served) {
       served.lives.push(life);
       life.come(served);
@@ -279,6 +296,7 @@ class Account {
     }
     for (const [number, life] of this.unfinished) {
       const work = scheduled.get(number);
+      let grows = false;
       if (decoded.has(number)) {
         life.part = "decode";
       } else if (work) {
@@ -293,11 +311,11 @@ class Account {
         life.wait(bundle.held, bundle.time_s);
       } else if (life.state !== "done" || life.part === "between") {
         // With overlapping steps a token of the step before arrives in this one.
-        const grows = sizes.has(number) && sizes.get(number)[0] > life.numTokens;
+        grows = sizes.has(number) && sizes.get(number)[0] > life.numTokens;
         life.part = grows ? "decode" : "stalled";
       }
       const [own, ownOthers] = ownTokens(work, decoded.has(number));
-      life.tokensBeside = [own + ownOthers, prompts - own, tokens - prompts - ownOthers];
+      life.tokensBeside = [own + ownOthers + grows, prompts - own, tokens - prompts - ownOthers];
     }
   }
 
@@ -312,6 +330,11 @@ class Account {
     for (const life of this.unfinished.values()) if (IN_STEPS.has(life.part)) life.part = "between";
     for (const life of ended) this.answer(servedBy(life));
   }
+}
+
+// Forgets the oldest where there are too many.
+function shorten(requests, most) {
+  if (requests.size > most) requests.delete(requests.keys().next().value);
 }
 
 // The request of HTTP that it belongs to.
