@@ -29,14 +29,14 @@ from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.records.identity import code_hash
 from minivllm.bench.records.provenance import provenance
-from minivllm.bench.targets.base import BenchEngine, EngineOutput
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import BenchEngine, EngineOutput
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.platform import files
 from minivllm.platform.scripts import exit_code, output_file
 

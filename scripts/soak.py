@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from minivllm.bench.records.identity import code_hash
-from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.simulated.engine import SimulatedEngine
 from minivllm.platform import files
 from minivllm.platform.scripts import exit_code, output_file
 

@@ -69,7 +69,7 @@ def vllm_bench(python: str, url: str, folder: Path) -> dict[str, float]:
     Raises:
         SystemExit: it failed, or not every request had all its tokens.
     """
-    from minivllm.bench.targets.openai import TOKEN_IDS
+    from minivllm.engines.openai.engine import TOKEN_IDS
 
     fields = {"max_tokens": OUTPUT_LEN, "temperature": 0, **TOKEN_IDS}
     words = [

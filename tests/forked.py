@@ -51,7 +51,7 @@ MODULES = (
     *("minivllm.cluster.rank", ENGINE_PROCESS, "minivllm.models.load.unpickle"),
 )
 IMPORTED = (
-    *("minivllm.llm", "minivllm.bench.session", "minivllm.bench.targets.minivllm"),
+    *("minivllm.llm", "minivllm.bench.session", "minivllm.engines.minivllm.engine"),
     *("minivllm.cli", "minivllm.tasks.bench", "minivllm.experiments.plain", ENGINE_PROCESS),
     "tests.pictures",
 )

@@ -25,10 +25,8 @@ ROOMS = (
     *("parallel", "kernels", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
     # the measuring half
     *("config", "calibration", "assembly", "cluster"),
-    *(
-        f"bench.{room}"
-        for room in ("workloads", "hardware", "records", "metrics", "targets", "microbench")
-    ),
+    *(f"bench.{room}" for room in ("workloads", "hardware", "records", "metrics")),
+    *("engines", "bench.microbench"),
     *("bench", "analysis", "report", "tracking", "experiments"),
     # the faces
     *(
@@ -77,10 +75,8 @@ FORBIDDEN = {
         ),
         HEAVY,
     ),
-    **dict.fromkeys(
-        ("bench.targets.support.supported_knobs", "bench.targets.support.installed"), HEAVY
-    ),
-    **dict.fromkeys(("bench.targets.vllm", "bench.targets.openai"), HEAVY),
+    **dict.fromkeys(("engines.support.supported_knobs", "engines.support.installed"), HEAVY),
+    **dict.fromkeys(("engines.vllm.engine", "engines.openai.engine"), HEAVY),
     **dict.fromkeys(("interactive.chat", "interactive.remote", "tasks.chat"), HEAVY),
     **dict.fromkeys(("serving.server", "serving.app", "serving.http", "serving.openai"), HEAVY),
 }
@@ -120,14 +116,14 @@ TORCH_FREE = (
     "minivllm.bench.workloads.multi_turn",
     "minivllm.bench.workloads.from_file.file",
     "minivllm.analysis.capacity",
-    "minivllm.bench.targets.simulation.simulated",
+    "minivllm.engines.simulated.engine",
     "minivllm.bench.workloads.arrivals",
     "minivllm.bench.records.reading",
     "minivllm.report",
     "minivllm.report.studies.alone.kernels",
-    "minivllm.bench.targets.support.supported_knobs",
-    "minivllm.bench.targets.vllm",
-    "minivllm.bench.targets.openai",
+    "minivllm.engines.support.supported_knobs",
+    "minivllm.engines.vllm.engine",
+    "minivllm.engines.openai.engine",
     "minivllm.analysis.ablation.effects",
     "minivllm.experiments.sweep",
     "minivllm.experiments.preview",

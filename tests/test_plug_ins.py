@@ -166,7 +166,7 @@ class Mine(Arrival):
         "engine=mine",
         "engine.share",
         """
-from minivllm.bench.targets.minivllm import MinivllmEngine
+from minivllm.engines.minivllm.engine import MinivllmEngine
 class Mine(MinivllmEngine):
     def __init__(self, config, share: float = 0.5):
         super().__init__(config)

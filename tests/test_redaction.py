@@ -23,7 +23,7 @@ from minivllm.experiments.plan import essential
 from minivllm.masking import MASK, is_secret
 from minivllm.platform import files
 from minivllm.redaction import clean, hide, redact
-from tests.bench.targets import fake_server
+from tests.engines import fake_server
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import numpy as np
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock, ClockProtocol
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.targets.base import BenchEngine
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.token_ids import draw_ids
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import BenchEngine
 from minivllm.models.load.reserved_ids import reserved_ids
 
 PAIRS = 4  # prompts that are asked twice; the first pair that shows nothing is the last

@@ -13,7 +13,12 @@ from typing import cast
 
 from minivllm.bench.hardware.clock import Clock, ClockProtocol
 from minivllm.bench.metrics.request_trace import COMPLETED, RequestTrace
-from minivllm.bench.targets.base import (
+from minivllm.bench.workloads.arrivals import Arrival, Concurrency
+from minivllm.bench.workloads.conversations import Conversations
+from minivllm.bench.workloads.stopping import Stopping
+from minivllm.bench.workloads.workload import Workload, WorkloadRequest, turned
+from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import (
     BenchEngine,
     ChatEngine,
     EngineOutput,
@@ -21,11 +26,6 @@ from minivllm.bench.targets.base import (
     SeeingEngine,
     SessionEngine,
 )
-from minivllm.bench.workloads.arrivals import Arrival, Concurrency
-from minivllm.bench.workloads.conversations import Conversations
-from minivllm.bench.workloads.stopping import Stopping
-from minivllm.bench.workloads.workload import Workload, WorkloadRequest, turned
-from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 
 PROGRESS_INTERVAL_S = 0.25

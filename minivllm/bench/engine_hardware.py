@@ -16,9 +16,9 @@ from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.metrics.roofline import exceeds, raised, usage
 from minivllm.bench.metrics.rows import Rows, kv_waste
 from minivllm.bench.records.record import SERVERS_MEMORY, Memory
-from minivllm.bench.targets.base import BenchEngine
 from minivllm.config.support import is_elsewhere
 from minivllm.config.typed import Config
+from minivllm.engines.base import BenchEngine
 from minivllm.platform.devices import device_indices
 
 NOT_COMPUTED = "simulated: nothing was computed"

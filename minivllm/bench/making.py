@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from minivllm.bench.targets.base import BenchEngine, SeeingEngine
 from minivllm.bench.workloads.generator import Generator
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
+from minivllm.engines.base import BenchEngine, SeeingEngine
 from minivllm.errors import BadInput
 from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.tokenizer import chat_renderer

@@ -10,8 +10,8 @@ from typing import Any
 
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records.record import RecordedEvents
-from minivllm.bench.targets.base import BenchEngine, Observable, ObservableEngine
 from minivllm.config.typed import Config
+from minivllm.engines.base import BenchEngine, Observable, ObservableEngine
 from minivllm.errors import BadInput
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.platform.plug_ins import locate

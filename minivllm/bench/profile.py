@@ -17,11 +17,11 @@ from minivllm.bench.driver import full_batch, note_images, prompt_for, request_p
 from minivllm.bench.metrics.idle import Idleness, idleness, sentence
 from minivllm.bench.records import storage
 from minivllm.bench.records.identity import profile_wanted
-from minivllm.bench.targets.base import BenchEngine, Profiled, ProfiledEngine
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import BenchEngine, Profiled, ProfiledEngine
 from minivllm.errors import BadInput
 from minivllm.platform import files
 from minivllm.platform.folders import TemporaryFolder

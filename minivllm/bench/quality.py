@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minivllm.bench.records.record import Quality
-from minivllm.bench.targets.base import BenchEngine, LogitsEngine
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import BenchEngine, LogitsEngine
 
 LOG_PROBS = "logprobs.npy"
 # positions at a time: with 151,936 tokens in the vocabulary these are 39 MB, not gigabytes

@@ -14,9 +14,9 @@ from minivllm.bench.quality import Reference, evaluate
 from minivllm.bench.records.identity import quality_wanted
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Quality, Record
-from minivllm.bench.targets.base import BenchEngine, EngineInfo, LogitsEngine
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import BenchEngine, EngineInfo, LogitsEngine
 from minivllm.errors import BadInput
 from minivllm.platform.plug_ins import locate
 

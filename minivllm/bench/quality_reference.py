@@ -39,9 +39,9 @@ from minivllm.bench.quality import (
 from minivllm.bench.records.identity import code_hash, digest, engine_id, environment_hash
 from minivllm.bench.records.lock import HolderLock
 from minivllm.bench.records.schema import checker
-from minivllm.bench.targets.base import LogitsEngine
 from minivllm.config.compose import OPTIONS, compose
 from minivllm.config.typed import Config
+from minivllm.engines.base import LogitsEngine
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.platform import files, untrusted
@@ -221,7 +221,7 @@ def compute(config: dict[str, Any], folder: Path) -> None:
         BadInput: random weights, no tokenizer, or a text that is too short.
         OSError: the disk is full; nothing that looks like a reference is left then.
     """
-    from minivllm.bench.targets.minivllm import MinivllmEngine  # imports torch, so only here
+    from minivllm.engines.minivllm.engine import MinivllmEngine  # imports torch, so only here
 
     knobs = Config.of(config).quality
     usual = _usual(knobs)

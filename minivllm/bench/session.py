@@ -44,12 +44,12 @@ from minivllm.bench.quality_evaluator import QualityEvaluator
 from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Record
-from minivllm.bench.targets.base import BenchEngine, CheckingEngine, SpeculatingEngine
-from minivllm.bench.targets.building import build_target
-from minivllm.bench.targets.support.supported_knobs import require_line_sampling
 from minivllm.config.compose import build
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import BenchEngine, CheckingEngine, SpeculatingEngine
+from minivllm.engines.building import build_target
+from minivllm.engines.support.supported_knobs import require_line_sampling
 from minivllm.errors import BadInput
 from minivllm.models.load.content import content_digest
 from minivllm.platform.threads import crowded, pin, thread_count

@@ -10,7 +10,11 @@ from typing import Any
 # `_target_` names.
 CHAINS: tuple[tuple[str, ...], ...] = (
     ("minivllm.bench.arrivals", "minivllm.bench.workloads.arrivals"),
-    ("minivllm.bench.engines", "minivllm.bench.targets.minivllm"),
+    (
+        "minivllm.bench.engines",
+        "minivllm.bench.targets.minivllm",
+        "minivllm.engines.minivllm.engine",
+    ),
     (
         "minivllm.bench.files",
         "minivllm.bench.workloads.file",
@@ -22,7 +26,15 @@ CHAINS: tuple[tuple[str, ...], ...] = (
         "minivllm.bench.simulated",
         "minivllm.bench.targets.simulated",
         "minivllm.bench.targets.simulation.simulated",
+        "minivllm.engines.simulated.engine",
     ),
+    (
+        "minivllm.bench.targets.interpreters.openvino",
+        "minivllm.engines.openvino.engine",
+    ),
+    ("minivllm.bench.targets.servers.llamacpp", "minivllm.engines.llamacpp.engine"),
+    ("minivllm.bench.targets.servers.sglang", "minivllm.engines.sglang.engine"),
+    ("minivllm.bench.targets.servers.vllm_server", "minivllm.engines.vllm.server"),
     (
         "minivllm.bench.traces",
         "minivllm.bench.workloads.trace",
@@ -43,13 +55,15 @@ CHAINS: tuple[tuple[str, ...], ...] = (
         for name in ("draft", "early_exit", "ngram", "suffix")
     ),
     ("minivllm.models.loading", "minivllm.models.load.loading"),
-    ("minivllm.peers.openai", "minivllm.bench.targets.openai"),
-    ("minivllm.peers.transformers", "minivllm.bench.targets.transformers"),
-    (
-        "minivllm.peers.transformers_continuous",
-        "minivllm.bench.targets.transformers_continuous",
+    *(
+        (f"minivllm.peers.{old}", f"minivllm.bench.targets.{old}", f"minivllm.engines.{new}")
+        for old, new in (
+            ("openai", "openai.engine"),
+            ("transformers", "transformers.engine"),
+            ("transformers_continuous", "transformers.continuous"),
+            ("vllm", "vllm.engine"),
+        )
     ),
-    ("minivllm.peers.vllm", "minivllm.bench.targets.vllm"),
 )
 # Knobs that classes had, with the one value that is left of each, for ids; records may hold others.
 FORMER_KNOBS = {

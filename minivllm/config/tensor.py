@@ -8,7 +8,7 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.platform.devices import device_indices
 
-OWN_ENGINE = "minivllm.bench.targets.minivllm.MinivllmEngine"
+OWN_ENGINE = "minivllm.engines.minivllm.engine.MinivllmEngine"
 KERNELS = "minivllm.tasks.kernels.run"
 CALIBRATED = {"LayerPruning": "layers", "WidthPruning": "width", "Wanda": "wanda"}
 

@@ -12,8 +12,6 @@ from minivllm.bench.hardware.gpu import is_torch_for_gpus
 from minivllm.bench.records import identity
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.supervisor import EventListener
-from minivllm.bench.targets.support import installed
-from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.cache.options import PagedOptions
@@ -23,6 +21,8 @@ from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.support import support_of
 from minivllm.config.typed import Config
+from minivllm.engines.support import installed
+from minivllm.engines.support.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import require_folder
 from minivllm.platform.threads import validate_cores

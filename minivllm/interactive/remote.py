@@ -8,18 +8,18 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from minivllm.bench.targets.http.stream import read_events
-from minivllm.bench.targets.http.stream_event import (
+from minivllm.config.decoding import check_streamable, params_of
+from minivllm.config.groups import GROUPS
+from minivllm.config.typed import Config
+from minivllm.engine.options import SamplingParams
+from minivllm.engines.openai.stream import read_events
+from minivllm.engines.openai.stream_event import (
     ServerError,
     StreamEvent,
     read_event,
     served_models,
 )
-from minivllm.bench.targets.support.supported_knobs import HARNESS, defaults
-from minivllm.config.decoding import check_streamable, params_of
-from minivllm.config.groups import GROUPS
-from minivllm.config.typed import Config
-from minivllm.engine.options import SamplingParams
+from minivllm.engines.support.supported_knobs import HARNESS, defaults
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.interactive.answer import Answer, AnswerPiece, collect
 from minivllm.interactive.model import ChatDecoding, Turn
@@ -58,7 +58,7 @@ class RemoteModel:
     def __init__(self, config: Mapping[str, Any]) -> None:
         _require_server_knobs(config)
         try:
-            from minivllm.bench.targets.http.client import Client
+            from minivllm.engines.openai.client import Client
         except ImportError as error:
             raise NotInstalled(f"task.url needs aiohttp ({error}): {INSTALL}") from error
         task = Config.of(config).task

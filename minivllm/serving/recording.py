@@ -20,8 +20,8 @@ from minivllm.bench.records import identity, storage
 from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import Cold, Memory, Validity
-from minivllm.bench.targets.replicas.merging import routing_counters
 from minivllm.config.typed import Config
+from minivllm.engines.replicas.merging import routing_counters
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.models.load.source import Source

@@ -24,11 +24,11 @@ from minivllm.bench.driver import drive
 from minivllm.bench.metrics.metrics import TTFT, request_rows
 from minivllm.bench.records.record import Record
 from minivllm.bench.records.storage import prepare, write_record
-from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.bench.workloads.arrivals import Constant, Poisson
 from minivllm.bench.workloads.synthetic import Smoke
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.simulated.engine import SimulatedEngine
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
 ROOFLINE = ("engine=simulated", "engine.bandwidth_gb_s=20", "engine.tflops=0.5")

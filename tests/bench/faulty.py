@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import EngineInfo, EngineOutput
 from minivllm.errors import BadInput
 from minivllm.platform.support import EVERY_KNOB, Support
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from minivllm.bench.targets.base import EngineOutput
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import EngineOutput
 from minivllm.platform.support import EVERY_KNOB, Support
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 

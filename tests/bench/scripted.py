@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import EngineInfo, EngineOutput
 from minivllm.errors import BadInput
 
 

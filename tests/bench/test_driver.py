@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from minivllm.bench.driver import DriveProgress, drive, full_batch, request_seed, warm_up
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.validity import check
-from minivllm.bench.targets.base import EngineOutput
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline, Poisson
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import EngineOutput
 from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 

@@ -20,8 +20,8 @@ from minivllm.bench.records.record import Validity
 from minivllm.bench.session import Session
 from minivllm.config.compose import compose
 from minivllm.report.verdict import verdict
-from tests.bench.targets.fake_server import in_thread
 from tests.bench.test_supervisor import make_config, record_of
+from tests.engines.fake_server import in_thread
 from tests.forked import fork_known
 
 Change = Callable[[Path], None]

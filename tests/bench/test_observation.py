@@ -17,9 +17,9 @@ from minivllm.bench.observation import EventRecorder
 from minivllm.bench.records.events import read_events, write_events
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.session import Session, SessionResult
-from minivllm.bench.targets.minivllm import MinivllmEngine
-from minivllm.bench.targets.simulation.simulated import SimulatedEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
+from minivllm.engines.simulated.engine import SimulatedEngine
 from minivllm.errors import BadInput
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver

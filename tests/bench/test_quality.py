@@ -11,8 +11,8 @@ import pytest
 
 from minivllm.bench import quality
 from minivllm.bench.quality import Reference, evaluate, identical_prefix, spans
-from minivllm.bench.targets.base import EngineOutput, LogitsEngine
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import EngineOutput, LogitsEngine
 from tests.bench.scripted import ScriptedClock, ScriptedEngine
 
 # What follows each of three tokens, as probabilities.

@@ -120,7 +120,7 @@ def test_perplexity_is_transformers_own(tmp_path: Path, window: int, stride: int
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_precisions_rank_as_they_should(tmp_path: Path) -> None:
-    from minivllm.bench.targets.minivllm import MinivllmEngine
+    from minivllm.engines.minivllm.engine import MinivllmEngine
 
     kl, top1, perplexity = [], [], []
     for quant in ("fp32", "bf16", "int8", "nf4"):

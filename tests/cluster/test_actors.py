@@ -17,9 +17,6 @@ import pytest
 
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
-from minivllm.bench.targets.minivllm import MinivllmEngine
-from minivllm.bench.targets.replicas.backends import Backend
-from minivllm.bench.targets.replicas.replicated import ReplicatedEngine
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.cluster import actors, ray_cluster
@@ -27,10 +24,13 @@ from minivllm.cluster.actors import RayActors
 from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.minivllm.engine import MinivllmEngine
+from minivllm.engines.replicas.backends import Backend
+from minivllm.engines.replicas.replicated import ReplicatedEngine
 from minivllm.errors import BadInput, Crashed, NotInstalled
 from minivllm.platform.processes.channel import Channel
-from tests.bench.targets.replicas.pretended import PretendedBackend
 from tests.cluster.pretended_ray import PretendedRay
+from tests.engines.replicas.pretended import PretendedBackend
 
 ECHO = "tests.cluster.pretended_ray.echo"
 RUNTIME = {"device": "cpu", "threads": 1, "cores": None}

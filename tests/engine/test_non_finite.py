@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from minivllm import LLM, SamplingParams
 from minivllm.bench.quality import greedy
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerOps
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.extras.beam import best_continuations
 from minivllm.extras.sampler_ops import sampler_ops

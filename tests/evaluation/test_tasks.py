@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from minivllm.evaluation import __main__ as runner
-from tests.bench.targets import fake_server
+from tests.engines import fake_server
 from tests.evaluation.conftest import ASSETS, Pair
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from minivllm.bench.hardware.clock import VirtualClock
-from minivllm.bench.targets.base import EngineInfo, EngineOutput
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import EngineInfo, EngineOutput
 from tests.bench.faulty import FaultyEngine
 
 STEP_S = 0.001

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from minivllm import LLM, BadInput, SamplingParams
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.spec import CacheLayout
 from minivllm.config.compose import compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.events import StepTimed
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.extras.scheduling.batching import Static
 from minivllm.llm import RequestOutput
 from tests.engine.imaginary import Machine, hypotheses

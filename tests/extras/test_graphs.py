@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minivllm import LLM, SamplingParams
 from minivllm.assembly import build_engine
-from minivllm.bench.targets import minivllm as bench_engines
 from minivllm.config.compose import compose
 from minivllm.engine.batch_inputs import SamplingColumns, StepShape, pack, pack_draws
 from minivllm.engine.engine import Engine
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
+from minivllm.engines.minivllm import engine as bench_engines
 from minivllm.errors import BadInput
 from minivllm.extras import graphs
 from minivllm.extras.capture import CudaCapture, record_all, unrecordable

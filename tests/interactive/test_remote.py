@@ -15,7 +15,7 @@ from minivllm.config.compose import compose
 from minivllm.errors import NotInstalled
 from minivllm.interactive.answer import Answer
 from minivllm.interactive.model import ChatDecoding, Turn
-from tests.bench.targets import fake_server
+from tests.engines import fake_server
 
 pytest.importorskip("aiohttp")
 
@@ -182,6 +182,6 @@ def test_ctrl_c_stops_an_answer_and_the_next_one_is_whole(talk: Talk) -> None:
 
 
 def test_without_aiohttp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "minivllm.bench.targets.http.client", None)
+    monkeypatch.setitem(sys.modules, "minivllm.engines.openai.client", None)
     with pytest.raises(NotInstalled, match=r"pip install -e '\.\[peers\]'"):
         RemoteModel(compose(["preset=chat", "task.url=http://127.0.0.1:1"]))

@@ -14,8 +14,8 @@ from torch import nn
 from minivllm import LLM, SamplingParams
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.metrics.roofline import usage
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.models.config import ModelConfig

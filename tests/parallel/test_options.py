@@ -6,8 +6,8 @@ import pytest
 
 from minivllm.assembly import build_engine
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.compose import compose
+from minivllm.engines.support.supported_knobs import require_supported
 from minivllm.errors import BadInput
 
 

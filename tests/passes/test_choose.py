@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.kernels.cpu import choices
 from minivllm.kernels.cpu.library import Kernels
 from tests.reference import VARIANTS, make_checkpoint

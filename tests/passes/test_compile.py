@@ -16,8 +16,8 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from minivllm import LLM, SamplingParams
 from minivllm.assembly import build_part
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.extras.scoring import sequence_logits
 from minivllm.models.layers import Attention

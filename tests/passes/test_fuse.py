@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minivllm import LLM, SamplingParams
 from minivllm.attention.base import AttentionBackend
 from minivllm.attention.batch import StepBatch
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.kernels import common
 from minivllm.kernels.context import BuildContext

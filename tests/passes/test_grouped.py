@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine.events import StepTimed
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.models.load import loading

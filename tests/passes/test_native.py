@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.kernels.cpu import library
 from minivllm.passes.native import NativeLayer
 from tests.reference import VARIANTS, make_checkpoint

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from minivllm import LLM, SamplingParams
 from minivllm.assembly import build_engine
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.models.costs import trims
 from tests.reference import FAMILIES, make_checkpoint
 

@@ -17,7 +17,7 @@ import pytest
 
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.config.compose import compose
-from tests.bench.targets.servers.waiting import wait_until
+from tests.engines.servers.waiting import wait_until
 from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.targets.fake_server import in_thread
+from tests.engines.fake_server import in_thread
 from tests.forked import fork_known
 from tests.scripts.load import load_script
 

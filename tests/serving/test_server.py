@@ -21,7 +21,7 @@ from minivllm.errors import BadInput
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.server import _drain, listen
-from tests.bench.targets.servers.waiting import wait_until
+from tests.engines.servers.waiting import wait_until
 from tests.forked import fork_known
 from tests.later import Later
 from tests.serving.raw import ask, connect, read_all, request

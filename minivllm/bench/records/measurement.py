@@ -13,7 +13,7 @@ from minivllm.config.typed import Config
 
 SIMULATED = (
     # the `_target_` of what predicts instead of measuring
-    "minivllm.bench.targets.simulation.simulated.SimulatedEngine"
+    "minivllm.engines.simulated.engine.SimulatedEngine"
 )
 DEFAULT_ARM = "default"  # the name of an arm for which nothing was set
 

@@ -10,10 +10,10 @@ import time
 import traceback
 from typing import Any
 
-from minivllm.bench.targets.liveness import draft_counters, scheduling_counters
 from minivllm.engine.engine import Engine, TokenOutput
 from minivllm.engine.events import StateChanged
 from minivllm.engine.request import Request, RequestState
+from minivllm.engines.minivllm.liveness import draft_counters, scheduling_counters
 from minivllm.errors import BadInput, Crashed, NonFiniteLogits, first_line
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.handover import put_prefix, resume, take_prefix

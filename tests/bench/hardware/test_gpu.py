@@ -20,8 +20,8 @@ from minivllm.bench.hardware.readings import DeviceEnergy, Energy
 from minivllm.bench.hardware.telemetry import Telemetry, peak
 from minivllm.bench.metrics.price import by_device, cost
 from minivllm.bench.records.record import Metrics
-from minivllm.bench.targets.support.supported_knobs import require_supported
 from minivllm.config.compose import compose
+from minivllm.engines.support.supported_knobs import require_supported
 from minivllm.platform.devices import device_indices
 from tests.bench.fake_nvml import FakeNVML
 

@@ -9,9 +9,9 @@ import pytest
 
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.metrics.roofline import usage
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.models.costs import model_costs
 from minivllm.quant import fp8
 from tests.reference import make_checkpoint

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from minivllm import LLM
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.compression.eight_bits import compress, expand, kv_cache
 from minivllm.cache.kv import bytes_per_token
 from minivllm.cache.spec import AttentionSpec, CacheLayout, Transfers
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from tests.reference import make_checkpoint
 
 CPU = torch.device("cpu")

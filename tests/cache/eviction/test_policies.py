@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.kv import KVCache
 from minivllm.cache.options import PagedOptions
@@ -20,6 +19,7 @@ from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.config.compose import SCORING, build, compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.input_processor import sample_seed
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library

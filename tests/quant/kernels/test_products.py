@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.targets.minivllm import MinivllmEngine
 from minivllm.config.compose import compose
+from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.extras.scoring import sequence_logits
 from minivllm.kernels import common

@@ -21,7 +21,7 @@ from minivllm.errors import Crashed
 from minivllm.serving.api_servers.api_servers import ApiServerLink, ApiServers
 from minivllm.serving.api_servers.messages import NewRequests
 from minivllm.serving.errors import overloaded
-from tests.bench.targets.servers.waiting import wait_until
+from tests.engines.servers.waiting import wait_until
 from tests.later import Later
 from tests.serving.raw import Answer, ask
 from tests.serving.running import RunningServer, serving, until_idle

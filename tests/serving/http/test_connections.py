@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.bench.targets.servers.waiting import wait_until
+from tests.engines.servers.waiting import wait_until
 from tests.serving.raw import connect, read_all, request
 from tests.serving.running import KEY, RunningServer, line_of, until_idle
 from tests.serving.view.following import metric

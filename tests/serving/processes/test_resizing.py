@@ -15,7 +15,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes import resizing
 from minivllm.serving.processes.engine_link import EngineLink
-from tests.bench.targets.servers.waiting import wait_until
+from tests.engines.servers.waiting import wait_until
 from tests.serving.plain import call_json
 from tests.serving.processes.test_engine_client import READY, Replicas, Transport
 from tests.serving.processes.test_fleet import FIELDS, told

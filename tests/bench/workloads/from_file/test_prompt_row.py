@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from minivllm.bench.driver import request_params
-from minivllm.bench.targets.support.supported_knobs import require_line_sampling
 from minivllm.bench.workloads.from_file.file import File
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
+from minivllm.engines.support.supported_knobs import require_line_sampling
 from minivllm.errors import BadInput
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="

@@ -1,1 +1,0 @@
-"""Engines under test behind one interface."""

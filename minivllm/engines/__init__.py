@@ -1,0 +1,1 @@
+"""What can be measured: a folder each, and what they share."""

@@ -1,0 +1,1 @@
+"""engine=llamacpp: llama-server, started here."""

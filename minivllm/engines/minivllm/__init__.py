@@ -1,0 +1,1 @@
+"""engine=minivllm: the engine of this package."""

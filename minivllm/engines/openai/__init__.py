@@ -1,0 +1,1 @@
+"""engine=openai: any OpenAI-compatible server, over HTTP."""

@@ -1,0 +1,1 @@
+"""engine=openvino: OpenVINO GenAI in its own interpreter."""

@@ -1,0 +1,373 @@
+"""parallel.replicas: engines in processes of their own behind the interface that one engine has."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minivllm.bench.hardware.gpu import device_of
+from minivllm.bench.metrics.speculation import SpeculationReport
+from minivllm.cluster.handover import make_handovers
+from minivllm.cluster.placement import ALONE
+from minivllm.cluster.router import RoutedRequest, make_router
+from minivllm.config.tensor import OWN_ENGINE
+from minivllm.config.typed import Config
+from minivllm.engine.options import SamplingParams
+from minivllm.engines.base import EngineOutput
+from minivllm.engines.engine_pictures import EnginePictures, require_pictures
+from minivllm.engines.replicas.backends import Backend, Replica, make_backend
+from minivllm.engines.replicas.merging import (
+    Liveness,
+    merged_info,
+    merged_liveness,
+    merged_speculation,
+    merged_steps,
+    routing_counters,
+)
+from minivllm.engines.replicas.messages import (
+    Ask,
+    Broken,
+    Built,
+    Loading,
+    NextTokens,
+    Outputs,
+    Prefix,
+    Reply,
+    Serve,
+)
+from minivllm.engines.replicas.routed import RoutedEngine
+from minivllm.errors import BadInput, Crashed
+from minivllm.extras.vision.pictures import Pictures
+from minivllm.parallel.handover import Content, make_folder
+from minivllm.platform.processes.channel import wait
+from minivllm.platform.processes.heartbeat import (
+    BEAT_S,
+    SILENT_BUILDING_S,
+    SILENT_S,
+    Beat,
+    Silence,
+)
+
+
+def is_replicated(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration asks for several processes of minivllm's own engine."""
+    view = Config.of(config)
+    return view.parallel.replicas > 1 and view.target("engine") == OWN_ENGINE
+
+
+class ReplicatedEngine(RoutedEngine):
+    """Replicas of engine=minivllm behind one queue, as one engine.
+
+    A measurement in which a replica has died is not that of its configuration, so the first death
+    ends it.
+
+    Args:
+        config: the resolved configuration of the whole.
+        progress: told how far the weights of the first replica are, as (done, total).
+        backend: starts the replicas; None: what `parallel.backend` names.
+
+    Raises:
+        BadInput: an option cannot serve this model here, or there are too few GPUs.
+        MemoryError: a replica has no room for the weights.
+        Crashed: a replica has died, or is silent for too long.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        progress: Callable[[int, int], None] | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        view = Config.of(config)
+        begin = time.monotonic()
+        self._num_ranks = view.parallel.tensor
+        self._backend = backend or make_backend(view.tree)
+        self._places = self._backend.places
+        self._keep_prefixes = view.measure.prefix_cache == "warm"
+        self._progress = progress
+        self._outputs: list[EngineOutput] = []  # that poll() has to return yet
+        self._open: set[str] = set()  # unfinished requests
+        self._sessions: dict[str, str] = {}  # of requests that are to come
+        self._replicas: list[Replica] = []
+        self._silences: list[Silence] = []
+        self._answers: list[deque[Any]] = [deque() for _ in self._places]
+        self._looked_s = begin
+        self._driven = DrivingTime()
+        self._handovers = None
+        try:
+            folder = make_folder(view.parallel, view.tree.get("cache") or {})
+            self._handovers = make_handovers(view.parallel, folder)
+            for place in self._places:
+                alone = {**view["parallel"], **ALONE}
+                of_one = {**view.tree, "runtime": place, "parallel": alone}
+                self._replicas.append(self._backend.start(of_one))
+                self._replicas[-1].channel.send(of_one)
+                self._silences.append(Silence(SILENT_BUILDING_S))
+            built: list[Built] = [self._answer(number) for number in range(len(self._replicas))]
+            for silence in self._silences:
+                silence.limit_s = SILENT_S
+            self.router = make_router(view.parallel, built[0].cache)
+        except BaseException:
+            self.close()
+            raise
+        self._prefixes: dict[str, Content] = {}  # of requests whose prompt is computed
+        self.tokenizer = built[0].tokenizer
+        pictures = Pictures(built[0].processor, self.tokenizer, view.vision)
+        self.pictures = EnginePictures.of(pictures)
+        self._threads = [one.threads for one in built]
+        device = device_of(view.tree, built[0].info.model.get("device"))
+        gpus = [
+            index for _, _, index in (p["device"].partition(":") for p in self._places) if index
+        ]
+        self.info = merged_info(
+            [one.info for one in built],
+            time.monotonic() - begin,
+            f"cuda:{','.join(gpus)}" if device.startswith("cuda") and gpus else device,
+        )
+        self.info.processes = tuple(one.pid for one in self._replicas if one.host is None)
+        self.info.unmetered = self._unmetered(device)
+        self.info.warnings.append(self._note())
+
+    def _unmetered(self, device: str) -> str | None:
+        """Why the energy of the replicas cannot be read here; None: it can."""
+        hosts = dict.fromkeys(one.host for one in self._replicas if one.host is not None)
+        if hosts:
+            return f"replicas compute on other machines: {', '.join(hosts)}"
+        if device == "cuda":
+            return "the cluster of RAY_ADDRESS has chosen the GPUs"
+        return None
+
+    def _note(self) -> str:
+        """Where the replicas run, for the record."""
+        cores, ranks = [place.get("cores") for place in self._places], self._num_ranks
+        where = "" if None in cores else f", pinned to cores {' | '.join(map(str, cores))}"
+        others = dict.fromkeys(one.host for one in self._replicas if one.host is not None)
+        if others:
+            where += f"; on {', '.join(others)}, whose memory is not in host_rss_peak"
+        each = f"{ranks} ranks each, of " if ranks > 1 else ""
+        return (
+            f"parallel.replicas={len(self._places)}: {each}{self._threads[0]} thread"
+            f"{'s' * (self._threads[0] > 1)} each{where}; there is no roofline, as the steps of "
+            "replicas overlap"
+        )
+
+    # ---- requests
+
+    def submit(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """See BenchEngine. A replica that is at rest says at once whether it takes the request;
+        one that is rejected later ends with the reason `refused`."""
+        session = self._sessions.pop(request_id, None)
+        wanted = params.max_tokens or 0
+        inputs = None if self.pictures is None else self.pictures.take(request_id, prompt_token_ids)
+        splits = self._handovers is not None and inputs is None
+        if self._handovers is not None and splits:
+            most = wanted or self.info.max_model_len - len(prompt_token_ids)
+            params = self._handovers.split(request_id, prompt_token_ids, params, most)
+        keyed = prompt_token_ids if inputs is None else inputs.keyed(prompt_token_ids)
+        routed = RoutedRequest(request_id, keyed, wanted, session)
+        number = self.router.route(routed)
+        confirm = not self._open
+        hands_over = None
+        if self._handovers is not None and splits and wanted != 1:
+            hands_over = self._handovers.by(number)
+        message = Serve(request_id, prompt_token_ids, params, confirm, hands_over, inputs=inputs)
+        self._driven.begin()
+        self._replicas[number].channel.send(message)
+        self._open.add(request_id)
+        if confirm:
+            try:
+                self._answer(number)
+            except BadInput:
+                self._forget(request_id)
+                raise
+
+    def note_images(self, request_id: str, names: Sequence[str]) -> None:
+        require_pictures(self.pictures).note(request_id, names)
+
+    def _forget(self, request_id: str) -> None:
+        self._open.discard(request_id)
+        self._prefixes.pop(request_id, None)
+        super()._forget(request_id)
+
+    def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
+        """Wait for the next tokens; see BenchEngine."""
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = 0.0 if self._outputs else max(0.0, end - time.monotonic())
+            self._hear(min(left_s, BEAT_S))
+            if self._outputs or not left_s:
+                break
+        outputs, self._outputs = self._outputs, []
+        self._driven.note(sum(len(one.token_ids) for one in outputs))
+        return [one if one.finish_reason is None else self._ended(one) for one in outputs]
+
+    def _ended(self, output: EngineOutput) -> EngineOutput:
+        """A replica is done with a request: its last output, or the handover."""
+        request_id, rest = output.request_id, self._rest(output)
+        if rest is None or self._handovers is None:
+            return output
+        tokens = [*rest.prompt, *output.token_ids]
+        number = self._handovers.continues_at(request_id, tokens, rest.params)
+        prefix = self._prefixes.pop(request_id, b"")
+        message = Serve(request_id, tokens, rest.params, prefix=prefix)
+        self._replicas[number].channel.send(message)
+        return replace(output, finish_reason=None)
+
+    def _hear(self, timeout_s: float) -> None:
+        """Wait for a message of any replica, and take what has come.
+
+        Raises:
+            Crashed: a replica has ended, or is silent for too long.
+            BadInput, MemoryError, RuntimeError: what one says has failed.
+        """
+        channels = {replica.channel: number for number, replica in enumerate(self._replicas)}
+        for channel in wait(list(channels), timeout_s):
+            self._receive(channels[channel])
+        self._require_signs()
+
+    def _receive(self, number: int) -> None:
+        """Take what a replica has sent."""
+        replica, answers = self._replicas[number], self._answers[number]
+        for message in replica.channel.receive():
+            self._silences[number].heard()
+            match message:
+                case Beat():
+                    pass
+                case Outputs(outputs):
+                    self._outputs += [_dated(one, replica.ahead_s) for one in outputs]
+                case NextTokens(names, tokens):
+                    self._outputs += [
+                        EngineOutput(name, (token,))
+                        for name, token in zip(names, tokens, strict=True)
+                    ]
+                case Prefix(request_id, content):
+                    self._prefixes[request_id] = content
+                    if self._handovers is not None:
+                        self._handovers.received(request_id, content)
+                case Loading(done, total):
+                    if number == 0 and self._progress is not None:
+                        self._progress(done, total)
+                case Broken(text, kind):
+                    raise {"invalid": BadInput, "oom": MemoryError}.get(kind, RuntimeError)(text)
+                case Reply(value):
+                    answers.append(value)
+                case _:
+                    answers.append(message)
+        if replica.channel.closed:
+            raise Crashed(f"replica {number} of {len(self._places)} {replica.last_words()}")
+
+    def _require_signs(self) -> None:
+        """Raise Crashed where a replica is silent for too long; looks every BEAT_S."""
+        if (now := time.monotonic()) - self._looked_s < BEAT_S:
+            return
+        self._looked_s = now
+        for number, silence in enumerate(self._silences):
+            if silence.is_over_limit():
+                words, count = self._replicas[number].last_words(), len(self._places)
+                raise Crashed(f"replica {number} of {count} {silence}; it {words}")
+
+    # ---- calls
+
+    def _answer(self, number: int) -> Any:
+        """What a replica answers, once it does."""
+        while not self._answers[number]:
+            self._hear(BEAT_S)
+        return self._answers[number].popleft()
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        """The result of a method of every replica's engine."""
+        for replica in self._replicas:
+            replica.channel.send(Ask(method, arguments))
+        return [self._answer(number) for number in range(len(self._replicas))]
+
+    def _end_all(self, method: str) -> None:
+        self._ask(method)
+        for request_id in list(self._open):
+            self._forget(request_id)
+        self._outputs.clear()  # what was under way
+        self._driven = DrivingTime()
+        if method == "reset" and not self._keep_prefixes and self.pictures is not None:
+            self.pictures.reset()
+        self._count_anew()
+
+    def steps(self) -> list[dict[str, Any]]:
+        """See BenchEngine; each row has the number of its `replica` besides."""
+        each = self._ask("steps")
+        for replica, rows in zip(self._replicas, each, strict=True):
+            for row in rows if replica.ahead_s else ():
+                row["start_s"] += replica.ahead_s
+        return merged_steps(each)
+
+    def speculation(self) -> SpeculationReport | None:
+        return merged_speculation(self._ask("speculation"))
+
+    def liveness(self) -> Liveness:
+        """See BenchEngine. The group `parallel` has what the router did."""
+        cores = [
+            f"{one.host or ''} {place.get('cores') or place['device']}".strip()
+            for one, place in zip(self._replicas, self._places, strict=True)
+        ]
+        merged = merged_liveness(self._ask("liveness"), self._handovers)
+        merged["parallel"] = {
+            **merged.get("parallel", {}),  # of ranks
+            **routing_counters(self.router, self._handovers),
+            **self._driven.report(),
+            "backend": self._backend.name,
+            "threads": " | ".join(map(str, self._threads)),
+            "placed_at": " | ".join(map(str, cores)),
+        }
+        return merged
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """See LogitsEngine; all replicas are alike, and the first one computes."""
+        self._replicas[0].channel.send(Ask("logits", (token_ids,)))
+        logits: NDArray[np.float32] = self._answer(0)
+        return logits
+
+    def close(self) -> None:
+        for replica in self._replicas:
+            replica.channel.close()  # all of them end at once
+        while self._replicas:
+            self._replicas.pop().stop()
+        self._backend.close()
+        if self._handovers is not None:
+            self._handovers.close()
+
+
+class DrivingTime:
+    """The processor time that this process takes from the first request on, for each token."""
+
+    def __init__(self) -> None:
+        self._begun_s: float | None = None
+        self._now_s = 0.0
+        self._num_tokens = 0
+
+    def begin(self) -> None:
+        """Note that a request comes."""
+        if self._begun_s is None:
+            self._begun_s = time.process_time()
+
+    def note(self, num_tokens: int) -> None:
+        """Note tokens that have come."""
+        self._num_tokens += num_tokens
+        self._now_s = time.process_time()
+
+    def report(self) -> dict[str, float]:
+        """Microseconds a token; empty before the first one."""
+        if self._begun_s is None or not self._num_tokens:
+            return {}
+        return {"driver_us": 1e6 * (self._now_s - self._begun_s) / self._num_tokens}
+
+
+def _dated(output: EngineOutput, ahead_s: float) -> EngineOutput:
+    """An output whose time is this machine's."""
+    if not ahead_s or output.started_s is None:
+        return output
+    return replace(output, started_s=output.started_s + ahead_s)

@@ -1,0 +1,1 @@
+"""engine=sglang: its server, started here."""

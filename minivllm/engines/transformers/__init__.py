@@ -1,0 +1,1 @@
+"""engine=transformers and engine=transformers_continuous."""

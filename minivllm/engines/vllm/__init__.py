@@ -1,0 +1,1 @@
+"""engine=vllm, in process, and engine=vllm_server."""
