@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,18 +14,19 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, WebSocketRoute
 
 from minivllm import __version__
 from minivllm.bench.hardware.gpu import NullGpu
+from minivllm.platform.plug_ins import make_own
 from minivllm.serving import control, tokens, websocket
 from minivllm.serving.anthropic import forms as anthropic_forms
 from minivllm.serving.anthropic import messages
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http import metrics
+from minivllm.serving.http.access import Accesses, ApiKeys, RouteAccess, accesses
 from minivllm.serving.http.calls import REQUEST_ID, Calls
 from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.limits import ApiKeys, Limits
+from minivllm.serving.http.limits import Limits
 from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms
 from minivllm.serving.refusals import not_found
@@ -36,12 +39,14 @@ if TYPE_CHECKING:
 # Types of pydantic's errors of a body that is empty, or JSON of another kind.
 _NO_OBJECT = ("missing", "model_attributes_type", "model_type", "dict_type")
 _IS_NAME = re.compile(r"\w+")
+NO_ENDPOINT = "no endpoint: give it a `router(service)` that returns a fastapi.APIRouter"
 _KINDS = ("str", "int", "float", "bool", "none")  # by which pydantic names a union's parts
 
 
 def build_app(service: EngineService, gpu: NullGpu) -> FastAPI:
     """The ASGI application of the process that has the engines: every route, without limits. Its
-    state has the paths `of_the_whole` server, which no API server can answer by itself.
+    state has the routes `of_the_whole` server, which no API server can answer by itself, with the
+    access that they declare.
 
     Args:
         service: answers.
@@ -52,19 +57,19 @@ def build_app(service: EngineService, gpu: NullGpu) -> FastAPI:
         whole.append(routes.router(service, gpu))
     app = _app([*_apis(service), *whole])
     pages = FastAPI().router  # with the description of the APIs
-    app.state.of_the_whole = {path for router in (pages, *whole) for path in _paths(router)}
+    app.state.of_the_whole = accesses(chain(pages.routes, *(one.routes for one in whole)))
     return app
 
 
 def build_api_app(
-    service: Service, relay: Callable[[ASGIApp], ASGIApp], relayed: Collection[str]
+    service: Service, relay: Callable[[ASGIApp], ASGIApp], relayed: Accesses
 ) -> FastAPI:
     """The ASGI application of an API server, with its limits.
 
     Args:
         service: answers.
         relay: middleware that relays calls of some paths to another process.
-        relayed: these paths.
+        relayed: what the routes of these paths declare.
     """
     app = _app(_apis(service), relayed)
     app.add_middleware(cast(Any, relay))
@@ -72,23 +77,37 @@ def build_api_app(
     return app
 
 
-def _paths(router: APIRouter) -> list[str]:
-    return [one.path for one in router.routes if isinstance(one, Route | WebSocketRoute)]
+@runtime_checkable
+class Endpoint(Protocol):
+    """Routes of a user's own, in `task.endpoints`."""
+
+    def router(self, service: Service) -> APIRouter:
+        """The routes, which answer by means of the service; each process that answers clients has
+        them. A route declares with `access` who may call it."""
 
 
 def _apis(service: Service) -> list[APIRouter]:
-    """The routes of those who ask for answers of the model."""
+    """The routes of those who ask for answers of the model.
+
+    Raises:
+        BadInput: one of `task.endpoints` cannot be made, or has no routes.
+    """
     modules = (models, completions, chat, responses, messages, tokens, websocket)
-    return [module.router(service) for module in modules]
+    own: list[Endpoint] = [
+        make_own(f"task.endpoints[{number}]", node, Endpoint, NO_ENDPOINT)
+        for number, node in enumerate(service.options.endpoints)
+    ]
+    return [one.router(service) for one in (*modules, *own)]
 
 
-def _app(routers: Sequence[APIRouter], relayed: Collection[str] = ()) -> FastAPI:
-    """An application of these routes, with errors in the form of the API that was called."""
+def _app(routers: Sequence[APIRouter], relayed: Accesses = MappingProxyType({})) -> FastAPI:
+    """An application of these routes, with errors in the form of the API that was called. Its state
+    has the `access` of its routes, and of those that are relayed."""
     app = FastAPI(title="minivllm", version=__version__, redirect_slashes=False)
-    served = set(relayed)
+    app.state.access = {**relayed, **accesses(chain(*(one.routes for one in routers)))}
+    served = {path for _, path in app.state.access}
     for router in routers:
         paths = {route.path for route in router.routes if isinstance(route, APIRoute)}
-        served |= paths
         app.include_router(router, responses=_errors(paths))
 
     @app.exception_handler(ApiError)
@@ -130,7 +149,7 @@ def _errors(paths: Collection[str]) -> dict[int | str, dict[str, Any]]:
 
 def guard(app: FastAPI, service: Service) -> None:
     """Add what every request of a client passes, from the inside out."""
-    options = service.options
+    options, routes = service.options, RouteAccess(app.state.access)
 
     def respond(scope: Scope, error: ApiError) -> JSONResponse:
         return error_response(Request({**scope, "type": "http"}), error)
@@ -138,6 +157,7 @@ def guard(app: FastAPI, service: Service) -> None:
     app.add_middleware(
         Limits,
         options=options,
+        routes=routes,
         keys=ApiKeys(options.api_keys),
         respond=respond,
         count=service.count,
@@ -154,6 +174,7 @@ def guard(app: FastAPI, service: Service) -> None:
     app.add_middleware(
         Calls,
         respond=respond,
+        routes=routes,
         count=service.count,
         statuses=service.statuses,
         log_prompts=options.log_prompts,

@@ -8,6 +8,7 @@ from pydantic import Field
 from minivllm import __version__
 from minivllm.parallel.options import MOST_REPLICAS
 from minivllm.serving.errors import ApiError, unavailable
+from minivllm.serving.http.access import Access, access
 from minivllm.serving.openai.fields import Body
 from minivllm.serving.processes.engine_client import DIED
 from minivllm.serving.service import EngineService
@@ -25,20 +26,18 @@ def router(service: EngineService) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
 
-    def require_engine() -> None:
-        if not service.client.is_alive:
-            raise unavailable(DIED)
-
     @routes.get("/health")
+    @access(Access.OPEN | Access.QUIET)
     async def health() -> dict[str, str]:
         """Say whether the engine lives."""
-        require_engine()
+        _require_engine(service)
         return {"status": "ok"}
 
     @routes.get("/ready")
+    @access(Access.OPEN | Access.QUIET)
     async def ready() -> dict[str, str | int]:
         """Say whether new requests are taken; a load balancer sends none where they are not."""
-        require_engine()
+        _require_engine(service)
         if service.is_draining:
             raise unavailable(ENDING)
         replicas = service.client.replicas
@@ -47,6 +46,32 @@ def router(service: EngineService) -> APIRouter:
         alive = len(replicas.serving)
         return {"status": "ready", "replicas": len(replicas.wanted), "alive": alive}
 
+    _add_replicas(routes, service)
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        """Say which version of minivllm this is."""
+        return {"version": __version__}
+
+    @routes.post("/reset_prefix_cache")
+    @access(Access.COMMAND)
+    async def reset_prefix_cache() -> dict[str, bool]:
+        """Empty the prefix cache."""
+        if not await service.client.reset_prefix_cache():
+            raise ApiError(409, "requests are running: the prefix cache was not emptied")
+        return {"reset": True}
+
+    return routes
+
+
+def _require_engine(service: EngineService) -> None:
+    if not service.client.is_alive:
+        raise unavailable(DIED)
+
+
+def _add_replicas(routes: APIRouter, service: EngineService) -> None:
+    """Add what reads and changes the number of replicas."""
+
     @routes.get("/replicas")
     async def replicas() -> dict[str, int]:
         """Say how many replicas there are to be, and how many serve, start, drain or are given
@@ -54,10 +79,11 @@ def router(service: EngineService) -> APIRouter:
         return service.client.replicas.states()
 
     @routes.post("/replicas", status_code=202)
+    @access(Access.COMMAND)
     async def set_replicas(body: ReplicasBody) -> dict[str, int]:
         """Add replicas, or take some away, and answer at once."""
         body.require_known()
-        require_engine()
+        _require_engine(service)
         if service.is_draining:
             raise unavailable(ENDING)
         if not service.options.allows_commands:
@@ -66,17 +92,3 @@ def router(service: EngineService) -> APIRouter:
             raise ApiError(409, "a record is of one number of replicas: see task.record")
         service.client.resize(body.replicas, service.options.drain_s)
         return service.client.replicas.states()
-
-    @routes.get("/version")
-    async def version() -> dict[str, str]:
-        """Say which version of minivllm this is."""
-        return {"version": __version__}
-
-    @routes.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> dict[str, bool]:
-        """Empty the prefix cache."""
-        if not await service.client.reset_prefix_cache():
-            raise ApiError(409, "requests are running: the prefix cache was not emptied")
-        return {"reset": True}
-
-    return routes

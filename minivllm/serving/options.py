@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Literal
+from typing import Any, Literal
 
 from minivllm.platform.options import Options, knob, option
+from minivllm.platform.plug_ins import names_class
 from minivllm.platform.threads import wanted_cores
 
 
@@ -50,6 +51,8 @@ class ServeOptions(Options):
         cores: cores of the processes that answer clients, in the syntax of taskset; the engine's
             are `runtime.cores`.
         record: write a record of the served requests to runs/ at the end.
+        endpoints: endpoints of the user's own, each a dictionary with `_target_`, a class with
+            `router(service)`, and its knobs.
     """
 
     group = "task"
@@ -77,10 +80,16 @@ class ServeOptions(Options):
     api_server_count: int = knob(1, at_least=1, at_most=64)
     cores: str | None = knob(None, unasked=True)
     record: bool = False
+    endpoints: list[dict[str, Any]] = knob(factory=list, unasked=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted_cores({"cores": self.cores}, "task")
+        if not all(map(names_class, self.endpoints)):
+            raise self.bad(
+                "endpoints",
+                "must be a list of {_target_: my_package.MyEndpoint, ...}, knobs beside",
+            )
 
     @property
     def allows_load(self) -> bool:

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.cluster.ray_cluster import require_ray
+from minivllm.config import plug_ins
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.platform.threads import pin, validate_cores
@@ -87,8 +88,10 @@ async def serve(config: dict[str, Any]) -> int:
 
     Raises:
         NotInstalled: what starts its replicas is not installed.
-        BadInput: the engine cannot be built, or the address cannot be listened on.
+        BadInput: a user's own class does not take its knobs, the engine cannot be built, or the
+            address cannot be listened on.
     """
+    plug_ins.check(config)
     view = Config.of(config)
     options: ServeOptions = view.task
     require_ray(config["parallel"])
@@ -140,7 +143,7 @@ async def _front(
     if service.options.api_server_count == 1:
         listener.listen()
         return OwnFrontEnd(service, app, listener)
-    servers = ApiServers(config, service, app, frozenset(app.state.of_the_whole))
+    servers = ApiServers(config, service, app, app.state.of_the_whole)
     try:
         await servers.start(listener)
     except BaseException:

@@ -15,8 +15,9 @@ from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError, internal, naming
+from minivllm.serving.http.access import ApiKeys, unauthorized
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, log_call, request_id_of
-from minivllm.serving.http.limits import ApiKeys, require_form, unauthorized
+from minivllm.serving.http.limits import require_form
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_body, finish_reason, usage
 from minivllm.serving.processes.messages import Piece

@@ -15,6 +15,7 @@ from minivllm.serving.anthropic.conversation import conversation, read_tools
 from minivllm.serving.anthropic.forms import PATH, error_event
 from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
 from minivllm.serving.errors import ApiError, form_paths, naming
+from minivllm.serving.http.access import Access, access
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import STREAMED, event_stream
@@ -115,6 +116,7 @@ def router(service: Service) -> APIRouter:
     chat_model = ChatModel(service)
 
     @routes.post(PATH, responses=STREAMED)
+    @access(Access.ENGINE)
     async def messages(body: MessagesBody) -> Response:
         """Answer a conversation."""
         service.admit()

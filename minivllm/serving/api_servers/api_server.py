@@ -93,8 +93,9 @@ class ApiServer:
             self._engine = RelayedEngine(start.number, options.slow_reader_pieces, self._post)
             facts = (start.info, tokenizer, start.model, pictures, start.created)
             self._service = Service(options, self._engine, *facts)
-            relay = partial(Relay, paths=start.paths, post=self._post_of_call, calls=self._calls)
-            return HttpServer(build_api_app(self._service, relay, start.paths), self._service)
+            paths = {path for _, path in start.relayed}
+            relay = partial(Relay, paths=paths, post=self._post_of_call, calls=self._calls)
+            return HttpServer(build_api_app(self._service, relay, start.relayed), self._service)
         except Exception as error:
             if not isinstance(error, BadInput):
                 traceback.print_exc()

@@ -26,6 +26,7 @@ from minivllm.serving.api_servers.messages import (
 )
 from minivllm.serving.api_servers.relay import RelayedCalls
 from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.http.access import Accesses
 from minivllm.serving.http.calls import CALL, Call
 from minivllm.serving.processes.messages import Abort, EngineState, Step
 from minivllm.serving.processes.process_link import ProcessLink, end_silent
@@ -139,14 +140,15 @@ class ApiServers:
         config: the resolved configuration.
         service: of this process.
         app: answers what concerns the whole server.
-        paths: of calls that do.
+        relayed: what the routes of calls declare that do.
     """
 
     def __init__(
-        self, config: dict[str, Any], service: EngineService, app: ASGIApp, paths: frozenset[str]
+        self, config: dict[str, Any], service: EngineService, app: ASGIApp, relayed: Accesses
     ) -> None:
         self._service, count = service, service.options.api_server_count
-        self._first = ApiServerStart(0, config, service.model, service.created, service.info, paths)
+        facts = (service.model, service.created, service.info, relayed)
+        self._first = ApiServerStart(0, config, *facts)
         self.links = [ApiServerLink(n, service, app, self._lost) for n in range(count)]
         self._restarts = Restarts()
         self._restarting: set[asyncio.Task[None]] = set()

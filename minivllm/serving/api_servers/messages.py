@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.access import Accesses
 from minivllm.serving.processes.messages import Ready
 
 # ---- to an API server, beside a `Step` with what it gave to its requests, and `Queued`, how much
@@ -16,7 +17,8 @@ from minivllm.serving.processes.messages import Ready
 class ApiServerStart(NamedTuple):
     """Answer clients; the first message.
 
-    `number` counts the processes that were started, `paths` are those of calls that are relayed.
+    `number` counts the processes that were started, `relayed` is what the routes of
+    relayed calls declare.
     """
 
     number: int
@@ -24,7 +26,7 @@ class ApiServerStart(NamedTuple):
     model: str
     created: int
     info: Ready
-    paths: frozenset[str]
+    relayed: Accesses
 
 
 class RequestFailed(NamedTuple):

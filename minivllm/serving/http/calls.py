@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from minivllm.redaction import hide
 from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.http.access import Access, RouteAccess
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("minivllm.serving")
 
 CLIENT_LEFT = 499  # nginx's status for a client that closed its connection
-QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds, and not logged
 MOST_LOGGED = 100_000  # characters of a body that `task.log_prompts` writes
 MOST_IGNORED, LONGEST_IGNORED = 64, 100  # parts of a body in a line, and characters of each
 REQUEST_ID = ("x-request-id", "request-id")  # headers, as OpenAI and as Anthropic name them
@@ -144,6 +144,7 @@ class Calls:
     Args:
         app: serves the calls.
         respond: an answer with an error, in the form of the API that was called.
+        routes: which calls are not logged.
         count: counts what clients did, by name.
         statuses: counts answers.
         log_prompts: write bodies and answers, too.
@@ -153,11 +154,12 @@ class Calls:
         self,
         app: ASGIApp,
         respond: Respond,
+        routes: RouteAccess,
         count: Callable[[str], None],
         statuses: Counter[int],
         log_prompts: bool,
     ) -> None:
-        self.app, self._respond, self._count = app, respond, count
+        self.app, self._respond, self._routes, self._count = app, respond, routes, count
         self._statuses, self._log_prompts = statuses, log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -220,7 +222,7 @@ class Calls:
                 status = CLIENT_LEFT
                 self._count("clients_left")
             self._statuses[status] += 1
-            if scope["path"] not in QUIET:
+            if Access.QUIET not in self._routes.of(scope):
                 words = {"method": scope["method"], "path": hide(scope["path"][:200])}
                 log_call(call, {**words, "status": status, **call.summary(), **texts})
 

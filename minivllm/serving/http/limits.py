@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import hashlib
-import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -15,23 +13,22 @@ import numpy as np
 from starlette.datastructures import Headers
 
 from minivllm.serving.errors import ApiError, overloaded
+from minivllm.serving.http.access import (
+    Access,
+    ApiKeys,
+    OwnNames,
+    RouteAccess,
+    digest,
+    unauthorized,
+)
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT
-from minivllm.serving.options import ServeOptions, is_loopback
+from minivllm.serving.options import ServeOptions
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from minivllm.serving.http.calls import Respond
 
-OPEN = (
-    *("/health", "/ready"),  # for machines that watch the server, without a key
-    *("/", "/view", "/view/info"),  # a page that knows nothing, and asks for the key
-)
-# Commands that a page of another site could have a browser send.
-COMMANDS = ("/view/load", "/view/replica", "/reset_prefix_cache", "/replicas")
-# Requests for the engine, refused before their bodies are read where its queue is full: refusing is
-# what an overloaded server does most.
-FOR_THE_ENGINE = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 MOST_HEADERS_BYTES = 65_536
 MOST_BODIES = 16  # bodies of the largest size that may be on their way at a time
 LARGE_BODY = 1 << 20  # bytes, of which Python's values take many times as many
@@ -73,52 +70,6 @@ def require_form(body: bytes, most_levels: int) -> None:
         raise ApiError(400, f"the body has more than {MOST_PARTS:,} lists, objects and members")
 
 
-class ApiKeys:
-    """The keys that open the server, compared in a time that does not depend on them.
-
-    Args:
-        keys: none opens it to all.
-    """
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def fit(self, key: str) -> bool:
-        """Whether this is one of them."""
-        given = _digest(key)
-        return any([hmac.compare_digest(given, one) for one in self._digests])
-
-    def given(self, headers: Headers) -> list[str]:
-        """What a client sends as its key."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        bearer = [token.strip()] if scheme.lower() == "bearer" else []
-        return [*bearer, *headers.getlist("x-api-key")]
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-
-class OwnNames:
-    """The names that a server without keys goes by: those of the machine itself, the address that
-    it listens on, and `task.allowed_hosts`.
-
-    Args:
-        options: of the server.
-        address: of this machine, to which a client has connected.
-    """
-
-    def __init__(self, options: ServeOptions, address: str) -> None:
-        self._known = {*map(str.lower, (options.host, address, *options.allowed_hosts))}
-
-    def has(self, name: str) -> bool:
-        """Whether this is one of them."""
-        return name in self._known or "*" in self._known or is_loopback(name)
-
-
 def _site(origin: str) -> str:
     """The name and the port of an origin; empty where it is no URL."""
     with contextlib.suppress(ValueError):
@@ -139,6 +90,7 @@ class Limits:
     Args:
         app: the APIs.
         options: the limits.
+        routes: what each path needs of those who call it.
         keys: of clients.
         respond: an answer with an error, in the form of the API that was called.
         count: counts what clients did, by name.
@@ -149,12 +101,13 @@ class Limits:
         self,
         app: ASGIApp,
         options: ServeOptions,
+        routes: RouteAccess,
         keys: ApiKeys,
         respond: Respond,
         count: Callable[[str], None],
         admit: Callable[[], None],
     ) -> None:
-        self.app, self._options, self._keys = app, options, keys
+        self.app, self._options, self._keys, self._routes = app, options, keys, routes
         self._respond, self._count, self._admit = respond, count, admit
         self._most = int(options.max_body_mb * BYTES_PER_MB)
         self._held = 0  # bytes of bodies on their way
@@ -162,10 +115,11 @@ class Limits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it."""
         is_http, body = scope["type"] == "http", b""
+        access = self._routes.of(scope)
         try:
-            self._check_head(scope)
+            self._check_head(scope, access)
             if is_http:
-                if scope["path"] in FOR_THE_ENGINE and scope["method"] == "POST":
+                if Access.ENGINE in access:  # refusing is what an overloaded server does most
                     self._admit()
                 body = await self._body(scope, receive)
         except ApiError as error:
@@ -176,7 +130,7 @@ class Limits:
         except ApiError as error:
             await self._respond(scope, error)(scope, receive, send)
             return
-        if is_http and scope["method"] == "HEAD" and scope["path"] in OPEN:
+        if is_http and scope["method"] == "HEAD" and Access.OPEN in access:
             scope, send = {**scope, "method": "GET"}, _without_body(send)
         left: list[Message] = []
         is_large = len(body) >= LARGE_BODY
@@ -193,7 +147,7 @@ class Limits:
             if is_large:
                 await asyncio.to_thread(return_memory)
 
-    def _check_head(self, scope: Scope) -> None:
+    def _check_head(self, scope: Scope, access: Access) -> None:
         """Raise ApiError for a head that is too large, or whose sender may not call."""
         headers = Headers(scope=scope)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -203,19 +157,19 @@ class Limits:
         fitting = [key for key in given if self._keys.fit(key)]
         fits = bool(fitting)
         if fits and (call := CALL.get()) is not None:
-            call.key = _digest(fitting[0]).hex()
-        self._check_site(scope, headers)
+            call.key = digest(fitting[0]).hex()
+        self._check_site(scope, headers, access)
         if scope["type"] == "websocket":
             # A browser cannot send headers with a WebSocket: its first message may have the key.
             scope["state"]["has_key"] = fits or not self._keys
             needs_key = bool(given)
         else:
-            needs_key = scope["path"] not in OPEN
+            needs_key = Access.OPEN not in access
         if self._keys and needs_key and not fits:
             self._count("unauthorized")
             raise unauthorized()
 
-    def _check_site(self, scope: Scope, headers: Headers) -> None:
+    def _check_site(self, scope: Scope, headers: Headers, access: Access) -> None:
         """Raise ApiError for a page of another site.
 
         A name of another site may lead to this machine (DNS rebinding), which makes all that a
@@ -231,7 +185,7 @@ class Limits:
         allowed = self._options.cors_origins
         if origin is None or "*" in allowed or origin in allowed:
             return
-        is_command = scope["type"] == "websocket" or scope["path"] in COMMANDS
+        is_command = scope["type"] == "websocket" or Access.COMMAND in access
         is_other = is_command and _site(origin) != headers.get("host")
         if is_other or (not self._keys and not own.has(_name(origin))):
             raise ApiError(403, "this origin may not call: see task.cors_origins")
@@ -326,13 +280,3 @@ def return_memory() -> None:
     """Return to the system what the values of a large body took, which malloc would keep."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def unauthorized() -> ApiError:
-    """A client without a key that fits."""
-    return ApiError(
-        401,
-        "an API key is missing or wrong: Authorization: Bearer KEY",
-        kind="authentication_error",
-        code="invalid_api_key",
-    )

@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from minivllm.serving.http.access import Access, access
 from minivllm.serving.processes.messages import Step
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import EngineService
@@ -250,6 +251,7 @@ def router(service: EngineService) -> APIRouter:
     forms: dict[str, Any] = {"text/plain": {}, "application/openmetrics-text": {}}
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": forms}})
+    @access(Access.QUIET)
     async def read(request: Request) -> Response:
         """Give all metrics in Prometheus's or OpenMetrics' form."""
         encode, media_type = choose_encoder(request.headers.get("accept", ""))

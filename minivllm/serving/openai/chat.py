@@ -13,6 +13,7 @@ from pydantic import Field
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.errors import ApiError, naming
+from minivllm.serving.http.access import Access, access
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import STREAMED, event, event_stream
 from minivllm.serving.openai.chat_choice import ChatChoice
@@ -193,6 +194,7 @@ def router(service: Service) -> APIRouter:
     chat_model = ChatModel(service)
 
     @routes.post("/v1/chat/completions", responses=STREAMED)
+    @access(Access.ENGINE)
     async def chat_completions(body: ChatBody) -> Response:
         """Answer a conversation."""
         body.require_known()

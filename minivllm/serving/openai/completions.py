@@ -11,6 +11,7 @@ from fastapi import APIRouter, Response
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.errors import ApiError, naming
+from minivllm.serving.http.access import Access, access
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import STREAMED, event, event_stream
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
@@ -196,6 +197,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/completions", responses=STREAMED)
+    @access(Access.ENGINE)
     async def completions(body: CompletionBody) -> Response:
         """Continue prompts."""
         body.require_known()

@@ -14,6 +14,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.answers.structured import of_text_format
 from minivllm.serving.errors import ApiError, PromptTooLong, naming
+from minivllm.serving.http.access import Access, access
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.sse import STREAMED, event, event_stream
@@ -314,6 +315,7 @@ def router(service: Service) -> APIRouter:
     chat_model = ChatModel(service)
 
     @routes.post("/v1/responses", responses=STREAMED)
+    @access(Access.ENGINE)
     async def responses(body: ResponseBody) -> Response:
         """Answer a conversation."""
         body.require_supported()

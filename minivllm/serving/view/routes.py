@@ -12,7 +12,7 @@ from pydantic import Field
 from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.report.view.page import live_page
 from minivllm.serving.errors import ApiError
-from minivllm.serving.http.limits import ApiKeys
+from minivllm.serving.http.access import Access, ApiKeys, access
 from minivllm.serving.openai.fields import Body
 from minivllm.serving.service import EngineService
 from minivllm.serving.view.gauges import Gauges
@@ -54,6 +54,7 @@ def router(service: EngineService, gpu: NullGpu) -> APIRouter:
     load = SyntheticLoad(service)
     viewers.on_empty.append(load.stop)
 
+    @access(Access.OPEN)  # it knows nothing, and asks for the key
     async def page() -> HTMLResponse:
         """Show the engine at work."""
         return HTMLResponse(text(), headers=HEADERS)
@@ -62,6 +63,7 @@ def router(service: EngineService, gpu: NullGpu) -> APIRouter:
         routes.add_api_route(path, page, include_in_schema=False)
 
     @routes.get("/view/info")
+    @access(Access.OPEN)
     async def info(request: Request) -> dict[str, Any]:
         """Describe the server; without a key that is needed, say only that it is."""
         if keys and not any([keys.fit(key) for key in keys.given(request.headers)]):
@@ -80,18 +82,7 @@ def router(service: EngineService, gpu: NullGpu) -> APIRouter:
             "chat": tokenizer is not None and tokenizer.chat_template is not None,
         }
 
-    _add_choice(routes, service, viewers)
-
-    @routes.post("/view/load")
-    async def set_load(body: LoadBody) -> dict[str, Any]:
-        """Change the synthetic load; a rate of 0 ends it."""
-        body.require_known()
-        if not options.allows_load:
-            raise ApiError(403, "this server sends no load to itself: see task.view_load")
-        if body.rate and not viewers:
-            raise ApiError(409, "nobody watches: the load ends with the last viewer")
-        load.set(body)
-        return body.model_dump()
+    _add_commands(routes, service, viewers, load)
 
     @routes.websocket(PATH)
     async def events(socket: WebSocket) -> None:
@@ -101,10 +92,25 @@ def router(service: EngineService, gpu: NullGpu) -> APIRouter:
     return routes
 
 
-def _add_choice(routes: APIRouter, service: EngineService, viewers: Viewers) -> None:
-    """Add the command that chooses one of several replicas."""
+def _add_commands(
+    routes: APIRouter, service: EngineService, viewers: Viewers, load: SyntheticLoad
+) -> None:
+    """Add what loads the server, and what chooses one of several replicas."""
+
+    @routes.post("/view/load")
+    @access(Access.COMMAND)
+    async def set_load(body: LoadBody) -> dict[str, Any]:
+        """Change the synthetic load; a rate of 0 ends it."""
+        body.require_known()
+        if not service.options.allows_load:
+            raise ApiError(403, "this server sends no load to itself: see task.view_load")
+        if body.rate and not viewers:
+            raise ApiError(409, "nobody watches: the load ends with the last viewer")
+        load.set(body)
+        return body.model_dump()
 
     @routes.post("/view/replica")
+    @access(Access.COMMAND)
     async def choose_replica(body: ReplicaBody) -> dict[str, Any]:
         """Let all who watch see another replica."""
         body.require_known()

@@ -9,8 +9,8 @@ from collections.abc import Coroutine
 from fastapi import WebSocket, WebSocketDisconnect
 
 from minivllm.serving.errors import ApiError
+from minivllm.serving.http.access import ApiKeys
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, log_call
-from minivllm.serving.http.limits import ApiKeys
 from minivllm.serving.service import Service
 from minivllm.serving.view.outlet import INTERVAL_S
 from minivllm.serving.view.viewers import Viewer, Viewers
