@@ -11,7 +11,7 @@ def main() -> int:
     torchrun has started this process as another rank than 0, that rank."""
     try:
         if os.environ.get("RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" in os.environ:
-            from minivllm.cluster.rank import follow_launched
+            from minivllm.processes.rank import follow_launched
 
             return follow_launched()
         try:

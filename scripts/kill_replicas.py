@@ -48,7 +48,7 @@ LONG = (  # a window of some seconds, with work left at any moment of the first
     "cache.num_blocks=2000",
 )
 TWO, BY_RAY = "parallel.replicas=2", "parallel.backend=ray"
-REPLICA, ACTOR, RANK = "replicas.replica", "ray::RayHost", "cluster.rank"
+REPLICA, ACTOR, RANK = "replicas.replica", "ray::RayHost", "processes.rank"
 BENCHES = {  # kind: overrides, what a command line of those to be killed has
     "replica": ((TWO,), REPLICA),
     "actor": ((TWO, BY_RAY), ACTOR),

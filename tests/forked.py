@@ -48,7 +48,7 @@ RUN = str(ROOT / "run.py")
 ENGINE_PROCESS = "minivllm.serving.processes.engine_process"
 MODULES = (
     *("minivllm.bench.worker", "minivllm.bench.quality_reference", "minivllm.config.plug_ins"),
-    *("minivllm.cluster.rank", ENGINE_PROCESS, "minivllm.models.load.unpickle"),
+    *("minivllm.processes.rank", ENGINE_PROCESS, "minivllm.models.load.unpickle"),
 )
 IMPORTED = (
     *("minivllm.llm", "minivllm.bench.session", "minivllm.engines.minivllm.engine"),

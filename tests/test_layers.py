@@ -24,7 +24,7 @@ ROOMS = (
     # the inference engine
     *("parallel", "kernels", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
     # the measuring half
-    *("config", "calibration", "assembly", "cluster"),
+    *("config", "calibration", "assembly", "processes"),
     *(f"bench.{room}" for room in ("workloads", "hardware", "records", "metrics")),
     *("engines", "bench.microbench"),
     *("bench", "analysis", "report", "tracking", "experiments"),
@@ -60,7 +60,7 @@ HEAVY = ("torch", "transformers", "bitsandbytes", "triton")
 FORBIDDEN = {
     **dict.fromkeys(INFERENCE, OUTSIDE),
     **dict.fromkeys(("analysis", "report"), (*HEAVY, "hydra")),
-    **dict.fromkeys(("config", "cluster", "tracking", "experiments", "cli"), HEAVY),
+    **dict.fromkeys(("config", "processes", "tracking", "experiments", "cli"), HEAVY),
     **dict.fromkeys(
         ("engine.scheduler", "engine.batching", "engine.request", "cache.pool", "cache.manager"),
         HEAVY,
@@ -85,7 +85,7 @@ TORCH_FREE = (
     "minivllm",
     "minivllm.cli",
     "minivllm.config.compose",
-    "minivllm.cluster.router",
+    "minivllm.processes.router",
     "minivllm.platform.threads",
     "minivllm.engine.scheduler",
     "minivllm.extras.scheduling.scheduler",

@@ -15,8 +15,6 @@ from minivllm.bench.supervisor import EventListener
 from minivllm.bench.workloads.arrivals import check_span, check_times
 from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.cache.options import PagedOptions
-from minivllm.cluster.handover import require_splittable
-from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.support import support_of
@@ -26,6 +24,8 @@ from minivllm.engines.support.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import require_folder
 from minivllm.platform.threads import validate_cores
+from minivllm.processes.handover import require_splittable
+from minivllm.processes.ray_cluster import require_ray
 from minivllm.tracking.base import SafeTracker
 
 if TYPE_CHECKING:

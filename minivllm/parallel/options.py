@@ -34,7 +34,7 @@ class ParallelOptions(Options):
         backend: what starts the replicas: this program as processes of this machine, or a Ray
             cluster as actors.
         router: the policy that gives each request to a replica; or a class of the user's own.
-        load_weight: of `prefix_aware`, see `minivllm.cluster.router.PrefixAware`.
+        load_weight: of `prefix_aware`, see `minivllm.processes.router.PrefixAware`.
         disaggregated: whether prompts and answers are computed by different replicas.
         prefill_replicas: how many of them compute prompts, where `disaggregated`.
         handover: what keys and values are handed over through, where `disaggregated`.

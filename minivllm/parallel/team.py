@@ -36,7 +36,7 @@ from minivllm.parallel.ranks import LOOPBACK, GroupRanks
 from minivllm.parallel.watch import RankWatch
 from minivllm.platform.folders import TemporaryFolder
 
-MODULE = "minivllm.cluster.rank"  # the program of a rank that is started from here
+MODULE = "minivllm.processes.rank"  # the program of a rank that is started from here
 LATE_S = 2.0  # between the error of a collective and the end of the process that has caused it
 AFTER_SILENCE_S = 1.0  # of a collective that has waited for a silent rank already
 END_S = 5.0  # for a rank to end by itself

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from fastapi import FastAPI
 
 from minivllm.bench.hardware.gpu import device_of, open_gpu
-from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config import plug_ins
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.platform.threads import pin, validate_cores
+from minivllm.processes.ray_cluster import require_ray
 from minivllm.serving.api_servers.api_servers import ApiServers
 from minivllm.serving.app import build_app, guard
 from minivllm.serving.errors import unavailable

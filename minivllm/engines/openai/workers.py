@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from minivllm.bench.metrics.request_trace import COMPLETED
-from minivllm.cluster.router import RoutedRequest, make_router
 from minivllm.engines.base import EngineOutput
 from minivllm.engines.openai.client import Client
 from minivllm.engines.openai.stream import Tokens
@@ -16,6 +15,7 @@ from minivllm.engines.openai.stream_event import ServerError, served_models
 from minivllm.engines.peer_process import listeners
 from minivllm.errors import BadInput
 from minivllm.parallel.options import ParallelOptions, Routers
+from minivllm.processes.router import RoutedRequest, make_router
 
 T = TypeVar("T")
 

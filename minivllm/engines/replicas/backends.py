@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from minivllm.bench.hardware.gpu import replica_gpus
-from minivllm.cluster.actors import RayActor, RayActors
-from minivllm.cluster.placement import placements
 from minivllm.config.typed import Config
 from minivllm.engines.peer_process import Child
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
+from minivllm.processes.actors import RayActor, RayActors
+from minivllm.processes.placement import placements
 
 MODULE = "minivllm.engines.replicas.replica"
 STOP_S = 5.0  # for a replica to end by itself

@@ -8,10 +8,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.cluster.handover import Handovers
-from minivllm.cluster.router import Router
 from minivllm.engines.base import EngineInfo
 from minivllm.extras.speculative.counters import SpeculationCounters
+from minivllm.processes.handover import Handovers
+from minivllm.processes.router import Router
 
 Liveness = dict[str, dict[str, float | str]]
 # Counters that are no amount of work: the sum over replicas would mean nothing.

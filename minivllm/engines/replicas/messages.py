@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minivllm.cluster.router import CacheShape
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineInfo, EngineOutput
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.models.vision.processor import ImageProcessor
 from minivllm.parallel.handover import Content, Handover
+from minivllm.processes.router import CacheShape
 
 # ---- to a replica
 

@@ -15,7 +15,6 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from minivllm.cluster.router import CacheShape
 from minivllm.config.compose import build
 from minivllm.engines.base import EngineOutput, KvTransfer
 from minivllm.engines.replicas.messages import (
@@ -34,6 +33,7 @@ from minivllm.parallel.handover import Handover
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.heartbeat import beat_over, beating
 from minivllm.platform.threads import thread_count
+from minivllm.processes.router import CacheShape
 
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
 

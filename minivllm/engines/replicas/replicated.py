@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 
 from minivllm.bench.hardware.gpu import device_of
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.cluster.handover import make_handovers
-from minivllm.cluster.placement import ALONE
-from minivllm.cluster.router import RoutedRequest, make_router
 from minivllm.config.tensor import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
@@ -54,6 +51,9 @@ from minivllm.platform.processes.heartbeat import (
     Beat,
     Silence,
 )
+from minivllm.processes.handover import make_handovers
+from minivllm.processes.placement import ALONE
+from minivllm.processes.router import RoutedRequest, make_router
 
 
 def is_replicated(config: Mapping[str, Any]) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from minivllm.cluster.handover import Handovers, Rest
-from minivllm.cluster.router import Router
 from minivllm.engines.adapter import Adapter
 from minivllm.engines.base import EngineOutput
+from minivllm.processes.handover import Handovers, Rest
+from minivllm.processes.router import Router
 
 
 class RoutedEngine(Adapter):

@@ -12,8 +12,6 @@ from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.cluster.handover import make_handovers
-from minivllm.cluster.router import CacheShape, RoutedRequest, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput, KvTransfer
@@ -28,6 +26,8 @@ from minivllm.engines.replicas.merging import (
 from minivllm.engines.replicas.routed import RoutedEngine
 from minivllm.engines.simulated.engine import IDLE_S, SimulatedEngine
 from minivllm.engines.simulated.request import SimulatedTokens
+from minivllm.processes.handover import make_handovers
+from minivllm.processes.router import CacheShape, RoutedRequest, make_router
 
 Event = Callable[[], list[EngineOutput]]
 

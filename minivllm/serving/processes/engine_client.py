@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from minivllm.cluster.handover import chooser_of, lose, make_handovers
-from minivllm.cluster.router import CacheShape, RoutedRequest, RoutingFailed, make_router
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import make_folder
+from minivllm.processes.handover import chooser_of, lose, make_handovers
+from minivllm.processes.router import CacheShape, RoutedRequest, RoutingFailed, make_router
 from minivllm.serving.errors import ApiError, internal, unavailable
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet

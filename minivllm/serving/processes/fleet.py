@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from minivllm.bench.hardware.gpu import replica_gpus
-from minivllm.cluster.actors import POLL_S, RayActors
-from minivllm.cluster.placement import ALONE, placements
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.platform.threads import unpinned
+from minivllm.processes.actors import POLL_S, RayActors
+from minivllm.processes.placement import ALONE, placements
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import Ready
 from minivllm.serving.processes.process_link import end_silent

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from minivllm.cluster.actors import RayActor
 from minivllm.platform.processes.children import module_path
+from minivllm.processes.actors import RayActor
 
 STOP_S = 5.0  # for a process to end by itself
 FATE_S = 0.5  # for one whose connection has ended

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from minivllm.cluster.router import RoutedRequest
+from minivllm.processes.router import RoutedRequest
 from minivllm.serving.processes.messages import HandedOver, Piece, Submit
 
 LEAST_MS = 1e-3  # a deadline that has passed

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minivllm.cluster.router import CacheShape
 from minivllm.engines.base import EngineInfo, EngineOutput
 from minivllm.engines.replicas.backends import Places, Processes
 from minivllm.engines.replicas.messages import Built
@@ -17,6 +16,7 @@ from minivllm.engines.replicas.replica import ReplicaLoop, broken
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Content, taken
 from minivllm.platform.processes.channel import Channel
+from minivllm.processes.router import CacheShape
 
 LIMIT = 64  # tokens of a prompt and its output
 

@@ -23,7 +23,6 @@ from minivllm.bench.metrics.rows import breakdown
 from minivllm.bench.records import identity, storage
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.cluster.placement import ALONE
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import SessionEngine
@@ -33,6 +32,7 @@ from minivllm.engines.replicas.replicated import ReplicatedEngine, is_replicated
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Beat, Silence
+from minivllm.processes.placement import ALONE
 from tests.engines.replicas.pretended import LIMIT, PretendedBackend
 from tests.forked import fork_known
 from tests.seeing import make_smolvlm

@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from minivllm.cluster.router import RoutedRequest, Router
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
 from minivllm.platform.processes.channel import Frames
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Beat, Silence
+from minivllm.processes.router import RoutedRequest, Router
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.engine_link import EngineLink

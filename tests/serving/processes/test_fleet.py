@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from minivllm.cluster.actors import POLL_S
 from minivllm.errors import BadInput, Crashed
+from minivllm.processes.actors import POLL_S
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.process_link import ProcessLink

@@ -23,14 +23,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from minivllm.cluster.placement import placements, reservation
-from minivllm.cluster.ray_cluster import RayCluster
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.plug_ins import locate
 from minivllm.platform.processes.channel import Channel, prepare_tcp
 from minivllm.platform.processes.children import module_path
 from minivllm.platform.processes.output import CopiedOutput
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
+from minivllm.processes.placement import placements, reservation
+from minivllm.processes.ray_cluster import RayCluster
 
 TOKEN = 32  # bytes by which an actor shows that it is ours, before anything of it is unpickled
 GREETING = 512  # bytes of what an actor says of itself

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.cluster import placement
-from minivllm.cluster.placement import placements
 from minivllm.errors import BadInput
+from minivllm.processes import placement
+from minivllm.processes.placement import placements
 
 
 @pytest.fixture(autouse=True)

@@ -348,7 +348,7 @@ def block_hashes(token_ids: TokenSequence, block_size: int) -> list[int]:
 
 
 SIMPLE = (RoundRobin, LeastTokens, StickySession)
-OWN = "no router: derive it from minivllm.cluster.router.Router"
+OWN = "no router: derive it from minivllm.processes.router.Router"
 
 
 def make_router(options: ParallelOptions, cache: CacheShape | None) -> Router:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from minivllm.cluster.handover import Handovers, make_handovers
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.experiments.preflight import check
 from minivllm.parallel.options import ParallelOptions
 from minivllm.platform.folders import TemporaryFolder
+from minivllm.processes.handover import Handovers, make_handovers
 
 
 def test_both_parts_make_the_whole() -> None:

@@ -1,4 +1,4 @@
-"""The process of a rank other than 0: `python -m minivllm.cluster.rank PARENT FOLDER SIZE RANK`.
+"""The process of a rank other than 0: `python -m minivllm.processes.rank PARENT FOLDER SIZE RANK`.
 
 Rank 0 starts it, and says which engine's part to build and which calls to repeat. `torchrun` starts
 it as `run.py` with the same arguments on every rank, see `follow_launched`.

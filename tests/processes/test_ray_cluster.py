@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from minivllm.cluster import ray_cluster
-from minivllm.cluster.ray_cluster import ANSWER_S
 from minivllm.errors import BadInput
+from minivllm.processes import ray_cluster
+from minivllm.processes.ray_cluster import ANSWER_S
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])

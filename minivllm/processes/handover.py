@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from minivllm.cache.prefix import TokenSequence
-from minivllm.cluster.router import LeastTokens, RoutedRequest, Router
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Content, Handover, Stored, drop
 from minivllm.parallel.options import ParallelOptions
 from minivllm.platform.folders import TemporaryFolder
+from minivllm.processes.router import LeastTokens, RoutedRequest, Router
 
 # Of an answer as a whole, which neither replica has.
 WHOLE = (

@@ -1,4 +1,4 @@
-"""The part of Ray that `minivllm.cluster.actors` calls; an actor is a process of this machine."""
+"""The part of Ray that `minivllm.processes.actors` calls; an actor is a process of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = """
 import pickle, sys
 sys.path.insert(0, {root!r})
 sys.modules["torch"] = None
-from minivllm.cluster.actors import RayHost
+from minivllm.processes.actors import RayHost
 sys.exit(RayHost().run(*pickle.loads({arguments!r})))
 """
 

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minivllm.cluster.router import (
+from minivllm.errors import BadInput
+from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
+from minivllm.parallel.options import ParallelOptions
+from minivllm.processes.router import (
     CacheShape,
     LeastTokens,
     PrefixAware,
@@ -22,9 +25,6 @@ from minivllm.cluster.router import (
     block_hashes,
     make_router,
 )
-from minivllm.errors import BadInput
-from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
-from minivllm.parallel.options import ParallelOptions
 
 POLICIES = ("least_tokens", "prefix_aware", "round_robin", "session")
 SHAPE = CacheShape(block_size=4, num_blocks=16)

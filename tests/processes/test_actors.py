@@ -19,9 +19,6 @@ from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.cluster import actors, ray_cluster
-from minivllm.cluster.actors import RayActors
-from minivllm.cluster.ray_cluster import require_ray
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.minivllm.engine import MinivllmEngine
@@ -29,10 +26,13 @@ from minivllm.engines.replicas.backends import Backend
 from minivllm.engines.replicas.replicated import ReplicatedEngine
 from minivllm.errors import BadInput, Crashed, NotInstalled
 from minivllm.platform.processes.channel import Channel
-from tests.cluster.pretended_ray import PretendedRay
+from minivllm.processes import actors, ray_cluster
+from minivllm.processes.actors import RayActors
+from minivllm.processes.ray_cluster import require_ray
 from tests.engines.replicas.pretended import PretendedBackend
+from tests.processes.pretended_ray import PretendedRay
 
-ECHO = "tests.cluster.pretended_ray.echo"
+ECHO = "tests.processes.pretended_ray.echo"
 RUNTIME = {"device": "cpu", "threads": 1, "cores": None}
 NO_GPUS: list[int] = []
 
@@ -176,7 +176,7 @@ def test_what_a_cluster_says_is_one_line() -> None:
 
 
 def test_an_actor_that_ends_before_it_connects(ray: PretendedRay) -> None:
-    group = start(1, target="tests.cluster.pretended_ray.nonesuch")
+    group = start(1, target="tests.processes.pretended_ray.nonesuch")
     ray.kill(group._expected[0].handle)
     with pytest.raises(RuntimeError, match="cannot start in its Ray actor: it was killed"):
         group.start(0)

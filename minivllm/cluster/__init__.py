@@ -1,1 +1,0 @@
-"""Several engines that serve one queue, and who of them gets which request."""

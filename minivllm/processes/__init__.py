@@ -1,0 +1,1 @@
+"""An engine in another process: its protocol, where it lies, who gets which request."""
