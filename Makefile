@@ -74,7 +74,7 @@ $(RUNNING): pyproject.toml constraints.txt
 	@echo "Installing what running needs into $(VENV); the first time takes a few minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) $(shell grep ^torch== constraints.txt))
-	@$(PIP) --editable . --constraint constraints.txt
+	@$(PIP) --editable '.[run]' --constraint constraints.txt
 	@touch $@
 
 $(TESTING): $(RUNNING)

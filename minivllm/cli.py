@@ -23,7 +23,7 @@ from minivllm.config.explain import elsewhere, explain, is_config_error
 from minivllm.config.overrides import hidden
 from minivllm.config.typed import Config
 from minivllm.config.words import as_overrides
-from minivllm.errors import BadInput, Crashed
+from minivllm.errors import BadInput, Crashed, NotInstalled
 
 # The files in conf/hydra/launcher have the launchers' own names, so that Hydra checks them against
 # the launchers' schemas.
@@ -84,6 +84,8 @@ def _main(given: list[str], program: str) -> int:
     except Exception as error:
         if is_config_error(error):
             return _complain(_explained(error, [*sys.argv[1:], *_withheld]), debug)
+        if missing := _not_installed(error):
+            return _complain(missing, debug)
         traceback.print_exc()
         return 1
     finally:
@@ -131,13 +133,19 @@ def _job(cfg: DictConfig) -> int:
             raise
         if isinstance(error, SystemExit):  # a plug-in may exit, which must not end a sweep
             print(f"error: the task called exit({error.code})", file=sys.stderr)
+        elif missing := _not_installed(error):
+            print(f"error: {missing}", file=sys.stderr)
         else:  # Hydra keeps only the first failure of a sweep
             traceback.print_exc()
-        code = 1
+        code = 2 if _not_installed(error) else 1
     if code == INTERRUPTED:
         raise KeyboardInterrupt  # ends a whole sweep, not just this job
     note_exit_code(code)
     return code
+
+
+def _not_installed(error: BaseException) -> NotInstalled | None:
+    return NotInstalled.of(error) if isinstance(error, ModuleNotFoundError) else None
 
 
 def _is_of_submitit(error: BaseException) -> bool:

@@ -78,5 +78,17 @@ def install(extra: str) -> str:
     return f"pip install 'minivllm[{extra}]'"
 
 
+# Packages of the extra "run", which the class `LLM` does without.
+OF_RUN = ("bitsandbytes", "bokeh", "matplotlib", "pandas", "prompt_toolkit", "pyarrow", "scipy")
+
+
 class NotInstalled(BadInput):
     """A package or a program is missing; the message says how to install it."""
+
+    @classmethod
+    def of(cls, error: ModuleNotFoundError) -> NotInstalled | None:
+        """The error for a failed import of a package of the extra "run"; None for any other."""
+        package = str(error.name).partition(".")[0]
+        if package not in OF_RUN:
+            return None
+        return cls(f"{package} is not installed: {install('run')}")

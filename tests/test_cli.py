@@ -413,6 +413,14 @@ def test_make_report_is_of_the_newest_run_that_has_a_record() -> None:
     assert told.stdout.splitlines()[-1].endswith("run.py task=report 'runs=[mine]'"), told.stderr
 
 
+def test_a_task_without_a_package_that_it_needs_says_what_to_install(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    done = cli("task=capacity", "arrival=poisson", "measure.slo.ttft_ms=500")
+    assert done.code == 2 and done.err.startswith("error: scipy is not installed: pip install -e")
+
+
 def test_sweep_of_a_plain_task_runs_every_combination(cli: Cli, tasks: str) -> None:
     done = cli(tasks, "-m", "task=echo", "cache.block_size=8,16", "cache.num_blocks=2,3")
     assert (

@@ -13,6 +13,7 @@ import pytest
 from minivllm.analysis import statistics
 from minivllm.analysis.statistics import (
     ALPHA,
+    POWER,
     centre,
     holm,
     mean,
@@ -25,6 +26,7 @@ from tests.later import Later
 from tests.scripts.load import load_script
 
 stats = Later("scipy.stats")
+integrate = Later("scipy.integrate")
 
 
 def test_the_signed_rank_test_counts_sign_patterns() -> None:
@@ -218,6 +220,19 @@ def test_an_effect_as_large_as_the_minimum_is_found_as_often_as_it_says() -> Non
         p = sign_flip(x)
         found += p is not None and p <= ALPHA
     assert 0.7 < found / 300 < 0.9
+
+
+@pytest.mark.parametrize(("blocks", "tests"), [(8, 1), (12, 6), (12, 100), (50, 20)])
+def test_the_minimum_is_what_the_t_test_has_the_power_for(blocks: int, tests: int) -> None:
+    shift = math.log1p(minimum_detectable(_unit_noise(blocks, 0.02), tests) or 0.0) / 0.02
+    freedom, limit = blocks - 1, stats.t.isf(ALPHA / tests / 2, blocks - 1)
+
+    def found(square: float) -> float:
+        beyond = limit * math.sqrt(square / freedom) - shift * math.sqrt(blocks)
+        return float(stats.norm.sf(beyond) * stats.chi2.pdf(square, freedom))
+
+    power, _ = integrate.quad(found, 0, 20 * freedom, points=[freedom], limit=200)
+    assert power == pytest.approx(POWER, abs=1e-6)
 
 
 def _unit_noise(n: int, deviation: float) -> np.ndarray:

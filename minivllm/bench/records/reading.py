@@ -22,7 +22,7 @@ from minivllm.bench.records.archive import read_json
 from minivllm.bench.records.schema import Damaged, PathLike, checked, migrated
 from minivllm.bench.records.storage import RECORD
 from minivllm.bench.records.told import told_columns
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, NotInstalled
 
 if TYPE_CHECKING:
     import pandas
@@ -320,9 +320,12 @@ def load_records(
         recorded. Each is a path with a `reason`.
 
     Raises:
-        BadInput: a place does not exist.
+        BadInput: a place does not exist, or pandas is not installed.
     """
-    import pandas
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise NotInstalled.of(error) or error from None
 
     from minivllm.bench.records.tables import damaged_tables
 
