@@ -11,13 +11,13 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -41,6 +41,8 @@ from minivllm.experiments.plan import product
 from minivllm.models.registry import model_class, supported_architectures
 from minivllm.models.rope_config import KINDS as ROPE_KINDS
 from tests.scripts.load import load_script
+
+docs_tables = load_script("docs_tables")
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -479,42 +481,19 @@ def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
 # ---- records
 
 
-def described(hint: Any) -> str:
-    """A type as the tables of docs/reference/records.md write it."""
-    plain = {
-        str: "text",
-        int: "whole number",
-        float: "number",
-        bool: "true or false",
-        NoneType: "null",
-    }
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(described(arm) for arm in get_args(hint))
-    if get_origin(hint) is list:
-        return f"list of {described(get_args(hint)[0])}"
-    if get_origin(hint) is dict:
-        return "object"
-    return hint.__name__ if is_dataclass(hint) else plain[hint]
+@pytest.mark.parametrize("name", ["records.md", "metrics.md"])
+def test_tables_of_figures_are_those_of_the_code(name: str) -> None:
+    """`python scripts/docs_tables.py` writes them."""
+    text = (REFERENCE / name).read_text(encoding="utf-8")
+    assert docs_tables.filled(text) == text
 
 
-@pytest.mark.parametrize(
-    "cls", [cls for cls in vars(record).values() if isinstance(cls, type) and is_dataclass(cls)]
-)
-def test_the_schema_in_the_docs_is_the_one_in_the_code(cls: type) -> None:
-    rows = ROW.findall(section(REFERENCE / "records.md", cls.__name__))
-    written = [(name, re.sub(r"\[(\w+)\]\([^)]*\)", r"\1", kind)) for name, kind in rows]
-    hints = get_type_hints(cls)
-    assert written == [(field.name, described(hints[field.name])) for field in fields(cls)]
-
-
-def test_every_metric_is_described_by_its_class() -> None:
-    rows = [
-        f"| `{e['name']}` | {e['unit']} | {e['direction'] or '–'} | {e['description']} | "
-        f"{e['formula']} | {e['example']} |"
-        for e in glossary()
-    ]
-    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in page if line.startswith("| `")] == rows
+def test_every_part_of_a_record_has_its_table() -> None:
+    text = (REFERENCE / "records.md").read_text(encoding="utf-8")
+    named = [found[3] for found in docs_tables.TABLE.finditer(text)]
+    assert sorted(named) == sorted(docs_tables.classes())
+    figures = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    assert [figures.count(f"| `{figure.name}` |") for figure in glossary()] == [1] * len(glossary())
 
 
 def test_statuses_and_provenance_are_described() -> None:

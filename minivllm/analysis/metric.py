@@ -12,7 +12,7 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.ranking import THROUGHPUT
 from minivllm.analysis.rows import Block, Row, block_of, number, status_of
 from minivllm.bench.metrics import metrics
-from minivllm.bench.records import record
+from minivllm.bench.records.figures import Metrics
 from minivllm.errors import BadInput
 
 USUAL = THROUGHPUT
@@ -83,10 +83,10 @@ def find_metric(name: str, knob: str = "metric") -> MetricRef:
         return MetricRef(name, name, "lower")
     group, _, part = name.partition(".")
     known = {metric.name: metric for metric in metrics.METRICS}
-    parts = _parts(getattr(record.Metrics(), group, None))
+    parts = _parts(getattr(Metrics(), group, None))
     if group not in known or (part not in parts if parts else bool(part)):
         names = [
-            ".".join([m.name, *_parts(getattr(record.Metrics(), m.name))[:1]])
+            ".".join([m.name, *_parts(getattr(Metrics(), m.name))[:1]])
             for m in metrics.METRICS
             if m.direction
         ]

@@ -15,7 +15,8 @@ from minivllm.bench.hardware.readings import DeviceEnergy, Energy, Roofline
 from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
 from minivllm.bench.metrics.roofline import exceeds, raised, usage
 from minivllm.bench.metrics.rows import Rows, kv_waste
-from minivllm.bench.records.record import SERVERS_MEMORY, Memory
+from minivllm.bench.records.figures import Memory
+from minivllm.bench.records.record import SERVERS_MEMORY
 from minivllm.config.support import is_elsewhere
 from minivllm.config.typed import Config
 from minivllm.engines.base import BenchEngine

@@ -14,7 +14,7 @@ from minivllm.bench.metrics.objectives import unknown_objective
 from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.options import MeasureOptions
-from minivllm.bench.records.record import Metrics
+from minivllm.bench.records.figures import Metrics
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.stopping import Stopping
 from minivllm.bench.workloads.workload import Workload

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.records.record import Quality
+from minivllm.bench.records.feature_figures import Quality
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine, LogitsEngine
 

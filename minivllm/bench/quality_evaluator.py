@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from minivllm.bench import quality_reference
 from minivllm.bench.quality import Reference, evaluate
+from minivllm.bench.records.feature_figures import Quality
 from minivllm.bench.records.identity import quality_wanted
 from minivllm.bench.records.measurement import Measurement
-from minivllm.bench.records.record import Quality, Record
+from minivllm.bench.records.record import Record
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine, EngineInfo, LogitsEngine

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from minivllm.bench.hardware.clock import ClockProtocol
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.bench.records.record import Cold
+from minivllm.bench.records.figures import Cold
 from minivllm.bench.workloads.pictures import PictureReader
 from minivllm.engine.options import SamplingParams
 from minivllm.extras.observation.bundle import StepBundle

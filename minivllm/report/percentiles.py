@@ -26,7 +26,7 @@ def columns(asked: Sequence[float]) -> tuple[Column, ...]:
         return COLUMNS
     throughput, *others = COLUMNS
     chosen = [
-        Column(_key(metric, p), f"{title} p{p:g}", "ms", terminal=True)
+        Column(_key(metric, p), f"{title} p{p:g}", terminal=True)
         for metric, title in LATENCIES.items()
         for p in asked
     ]

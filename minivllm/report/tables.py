@@ -12,6 +12,7 @@ from minivllm.analysis.format import MISSING, sig
 from minivllm.analysis.interleaving import apart
 from minivllm.analysis.ranking import keeps_up
 from minivllm.analysis.rows import number
+from minivllm.bench.metrics.glossary import unit_of
 from minivllm.report.spreadsheet import csv_table, markdown_table
 from minivllm.report.terminal import rich_table
 
@@ -26,19 +27,43 @@ DRIFT = (
 STYLES = {"ok": "green", "mixed": "yellow", "failed": "red"}  # of a status in the terminal
 
 
+# How a table shows a unit of the record, and by what it multiplies for that.
+SHOWN = {
+    "bytes": ("GB", 1e-9),
+    "share": ("%", 100.0),
+    "tokens/s": ("tok/s", 1.0),
+    "nats/token": ("nats", 1.0),
+    "jobs/h": ("/h", 1.0),
+    "bits/byte": ("", 1.0),
+    "1": ("", 1.0),
+}
+
+
 @dataclass(frozen=True)
 class Column:
-    """A measured column: where it comes from, how it is scaled and named."""
+    """A measured column: where it comes from, and how it is named. Its unit is the record's."""
 
     key: str  # field of the record
     title: str
-    unit: str
-    scale: float = 1.0
+    unit_here: str | None = None  # in place of the record's, whose numbers are then as recorded
     digits: int = 3
     terminal: bool = False  # also in the terminal's summary and table.md
     bar: bool = False  # drawn as a bar behind the number on the page
-    per: str | None = None  # field that the key is divided by
+    per: str | None = None  # field that the key is divided by; a percentage is shown
     whole: bool = False  # a count, written without decimals
+
+    @property
+    def unit(self) -> str:
+        """Unit of the numbers that are shown."""
+        recorded = unit_of(self.key)
+        return SHOWN.get(recorded, (recorded,))[0] if self.unit_here is None else self.unit_here
+
+    @property
+    def scale(self) -> float:
+        """What recorded numbers are multiplied by."""
+        if self.per or self.unit_here is None:
+            return 100.0 if self.per else SHOWN.get(unit_of(self.key), ("", 1.0))[1]
+        return 1.0
 
     @property
     def heading(self) -> str:
@@ -64,32 +89,32 @@ class Column:
         return stat.mean if stat else None
 
 
-MBU = Column("roofline.mbu", "MBU", "%", 100.0)
+MBU = Column("roofline.mbu", "MBU")
 COLUMNS = (
-    Column("metrics.output_tokens_per_s", "Output", "tok/s", terminal=True, bar=True),
-    Column("metrics.ttft_ms.p50", "TTFT p50", "ms", terminal=True),
-    Column("metrics.ttft_ms.p99", "TTFT p99", "ms"),
-    Column("metrics.itl_ms.p50", "ITL p50", "ms", terminal=True),
-    Column("memory.weights", "Weights", "GB", 1e-9, terminal=True),
-    Column("memory.kv_pool", "KV pool", "GB", 1e-9),
-    Column("memory.device_peak_allocated", "Device peak", "GB", 1e-9),
-    Column("memory.host_rss_peak", "Host peak", "GB", 1e-9, terminal=True),
-    Column("energy.joules_per_output_token", "Energy", "J/token"),
+    Column("metrics.output_tokens_per_s", "Output", terminal=True, bar=True),
+    Column("metrics.ttft_ms.p50", "TTFT p50", terminal=True),
+    Column("metrics.ttft_ms.p99", "TTFT p99"),
+    Column("metrics.itl_ms.p50", "ITL p50", terminal=True),
+    Column("memory.weights", "Weights", terminal=True),
+    Column("memory.kv_pool", "KV pool"),
+    Column("memory.device_peak_allocated", "Device peak"),
+    Column("memory.host_rss_peak", "Host peak", terminal=True),
+    Column("energy.joules_per_output_token", "Energy"),
     MBU,
-    Column("roofline.share", "Roofline", "%", 100.0),
+    Column("roofline.share", "Roofline"),
 )
 # Shown where a price or an objective was set, a model thinks, or there are several devices.
 COST = Column("cost.per_million_output_tokens", "Cost", "per million tokens", terminal=True)
 WHERE_ASKED = (
-    Column("metrics.attainment.all", "SLO met", "%", 100.0, terminal=True),
-    Column("metrics.goodput_tokens_per_s", "Good output", "tok/s"),
-    Column("metrics.ttfo_ms.p50", "TTFO p50", "ms"),
-    Column("devices.output_tokens_per_s", "Output per device", "tok/s"),
+    Column("metrics.attainment.all", "SLO met", terminal=True),
+    Column("metrics.goodput_tokens_per_s", "Good output"),
+    Column("metrics.ttfo_ms.p50", "TTFO p50"),
+    Column("devices.output_tokens_per_s", "Output per device"),
     COST,
 )
 # Shown where cells differ in a knob that changes nothing else.
-OF_KNOBS = {"model.packed_cache": Column("cold.load_s", "Load", "s", terminal=True)}
-WINDOW = Column("metrics.duration_s", "Window", "s")  # of the page
+OF_KNOBS = {"model.packed_cache": Column("cold.load_s", "Load", terminal=True)}
+WINDOW = Column("metrics.duration_s", "Window")  # of the page
 # Further fields of table.csv: what a script wants and a person would drown in.
 CSV_ONLY = (
     "metrics.total_tokens_per_s",

@@ -21,7 +21,7 @@ from minivllm.analysis.rows import Row
 from minivllm.bench.driver import drive
 from minivllm.bench.offered_load import OfferedLoad
 from minivllm.bench.options import MeasureOptions
-from minivllm.bench.records.record import Percentiles
+from minivllm.bench.records.figures import Percentiles
 from minivllm.bench.workloads.arrivals import Constant
 from minivllm.engine.options import SamplingParams
 from minivllm.report.ranking import not_separated

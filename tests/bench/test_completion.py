@@ -10,8 +10,8 @@ import pytest
 
 from minivllm.bench.completion import complete
 from minivllm.bench.records import storage
+from minivllm.bench.records.figures import DeviceFigures, Devices
 from minivllm.bench.records.measurement import Measurement
-from minivllm.bench.records.record import DeviceFigures, Devices
 from minivllm.bench.records.schema import current
 
 

@@ -12,7 +12,7 @@ from minivllm.bench.metrics.rows import recorded_requests
 from minivllm.bench.metrics.validity import check
 from minivllm.bench.offered_load import OfferedLoad
 from minivllm.bench.options import MeasureOptions, SLOOptions
-from minivllm.bench.records.record import Attainment
+from minivllm.bench.records.figures import Attainment
 from minivllm.bench.workloads.arrivals import Arrival, Constant
 from minivllm.bench.workloads.stopping import Stopping
 from minivllm.engine.options import SamplingParams

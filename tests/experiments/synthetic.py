@@ -11,8 +11,9 @@ import numpy as np
 from minivllm.analysis.ablation.design import AGAIN, Design
 from minivllm.analysis.rows import Row
 from minivllm.bench.hardware.readings import Roofline
+from minivllm.bench.records.figures import Metrics, Percentiles
 from minivllm.bench.records.reading import flatten
-from minivllm.bench.records.record import Ablation, Metrics, Percentiles, Record
+from minivllm.bench.records.record import Ablation, Record
 
 SPEED = 100.0
 

@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 from minivllm.analysis.ablation.findings import Goal
 from minivllm.analysis.format import sig
 from minivllm.bench.records import storage
+from minivllm.bench.records.figures import Metrics
 from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.bench.records.reading import read_records
-from minivllm.bench.records.record import Metrics
 from minivllm.config import compose as config
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput

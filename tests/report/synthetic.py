@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.hardware.readings import Energy, Roofline
-from minivllm.bench.records.record import (
-    Breakdown,
-    Cold,
-    Failure,
-    Memory,
-    Metrics,
-    Percentiles,
-    Record,
-    Validity,
-    Window,
-)
+from minivllm.bench.records.figures import Breakdown, Cold, Memory, Metrics, Percentiles, Window
+from minivllm.bench.records.record import Failure, Record, Validity
 from minivllm.bench.records.storage import write_record
 
 WEIGHTS = {"fp16": 1.19e9, "int8": 0.75e9, "nf4": 0.55e9}

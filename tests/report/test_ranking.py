@@ -11,7 +11,8 @@ import pytest
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
-from minivllm.bench.records.record import Metrics, Percentiles, Record
+from minivllm.bench.records.figures import Metrics, Percentiles
+from minivllm.bench.records.record import Record
 from minivllm.experiments.ending import conclude
 from minivllm.report import results
 from minivllm.report.verdict import busy, verdict, with_others

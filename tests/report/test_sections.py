@@ -16,7 +16,8 @@ from minivllm.analysis.cells import gather
 from minivllm.analysis.liveness import Liveness
 from minivllm.analysis.rows import differing, distinct, read_rows
 from minivllm.bench.metrics.glossary import glossary
-from minivllm.bench.records.record import Percentiles, Validity
+from minivllm.bench.records.figures import Percentiles
+from minivllm.bench.records.record import Validity
 from minivllm.bench.records.storage import write_record
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude
@@ -460,7 +461,7 @@ def test_no_records_is_bad_input(tmp_path: Path) -> None:
 def test_glossary_comes_from_the_metric_classes(sweep: Path, tmp_path: Path) -> None:
     text = Page(build_report(sweep, tmp_path / "out")).text
     for entry in glossary():
-        assert str(entry["name"]) in text and str(entry["description"])[:40] in text
+        assert entry.name in text and entry.description[:40] in text
     assert text.rindex("Glossary") < text.rindex("Every metric: ")
     assert "`" not in text and "None" not in text.split("Glossary")[-1]
 

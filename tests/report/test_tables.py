@@ -13,14 +13,9 @@ import pytest
 from minivllm.analysis.cells import gather, varying_columns
 from minivllm.analysis.format import listing, sig
 from minivllm.analysis.rows import read_rows
+from minivllm.bench.records.figures import Attainment, DeviceFigures, Devices, Percentiles
 from minivllm.bench.records.identity import QUALITY_TASK
-from minivllm.bench.records.record import (
-    Ablation,
-    Attainment,
-    DeviceFigures,
-    Devices,
-    Percentiles,
-)
+from minivllm.bench.records.record import Ablation
 from minivllm.errors import BadInput
 from minivllm.report.inputs import read
 from minivllm.report.provenance import provenance

@@ -12,8 +12,9 @@ import pytest
 
 from minivllm.bench.hardware.readings import Roofline
 from minivllm.bench.records import storage
+from minivllm.bench.records.figures import Metrics, Percentiles, Window
 from minivllm.bench.records.identity import digest
-from minivllm.bench.records.record import Metrics, Percentiles, Record, Window
+from minivllm.bench.records.record import Record
 from minivllm.experiments import sweep as sweeping
 from minivllm.experiments.plan import Sweep
 from minivllm.experiments.schedule import compose_arms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minivllm.bench.records.encoder_figures import EncoderFigures
+from minivllm.bench.records.feature_figures import EncoderFigures
 
 
 def encoder_figures(liveness: Mapping[str, Mapping[str, Any]]) -> EncoderFigures | None:

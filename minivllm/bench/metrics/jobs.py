@@ -18,7 +18,8 @@ from minivllm.bench.metrics.latency import percentiles
 from minivllm.bench.metrics.prefix_sharing import PrefixTree
 from minivllm.bench.metrics.price import JOULES_PER_KWH
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.records.record import JobFigures, Metrics
+from minivllm.bench.records.feature_figures import JobFigures
+from minivllm.bench.records.figures import Metrics
 from minivllm.bench.workloads.workload import Workload
 
 SECONDS = 3600.0

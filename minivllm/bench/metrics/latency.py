@@ -12,7 +12,7 @@ import numpy as np
 
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.window import Run
-from minivllm.bench.records.record import Percentiles
+from minivllm.bench.records.figures import Percentiles
 
 
 class Metric(ABC):

@@ -21,7 +21,7 @@ from minivllm.bench.metrics.latency import E2E, ITL, TPOT, TTFO, TTFT, Distribut
 from minivllm.bench.metrics.objectives import Attained, Goodput, GoodTokens, good_requests
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.window import Run, Span
-from minivllm.bench.records.record import Metrics, RequestCounts, Window
+from minivllm.bench.records.figures import Metrics, RequestCounts, Window
 
 
 class Rate(Metric):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from minivllm.bench.metrics.latency import E2E, TPOT, TTFT, Distribution, Metric
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.window import Run, Span
-from minivllm.bench.records.record import Attainment
+from minivllm.bench.records.figures import Attainment
 
 
 class Goodput(Metric):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minivllm.bench.hardware.readings import DeviceEnergy, Energy
-from minivllm.bench.records.record import Cost, DeviceFigures, Devices, Metrics
+from minivllm.bench.records.figures import Cost, DeviceFigures, Devices, Metrics
 
 JOULES_PER_KWH = 3.6e6
 

@@ -8,7 +8,7 @@ from typing import Any
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.request_trace import UNMEASURED, RequestTrace
 from minivllm.bench.metrics.roofline import PHASES
-from minivllm.bench.records.record import Breakdown
+from minivllm.bench.records.figures import Breakdown
 from minivllm.extras.speculative.counters import SpeculationCounters
 
 Rows = list[dict[str, Any]]

@@ -38,7 +38,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from minivllm.bench.metrics.roofline import decodes
-from minivllm.bench.records.record import SpeculationFigures
+from minivllm.bench.records.feature_figures import SpeculationFigures
 from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.options import SpeculativeOptions
 

@@ -12,7 +12,8 @@ from minivllm.bench.metrics.reconciliation import Steps, check_clock, reconcile
 from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN, RequestTrace
 from minivllm.bench.metrics.roofline import exceeds
 from minivllm.bench.metrics.stream_validity import check_stream
-from minivllm.bench.records.record import Metrics, Validity
+from minivllm.bench.records.figures import Metrics
+from minivllm.bench.records.record import Validity
 from minivllm.bench.workloads.stopping import Stopping
 from minivllm.bench.workloads.workload import Workload
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from minivllm.bench.hardware.readings import Energy, Roofline
-from minivllm.bench.records.encoder_figures import EncoderFigures
-from minivllm.bench.records.recorded_parts import Provenance, RecordedConfig
+from minivllm.bench.records.feature_figures import (
+    EncoderFigures,
+    JobFigures,
+    Quality,
+    SpeculationFigures,
+)
+from minivllm.bench.records.figures import Breakdown, Cold, Cost, Devices, Memory, Metrics
 from minivllm.redaction import shown
 
 SCHEMA_VERSION = 2
@@ -21,223 +26,81 @@ DESIGNS = ("leave_one_out", "add_one_in", "pairs", "factorial")
 # object; schema.py reads them.
 
 
-@dataclass
-class Percentiles:
-    """Distribution of one metric; a percentile is null where fewer than 1/(1 - p) samples exist."""
+class RecordedMeasure(TypedDict, total=False):
+    """Those settings of a measurement whose types the readers go by."""
 
-    mean: float | None = None
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    n: int = 0
+    repeats: int | None
+    seed: int | None
+    slo: dict[str, float | None] | None
+    timeout_s: float | None
 
 
-@dataclass
-class Window:
-    """Throughput over one span of time."""
+class RecordedWorkload(TypedDict, total=False):
+    """Those knobs of a workload whose types the readers go by."""
 
-    duration_s: float | None = None
-    output_tokens_per_s: float | None = None
-    total_tokens_per_s: float | None = None
-    requests_per_s: float | None = None
+    num_requests: int | None
 
 
-@dataclass
-class Attainment:
-    """Share of the requests that meet each objective of `measure.slo`; null for one that is not
-    set."""
+class RecordedConfig(TypedDict, total=False):
+    """Those parts of a resolved configuration whose types the readers go by."""
 
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-    all: float | None = None  # of those that are set
-
-
-@dataclass
-class RequestCounts:
-    """Which requests the figures count; see the metric `counted`."""
-
-    due: int = 0  # within the window, those that failed among them
-    ended: int = 0  # of these, within it
-    good: int | None = None  # of these, that meet every objective; null where goodput is
-    steady: int | None = None  # of those that ended, within the steady window
-    served_s: float | None = None  # from the first arrival to the end of the last that was due
+    choices: dict[str, str | None]
+    model: dict[str, Any]
+    quant: dict[str, Any]
+    cache: dict[str, Any]
+    engine: dict[str, Any]
+    runtime: dict[str, Any]
+    workload: RecordedWorkload
+    arrival: dict[str, Any]
+    measure: RecordedMeasure
+    task: dict[str, Any]
 
 
-@dataclass
-class Metrics:
-    """What the requests saw. Times in milliseconds; definitions in metrics.py."""
+class Device(TypedDict, total=False):
+    """Those facts about the device whose types the readers go by."""
 
-    ttft_ms: Percentiles = field(default_factory=Percentiles)
-    ttfo_ms: Percentiles | None = None  # of requests that think first
-    itl_ms: Percentiles = field(default_factory=Percentiles)
-    tpot_ms: Percentiles = field(default_factory=Percentiles)
-    e2e_ms: Percentiles = field(default_factory=Percentiles)
-    queue_ms: Percentiles = field(default_factory=Percentiles)
-    output_tokens_per_s: float | None = None
-    total_tokens_per_s: float | None = None
-    requests_per_s: float | None = None
-    goodput_requests_per_s: float | None = None
-    goodput_tokens_per_s: float | None = None
-    attainment: Attainment | None = None
-    duration_s: float | None = None
-    num_requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int | None = None
-    steady: Window = field(default_factory=Window)
-    counted: RequestCounts = field(default_factory=RequestCounts)
-    own: dict[str, Any] = field(default_factory=dict)  # of `measure.metrics`: numbers, Percentiles
+    name: str | None
+    kind: str | None
 
 
-@dataclass
-class Memory:
-    """Bytes. Device figures are null on a CPU; there the weights and the pool lie in host
-    memory."""
+class Provenance(TypedDict, total=False):
+    """Facts about the code, the command and the machine."""
 
-    weights: int | None = None  # as stored by the quantisation method
-    weights_16bit: int | None = None  # the same tensors at two bytes an element
-    linear: int | None = None  # the quantisable linear layers alone, as stored
-    linear_16bit: int | None = None
-    kv_pool: int | None = None
-    kv_waste: float | None = None  # mean fraction of allocated cache slots that hold no token
-    device_peak_allocated: int | None = None
-    device_peak_reserved: int | None = None
-    device_process: int | None = None  # the driver's figure for the worker (NVML)
-    host_rss_peak: int | None = None
-    reason: str | None = None  # why none of them is known
-
-
-@dataclass
-class Cost:
-    """Money, from `measure.price`."""
-
-    currency: str | None = None
-    per_million_output_tokens: float | None = None
-
-
-@dataclass
-class DeviceFigures:
-    """What one of several devices took. Memory in bytes, at its greatest."""
-
-    name: str | None = None
-    memory_used: int | None = None  # by all processes (NVML)
-    memory_process: int | None = None  # by the worker's
-    joules: float | None = None
-    mean_watts: float | None = None
-    cost_per_million_output_tokens: float | None = None  # its part of it
-
-
-@dataclass
-class Devices:
-    """Several devices: their number, throughput by device, and what each took."""
-
-    count: int = 0
-    output_tokens_per_s: float | None = None
-    total_tokens_per_s: float | None = None
-    requests_per_s: float | None = None
-    each: list[DeviceFigures] = field(default_factory=list)
-
-
-@dataclass
-class Breakdown:
-    """Mean milliseconds a step, by phase."""
-
-    steps: int = 0
-    schedule_ms: float | None = None
-    draft_ms: float | None = None
-    prepare_ms: float | None = None
-    forward_ms: float | None = None
-    sample_ms: float | None = None
-    emit_ms: float | None = None
-    gap_ms: float | None = None
-    collective_ms: float | None = None  # of forward_ms, what collectives took; null on GPUs
-    collective_share: float | None = None  # of the whole step, the gap after it included
-
-
-@dataclass
-class Cold:
-    """What happens once, before the steady state, in seconds."""
-
-    load_s: float | None = None
-    compile_s: float | None = None
-    first_batch_s: float | None = None
-    packed_weights: str | None = None  # "hit" | "written" | "off", with the reason
-    packed_write_s: float | None = None  # of load_s, where they were written
-
-
-@dataclass
-class SpeculationFigures:
-    """What drafts did to the decoding of a window, in vLLM's names; definitions in
-    metrics/speculation.py."""
-
-    proposer: str = ""
-    num_speculative_tokens: int = 0  # most draft tokens of a request in a step
-    adaptive: bool = False
-    verify: str = ""
-    # Rates by position at which drafts were accepted whatever they were; None: drafts were judged.
-    given_acceptance: list[float] | None = None
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    draft_acceptance_rate: float | None = None
-    mean_acceptance_length: float | None = None  # tokens that a draft's step gave its request
-    acceptance_by_position: list[float] = field(default_factory=list)
-    acceptance_by_length: dict[str, float] = field(default_factory=dict)  # by tokens of the draft
-    tokens_per_step: float | None = None  # of a decoding request, with a draft or without
-    draft_ms: float | None = None
-    verify_ms: float | None = None
-    plain_ms: float | None = None
-    # Of a draft token if those before it are accepted; from which value on drafts pay.
-    token_acceptance: float | None = None
-    break_even_acceptance: float | None = None
-
-
-@dataclass
-class JobFigures:
-    """The sessions of an agentic workload, each of which is a job; definitions in
-    metrics/jobs.py."""
-
-    sessions: int = 0
-    num_jobs: int = 0  # sessions that ran from their beginning to their end
-    latency_s: Percentiles = field(default_factory=Percentiles)
-    jobs_per_hour: float | None = None
-    jobs_per_hour_per_device: float | None = None
-    jobs_per_hour_per_user: float | None = None
-    hit_rate: float | None = None  # share of prompt tokens that the prefix cache had
-    optimal_hit_rate: float | None = None
-    session_hit_rate: Percentiles = field(default_factory=Percentiles)
-    live_tokens: int | None = None  # most that sessions under way had in the cache, if it kept all
-    joules_per_job: float | None = None
-    cost_per_job: float | None = None
-    token_cost_per_job: float | None = None
-    cache_state: str = ""  # of the prefix cache at the start: "cold" | "primed" | "warm" | "kept"
-    primed_tokens: int = 0  # prompt tokens that were run before the window
-    client_lag_ms: Percentiles = field(default_factory=Percentiles)
-
-
-@dataclass
-class Quality:
-    """What is left of the model's quality, against a reference precision; definitions in
-    quality.py."""
-
-    perplexity: float | None = None
-    bits_per_byte: float | None = None
-    tokens: int = 0  # predicted ones, which perplexity and top-1 are over
-    kl_mean: float | None = None  # KL(reference || candidate), nats a token
-    kl_p99: float | None = None
-    kl_tokens: int = 0  # the first so many of `tokens`, whose reference distributions are stored
-    # share of tokens whose likeliest successor is the reference's
-    top1_agreement: float | None = None
-    # greedy tokens identical with the reference's, mean over prompts
-    prefix_mean: float | None = None
-    prefix_min: int | None = None
-    prefix_of: int = 0  # greedy tokens of each prompt
-    prompts: int = 0
-    reference: str = ""  # an option of quant
-    reference_id: str = ""  # figures of one id may be compared
-    reference_perplexity: float | None = None
+    git_sha: str | None
+    """Commit of a source checkout."""
+    dirty_hash: str | None
+    """Hash of uncommitted changes."""
+    code_hash: str | None
+    """Hash of the package's Python and C++ sources."""
+    command: str | None
+    """The whole command line, including the interpreter; for a sweep the sweep's; where submitit or
+    Ray runs the jobs, the job's."""
+    packages: dict[str, str | None]
+    """Versions by name; null where one is absent."""
+    peer_packages: dict[str, str | None] | None
+    """The same for `engine.python`, the interpreter of a peer."""
+    device: Device
+    """Name, and for a GPU its UUID, driver, memory, power limit and maximum clocks."""
+    driver: str | None
+    """GPU driver."""
+    clocks: dict[str, float | None]
+    """`cpu_mhz` at the start; `cpu_max_mhz`, the maximum of any core, and those of the GPU: null
+    where the system does not report them."""
+    power_limit: float | None
+    """Power limit of the device, in watts."""
+    cpu: dict[str, Any]
+    """Model, cores, memory, relevant instruction sets."""
+    threads: int | None
+    """Threads of the worker."""
+    seed: int | None
+    """`measure.seed`."""
+    weights_digest: str | None
+    """XXH3 over all bytes of the weight files; null for random weights and for a server that
+    somebody else started."""
+    started_at: str | None
+    """UTC, so that the text sorts: `2026-01-31T12:00:00+0000`."""
+    host: str | None
+    """Name of the machine."""
 
 
 @dataclass
@@ -245,9 +108,11 @@ class RecordedEvents:
     """What events.jsonl.zst beside the record holds."""
 
     bundles: int
-    left_out: int = 0  # later ones, that measure.events_mb had no room for
-    # Unix time at which the clock of the events and of telemetry was 0; None: it was simulated
+    """Lines of the file: one per step, and some between steps."""
+    left_out: int = 0
+    """Later ones that exceeded `measure.events_mb`."""
     unix_s: float | None = None
+    """Unix time at which the clock of the file's times was 0; null for a simulation."""
 
 
 @dataclass
@@ -255,10 +120,13 @@ class Validity:
     """Whether the measurement may be quoted, and why not."""
 
     ok: bool = True
+    """False makes the status `invalid`."""
     reasons: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # worth knowing, but not invalidating
-    # of the processor time of the cores that the run uses, what other processes took
+    """One sentence each, with numbers."""
+    notes: list[str] = field(default_factory=list)
+    """Remarks that leave the record valid."""
     cpu_taken: float | None = None
+    """Share of the processor time of the run's cores that other processes took, 0 to 1."""
 
 
 @dataclass
@@ -266,8 +134,11 @@ class Failure:
     """What went wrong in a cell that did not end well."""
 
     type: str = ""
+    """Name of the exception or signal; `Invalid` for failed validity checks."""
     message: str = ""
+    """One line."""
     log_tail: str = ""
+    """The last 30 lines of `run.log`, at most 8,000 characters."""
 
 
 @dataclass
@@ -276,15 +147,23 @@ class Ablation:
     figures."""
 
     design: Annotated[str, DESIGNS]
-    metric: str  # below `metrics`: what the verdicts are about
-    optimisations: list[str]  # all of the ablation, in order
-    requires: dict[str, list[str]]  # of those that require others
-    on: list[str]  # those that this arm has
-    order: int = 0  # of the arm within its block, which is shuffled
-    seed: int = 0  # of the shuffling
-    lossless: list[str] = field(default_factory=list)  # those that are declared to change no output
-    # whether the command asked for the metric; else the records decide what ranks
+    """`leave_one_out`, `add_one_in`, `pairs` or `factorial`."""
+    metric: str
+    """The metric of the verdicts, a field below `metrics`."""
+    optimisations: list[str]
+    """All of the ablation, in order."""
+    requires: dict[str, list[str]]
+    """The required optimisations of each optimisation that has some."""
+    on: list[str]
+    """The optimisations of this arm."""
+    order: int = 0
+    """Of the arm within its block, which is shuffled, from 0."""
+    seed: int = 0
+    """Of the shuffling."""
+    lossless: list[str] = field(default_factory=list)
+    """The optimisations declared to change no output."""
     named: bool = False
+    """Whether the command named the metric; else the records determine the ranking metric."""
 
 
 @dataclass
@@ -292,41 +171,81 @@ class Record:
     """One measurement: one cell, one block."""
 
     run_id: str
+    """Identity of this measurement."""
     cell_id: str
-    sweep: str  # the record folder under runs/
-    arm: str  # the cell's name within its sweep
+    """Identity of the cell."""
+    sweep: str
+    """The folder under `runs/`."""
+    arm: str
+    """The cell's name within its sweep, such as `quant=nf4 batching=continuous`."""
     block: int
+    """Number of the repeat, from 0."""
     status: Annotated[str, STATUSES]
+    """How the measurement ended."""
     config: Annotated[dict[str, Any], RecordedConfig]
-    position: int = 0  # of the arm within its sweep
+    """The resolved configuration, with the names of the options in `choices`; of a model's folder,
+    the name alone."""
+    position: int = 0
+    """Of the arm within its sweep: the report keeps this order, and the first arm is the
+    baseline."""
     ablation: Ablation | None = None
+    """Its place in an ablation."""
     workload_hash: str | None = None
-    weights: str | None = None  # "checkpoint" | "random"
+    """Of every request's token ids, length and `ignore_eos`; names the file in
+    `runs/workloads/`."""
+    weights: str | None = None
+    """`checkpoint` or `random`."""
     attention_backend: str | None = None
-    served_model: str | None = None  # a server's name of what it serves
-    # settings of the configuration that the engine supports; the others of its groups say nothing
-    # of it. None: all
+    """The backend that ran, also with `attention=auto`."""
+    served_model: str | None = None
+    """A server's name of what it serves, where only the server knows (`engine=openai`); stands for
+    the option of `model` in rows, labels and titles."""
     supported: list[str] | None = None
+    """Settings of the configuration that the engine supports: an option ("quant"), a knob
+    ("quant.dtype"), every knob of a group ("batching.*"). The other settings of its groups are at
+    their defaults and say nothing of it: `load_records`, pages and trackers leave them out. null:
+    all."""
     schema_version: int = SCHEMA_VERSION
+    """Of this schema: 2."""
     error: Failure | None = None
+    """Null without an error."""
     provenance: Annotated[dict[str, Any], Provenance] = field(default_factory=dict)
+    """Code, machine and command, as in Provenance; empty where no machine was involved."""
     cold: Cold = field(default_factory=Cold)
+    """One-time costs."""
     metrics: Metrics = field(default_factory=Metrics)
+    """Latency and throughput."""
     memory: Memory = field(default_factory=Memory)
+    """Bytes."""
     energy: Energy = field(default_factory=Energy)
+    """Of the measured window."""
     cost: Cost = field(default_factory=Cost)
-    devices: Devices | None = None  # where there are several; else it is left out
+    """From `measure.price`."""
+    devices: Devices | None = None
+    """Of several devices; missing where there is one."""
     roofline: Roofline = field(default_factory=Roofline)
+    """Use of the limits measured at the start."""
     breakdown: Breakdown = field(default_factory=Breakdown)
+    """Time of each part of a step."""
     speculation: SpeculationFigures | None = None
+    """What drafts did; null without speculation, and for engines that do not report it."""
     encoder: EncoderFigures | None = None
+    """Images of prompts; null where there were none, and for engines that do not report them."""
     jobs: JobFigures | None = None
+    """The sessions of `workload=agentic`; null for other workloads."""
     quality: Quality | None = None
+    """Null where it was not requested, or the engine has no logits (a note says so)."""
     liveness: dict[str, dict[str, float | str]] = field(default_factory=dict)
+    """Counters of each knob's own work by group, such as `liveness.quant.layers_quantised`."""
     validity: Validity = field(default_factory=Validity)
-    events: RecordedEvents | None = None  # with measure.events
-    digests: dict[str, str] | None = None  # SHA-256 of each table beside it, by file name
-    slimmed: list[str] | None = None  # tables that an archive has left out
+    """Whether the measurement may be quoted."""
+    events: RecordedEvents | None = None
+    """With `measure.events=true`: what `events.jsonl.zst` holds."""
+    digests: dict[str, str] | None = None
+    """SHA-256 of each table (and the events) beside it, by file name; null for a record of schema
+    1."""
+    slimmed: list[str] | None = None
+    """Tables that an archive leaves out; null for a record in its folder."""
 
     def __post_init__(self) -> None:
         self.config = portable(self.config)

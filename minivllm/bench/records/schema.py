@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, 
 from minivllm.bench.records.record import SCHEMA_VERSION, Record
 from minivllm.config.moved import present, with_targets
 from minivllm.errors import BadInput
+from minivllm.platform.described import parts
 
 # where below the value, such as ".ttft_ms.p50", and what is wrong there
 Fault = tuple[str, str] | None
@@ -24,25 +25,7 @@ REQUIRED = frozenset({"schema_version", "run_id", "cell_id", "status"})
 DEEPEST = 32  # objects and lists within each other
 LARGEST = 1e30  # of a number; sums of what is larger overflow
 ROUNDING = 1e-6  # by which what cannot be negative may be
-MEASURED = (
-    "metrics",
-    "memory",
-    "energy",
-    "cost",
-    "devices",
-    "roofline",
-    "breakdown",
-    "cold",
-    "speculation",
-    "encoder",
-    "jobs",
-    "quality",
-    "liveness",
-)
 COUNTED = {"liveness"}  # by engines and plug-ins, who may count downwards
-# Idle power is measured too, and a window may lie below it; a metric of a user's own may be any
-# number.
-SIGNED = ("energy.joules_above_idle", "metrics.own.")
 
 
 def _first_digests(record: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +93,36 @@ def impossible(record: dict[str, Any]) -> list[str]:
     """
     return [
         f"{name} is {value:.4g}: no measurement gives that"
-        for part in MEASURED
+        for part in _measured()
         for name, value in _numbers(record.get(part), part)
         if not math.isfinite(value)
-        or (value < -ROUNDING and part not in COUNTED and not name.startswith(SIGNED))
+        or (value < -ROUNDING and part not in COUNTED and not name.startswith(_signed()))
     ]
+
+
+@cache
+def _measured() -> tuple[str, ...]:
+    """Parts of a record that hold measured figures."""
+    held = [name for name, cls in parts(Record).items() if any(True for _ in _figures(cls))]
+    return (*held, *COUNTED)
+
+
+@cache
+def _signed() -> tuple[str, ...]:
+    """What may be negative: figures that are declared so, and metrics of a user's own."""
+    named = [
+        f"{part}.{item.name}"
+        for part, cls in parts(Record).items()
+        for item in fields(cls)
+        if item.metadata.get("signed")
+    ]
+    return (*named, "metrics.own.")
+
+
+def _figures(cls: type) -> Iterator[Field[Any]]:
+    yield from (item for item in fields(cls) if item.metadata)
+    for part in parts(cls).values():
+        yield from _figures(part)
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:

@@ -34,14 +34,14 @@ HIT, OPTIMAL, LIVE = "jobs.hit_rate", "jobs.optimal_hit_rate", "jobs.live_tokens
 LATENCY = "jobs.latency_s.mean"
 POINT = 0.01  # of the hit rate that a cache may lose and still be large enough
 COLUMNS = (
-    Column("jobs.num_jobs", "Jobs", "", whole=True),
-    Column(LATENCY, "Job latency", "s", terminal=True),
-    Column("jobs.jobs_per_hour", "Jobs", "/h", terminal=True),
-    Column("jobs.jobs_per_hour_per_user", "Jobs of a user", "/h"),
-    Column(HIT, "Hit rate", "%", 100.0, terminal=True),
-    Column(OPTIMAL, "Optimal", "%", 100.0, terminal=True),
-    Column(LIVE, "Live", "tokens", whole=True, terminal=True),
-    Column("jobs.client_lag_ms.mean", "Client lag", "ms"),
+    Column("jobs.num_jobs", "Jobs", whole=True),
+    Column(LATENCY, "Job latency", terminal=True),
+    Column("jobs.jobs_per_hour", "Jobs", terminal=True),
+    Column("jobs.jobs_per_hour_per_user", "Jobs of a user"),
+    Column(HIT, "Hit rate", terminal=True),
+    Column(OPTIMAL, "Optimal", terminal=True),
+    Column(LIVE, "Live", whole=True, terminal=True),
+    Column("jobs.client_lag_ms.mean", "Client lag"),
     Column("jobs.joules_per_job", "Energy", "J/job", terminal=True),
     Column("jobs.cost_per_job", "Cost", "per job", terminal=True),
     Column("jobs.token_cost_per_job", "Cost by tokens", "per job", terminal=True),

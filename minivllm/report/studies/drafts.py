@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 SET = "acceptance set"
 COLUMNS = (
-    Column("speculation.num_drafts", "Drafts", "", whole=True),
-    Column("speculation.num_draft_tokens", "Draft tokens", "", whole=True),
-    Column("speculation.draft_acceptance_rate", "Accepted", "%", 100.0, terminal=True),
-    Column("speculation.mean_acceptance_length", "Length", "tokens", terminal=True),
+    Column("speculation.num_drafts", "Drafts", whole=True),
+    Column("speculation.num_draft_tokens", "Draft tokens", whole=True),
+    Column("speculation.draft_acceptance_rate", "Accepted", terminal=True),
+    Column("speculation.mean_acceptance_length", "Length", terminal=True),
     Column("speculation.tokens_per_step", "Tokens a step", "", terminal=True),
-    Column("speculation.draft_ms", "Draft", "ms", terminal=True),
-    Column("speculation.verify_ms", "Verify", "ms", terminal=True),
-    Column("speculation.plain_ms", "Plain step", "ms", terminal=True),
+    Column("speculation.draft_ms", "Draft", terminal=True),
+    Column("speculation.verify_ms", "Verify", terminal=True),
+    Column("speculation.plain_ms", "Plain step", terminal=True),
     Column("speculation.token_acceptance", "Token acceptance", ""),
     Column("speculation.break_even_acceptance", "Break-even", "", terminal=True),
 )

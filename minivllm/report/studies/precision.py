@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 KL, PERPLEXITY = "quality.kl_mean", "quality.perplexity"
 COLUMNS = (
-    Column(THROUGHPUT, "Output", "tok/s"),
-    Column("metrics.ttft_ms.p50", "TTFT p50", "ms"),
-    Column("metrics.itl_ms.p50", "ITL p50", "ms"),
-    Column("metrics.tpot_ms.p50", "TPOT p50", "ms"),
-    Column("memory.weights", "Weights", "GB", 1e-9, terminal=True),
-    Column("memory.linear", "Linear layers", "% of 16-bit", 100.0, per="memory.linear_16bit"),
-    Column("energy.joules_per_output_token", "Energy", "J/token"),
-    Column(PERPLEXITY, "Perplexity", "", digits=4, terminal=True),
-    Column("quality.bits_per_byte", "Bits per byte", ""),
-    Column(KL, "KL, mean", "nats", terminal=True),
-    Column("quality.kl_p99", "KL, p99", "nats"),
-    Column("quality.top1_agreement", "Top-1", "%", 100.0, terminal=True),
-    Column("quality.prefix_mean", "Prefix, mean", "tokens", terminal=True),
-    Column("quality.prefix_min", "Prefix, least", "tokens", whole=True, terminal=True),
+    Column(THROUGHPUT, "Output"),
+    Column("metrics.ttft_ms.p50", "TTFT p50"),
+    Column("metrics.itl_ms.p50", "ITL p50"),
+    Column("metrics.tpot_ms.p50", "TPOT p50"),
+    Column("memory.weights", "Weights", terminal=True),
+    Column("memory.linear", "Linear layers", "% of 16-bit", per="memory.linear_16bit"),
+    Column("energy.joules_per_output_token", "Energy"),
+    Column(PERPLEXITY, "Perplexity", digits=4, terminal=True),
+    Column("quality.bits_per_byte", "Bits per byte"),
+    Column(KL, "KL, mean", terminal=True),
+    Column("quality.kl_p99", "KL, p99"),
+    Column("quality.top1_agreement", "Top-1", terminal=True),
+    Column("quality.prefix_mean", "Prefix, mean", terminal=True),
+    Column("quality.prefix_min", "Prefix, least", whole=True, terminal=True),
 )
 # in other tables of the page
 BESIDE = ("metrics.ttft_ms.p50", "metrics.itl_ms.p50", "metrics.tpot_ms.p50")

@@ -13,7 +13,8 @@ from minivllm.analysis.ablation.findings import Analysis
 from minivllm.analysis.ablation.token_agreement import TokenAgreement
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
-from minivllm.bench.records.record import Ablation, Metrics, Record, Validity
+from minivllm.bench.records.figures import Metrics
+from minivllm.bench.records.record import Ablation, Record, Validity
 from minivllm.bench.records.storage import write_record
 from minivllm.report.studies.effects import markdown_text
 

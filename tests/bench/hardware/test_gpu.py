@@ -19,7 +19,7 @@ from minivllm.bench.hardware.gpu import Gpu, GpuGroup, open_gpu, replica_gpus, v
 from minivllm.bench.hardware.readings import DeviceEnergy, Energy
 from minivllm.bench.hardware.telemetry import Telemetry, peak
 from minivllm.bench.metrics.price import by_device, cost
-from minivllm.bench.records.record import Metrics
+from minivllm.bench.records.figures import Metrics
 from minivllm.config.compose import compose
 from minivllm.engines.support.supported_knobs import require_supported
 from minivllm.platform.devices import device_indices

@@ -10,7 +10,8 @@ import pytest
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.metrics.jobs import JobContext, cache_state, job_figures
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.records.record import JobFigures, Metrics
+from minivllm.bench.records.feature_figures import JobFigures
+from minivllm.bench.records.figures import Metrics
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 

@@ -7,7 +7,7 @@ import pytest
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.objectives import unknown_objective
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.records.record import Attainment
+from minivllm.bench.records.figures import Attainment
 
 
 def trace(name: str, first_s: float, last_s: float, tokens: int) -> RequestTrace:

@@ -6,7 +6,7 @@ import pytest
 
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.metrics.price import cost, remarks
-from minivllm.bench.records.record import Metrics
+from minivllm.bench.records.figures import Metrics
 
 
 def test_cost_of_hours_and_energy() -> None:

@@ -16,7 +16,7 @@ from minivllm.bench.metrics.speculation import (
     speculation,
     step_costs,
 )
-from minivllm.bench.records.record import SpeculationFigures
+from minivllm.bench.records.feature_figures import SpeculationFigures
 from minivllm.bench.records.schema import checker
 from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.options import SpeculativeOptions

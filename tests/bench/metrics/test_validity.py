@@ -17,7 +17,8 @@ from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.telemetry_validity import check_telemetry, shared
 from minivllm.bench.metrics.validity import check, one_token_answers
-from minivllm.bench.records.record import Metrics, Validity
+from minivllm.bench.records.figures import Metrics
+from minivllm.bench.records.record import Validity
 from minivllm.bench.workloads.arrivals import Concurrency, Offline
 from minivllm.bench.workloads.workload import Workload
 from minivllm.engine.options import SamplingParams

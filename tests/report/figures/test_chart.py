@@ -20,7 +20,7 @@ import pytest
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
-from minivllm.bench.records.record import Breakdown, Memory
+from minivllm.bench.records.figures import Breakdown, Memory
 from minivllm.bench.records.storage import write_record
 from minivllm.report.figures import chart as chart_module
 from minivllm.report.figures import live, render

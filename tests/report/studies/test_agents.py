@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from minivllm.bench.records.record import JobFigures, Percentiles, Record
+from minivllm.bench.records.feature_figures import JobFigures
+from minivllm.bench.records.figures import Percentiles
+from minivllm.bench.records.record import Record
 from minivllm.report.inputs import ReportInputs, read
 from minivllm.report.studies.agents import AgentsStudy, cliffs, ladders
 from tests.report.pagereader import build

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.records.record import Record, SpeculationFigures
+from minivllm.bench.records.feature_figures import SpeculationFigures
+from minivllm.bench.records.record import Record
 from minivllm.report.figures.drafts import MOST_CELLS, by_position
 from minivllm.report.inputs import ReportInputs, read
 from minivllm.report.studies.drafts import DraftsStudy

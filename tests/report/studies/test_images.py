@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.bench.records.encoder_figures import EncoderFigures
+from minivllm.bench.records.feature_figures import EncoderFigures
 from minivllm.bench.records.record import Record
 from minivllm.report.inputs import ReportInputs, read
 from minivllm.report.studies.images import HEADINGS, ImagesStudy, rows, seen_again, statements

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from minivllm.bench.records.feature_figures import Quality
+from minivllm.bench.records.figures import Metrics
 from minivllm.bench.records.identity import QUALITY_TASK
-from minivllm.bench.records.record import Metrics, Quality, Record, Validity
+from minivllm.bench.records.record import Record, Validity
 from minivllm.report.figures.scatter import frontier
 from minivllm.report.inputs import read
 from minivllm.report.studies.listed import findings, terminal_tables

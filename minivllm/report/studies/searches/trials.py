@@ -20,7 +20,7 @@ KNOWN = {
     for c in (*precision.COLUMNS, *tables.COLUMNS, tables.COST, tables.WINDOW)
     if c.per is None
 }
-UNITS = (("_per_s", "per s"), ("_ms", "ms"), ("_s", "s"))  # endings of a number's name
+ENDINGS = ("_per_s", "_ms", "_s")  # of a number's name, by its unit
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def heading(name: str) -> Column:
     figure, *parts = (rest or group).split(".")
     last = parts.pop() if parts and not re.match(r"p\d|mean|n$", parts[-1]) else None
     named = last or figure
-    ending, unit = next(((end, unit) for end, unit in UNITS if named.endswith(end)), ("", ""))
-    if group == "memory" and not ending:
-        unit = "GB"
+    ending = next((end for end in ENDINGS if named.endswith(end)), "")
     short_name = named.removesuffix(ending).replace("_", " ")
-    title = short_name.upper() if group == "metrics" and unit == "ms" else short_name
+    title = short_name.upper() if group == "metrics" and ending == "_ms" else short_name
     words = [figure, title] if last else [title]
     text_of = " ".join([*words, *parts])
-    return Column(name, text_of[:1].upper() + text_of[1:], unit, 1e-9 if unit == "GB" else 1.0)
+    return Column(
+        name, text_of[:1].upper() + text_of[1:], "per s" if ending == ENDINGS[0] else None
+    )
 
 
 def find(rows: list[Row], cells: list[Cell], goal: Goal | None = None) -> Tuning | None:

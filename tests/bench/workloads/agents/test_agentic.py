@@ -14,7 +14,7 @@ from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.metrics.jobs import JobContext, job_figures
 from minivllm.bench.metrics.metrics import compute
-from minivllm.bench.records.record import JobFigures
+from minivllm.bench.records.feature_figures import JobFigures
 from minivllm.bench.workloads.agents.agentic import Agentic
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload
