@@ -329,16 +329,23 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
 
 
 def _having(config: DictConfig, group: str, knob: str) -> list[str]:
-    """The options of a group whose files set a knob, as one chooses them."""
+    """The options of a group that set a knob, or start from one that does, as one chooses them."""
     sources = OmegaConf.select(config, "hydra.runtime.config_sources") or []
-    files = [
-        path
-        for source in sources
+    files = {
+        path.stem: path.read_text("utf-8")
+        for source in reversed(sources)
         if source.schema == "file"
         for path in sorted(Path(source.path, group).glob("*.yaml"))
-    ]
-    line = re.compile(rf"^{re.escape(knob)}:", re.MULTILINE)
-    return [f"{group}={path.stem}" for path in files if line.search(path.read_text("utf-8"))]
+    }
+
+    def has(option: str) -> bool:
+        text = files.get(option, "")
+        started_from = re.findall(r"^ *- ([\w-]+)$", text, re.MULTILINE)
+        return bool(re.search(rf"^{re.escape(knob)}:", text, re.MULTILINE)) or any(
+            map(has, {*started_from} - {"_self_", option})
+        )
+
+    return [f"{group}={option}" for option in files if has(option)]
 
 
 def _group_without_option(overrides: Sequence[str]) -> str:

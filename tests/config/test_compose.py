@@ -133,6 +133,11 @@ def test_preset_sets_groups_and_the_command_line_wins() -> None:
             "arrival.rate: no such option of arrival=offline; arrival=constant, arrival=gamma, "
             "arrival=poisson have it",
         ),
+        (  # dynamic starts from static
+            "batching.group_by_length=true",
+            "batching.group_by_length: no such option of batching=continuous; batching=dynamic, "
+            "batching=static have it",
+        ),
         (
             "+measure.slo.ttf=3",
             "measure.slo.ttf: no such option of measure.slo; did you mean ttft_ms?",
