@@ -61,7 +61,33 @@ class DraftsStudy(Study[list[Cell]]):
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        return section(result, inputs.cells, plots)
+        columns, names = _used(result), name_columns(inputs.cells) if len(inputs.cells) > 1 else []
+        said = names if "speculative" in names else [*names, "Proposer"]
+        places = {
+            id(cell): f"#{anchor(index)}" for index, cell in enumerate(inputs.cells[:MAX_ROWS])
+        }
+        rows: list[dict[str, Any]] = [
+            {
+                "names": [*names_of(cell, names), show(cell.first("speculation.proposer"))][
+                    : len(said)
+                ],
+                "status": status(cell),
+                "tone": cell.tone,
+                "href": places.get(id(cell)),
+                "figures": entries(cell, columns),
+                "positions": [f"{100 * share:.1f}" for share in by_position(cell)],
+            }
+            for cell in result[:MAX_ROWS]
+        ]
+        return {
+            "statements": [sentence(result[0])] if len(inputs.cells) == 1 else [],
+            "names": said,
+            "columns": columns,
+            "positions": max(len(row["positions"]) for row in rows),
+            "rows": rows,
+            "notes": [*filter(None, [unshown(result, "the records")]), *_notes(result)],
+            "plots": plots,
+        }
 
 
 def speculating(cells: list[Cell]) -> list[Cell]:
@@ -106,35 +132,6 @@ def sentence(cell: Cell) -> str:
         f"{words}, plain step {figure('plain_ms')} ms, so that drafts pay from a token acceptance "
         f"of {sig(needed)} on ({verdict})."
     )
-
-
-def section(shown: list[Cell], cells: list[Cell], plots: list[Plot]) -> dict[str, Any]:
-    """The section as plain data for its template."""
-    columns, names = _used(shown), name_columns(cells) if len(cells) > 1 else []
-    said = names if "speculative" in names else [*names, "Proposer"]
-    places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
-    rows: list[dict[str, Any]] = [
-        {
-            "names": [*names_of(cell, names), show(cell.first("speculation.proposer"))][
-                : len(said)
-            ],
-            "status": status(cell),
-            "tone": cell.tone,
-            "href": places.get(id(cell)),
-            "figures": entries(cell, columns),
-            "positions": [f"{100 * share:.1f}" for share in by_position(cell)],
-        }
-        for cell in shown[:MAX_ROWS]
-    ]
-    return {
-        "statements": [sentence(shown[0])] if len(cells) == 1 else [],
-        "names": said,
-        "columns": columns,
-        "positions": max(len(row["positions"]) for row in rows),
-        "rows": rows,
-        "notes": [*filter(None, [unshown(shown, "the records")]), *_notes(shown)],
-        "plots": plots,
-    }
 
 
 def _used(shown: list[Cell]) -> list[Column]:

@@ -100,7 +100,29 @@ class PrecisionStudy(Study[list[Cell]]):
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        return section(result, inputs.cells, plots)
+        columns, names = (
+            [column for column in used(result) if column.key not in BESIDE],
+            name_columns(result),
+        )
+        places = {
+            id(cell): f"#{anchor(index)}" for index, cell in enumerate(inputs.cells[:MAX_ROWS])
+        }
+        return {
+            "names": names,
+            "columns": columns,
+            "rows": [
+                {
+                    "names": names_of(cell, names),
+                    "status": cell.marked_status,
+                    "tone": cell.tone,
+                    "href": places.get(id(cell)),
+                    "figures": entries(cell, columns),
+                }
+                for cell in result[:MAX_ROWS]
+            ],
+            "notes": [*filter(None, [unshown(result, "precision.md")]), *_notes(result, columns)],
+            "plots": plots,
+        }
 
 
 def judged(cells: list[Cell]) -> list[Cell]:
@@ -124,31 +146,6 @@ def _asked(row: dict[str, Any]) -> bool:
 def used(cells: list[Cell]) -> list[Column]:
     """The columns that hold at least one figure."""
     return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in cells)]
-
-
-def section(shown: list[Cell], cells: list[Cell], plots: list[Plot]) -> dict[str, Any]:
-    """The section as plain data for its template."""
-    columns, names = (
-        [column for column in used(shown) if column.key not in BESIDE],
-        name_columns(shown),
-    )
-    places = {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
-    return {
-        "names": names,
-        "columns": columns,
-        "rows": [
-            {
-                "names": names_of(cell, names),
-                "status": cell.marked_status,
-                "tone": cell.tone,
-                "href": places.get(id(cell)),
-                "figures": entries(cell, columns),
-            }
-            for cell in shown[:MAX_ROWS]
-        ],
-        "notes": [*filter(None, [unshown(shown, "precision.md")]), *_notes(shown, columns)],
-        "plots": plots,
-    }
 
 
 def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:

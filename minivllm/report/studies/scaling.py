@@ -115,7 +115,12 @@ class ScalingStudy(Study[list[Ladder]]):
         return "How does the cost of {model} grow with the work?"
 
     def conclusion(self, result: list[Ladder], inputs: ReportInputs) -> Conclusion:
-        return verdict(result, inputs.cells)
+        steep = [_title(ladder) for ladder in result if ladder.steep()]
+        if steep:
+            headline = f"Super-linear beyond the limits: {listing(steep)}."
+        else:
+            headline = "No cost grows faster than the work and the limits explain."
+        return Conclusion(headline, remarks(inputs.cells))
 
     def picture(self, result: list[Ladder], inputs: ReportInputs) -> Chart | None:
         """How the time of each ladder grows beyond what its work and the limits explain."""
@@ -148,7 +153,11 @@ class ScalingStudy(Study[list[Ladder]]):
     def section(
         self, result: list[Ladder], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        return section(result, plots)
+        tables = [
+            {"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)}
+            for ladder in result
+        ]
+        return {"statements": statements(result), "tables": tables, "plots": plots}
 
 
 def ladders(cells: list[Cell]) -> list[Ladder]:
@@ -269,16 +278,6 @@ def _size(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else sig(value)
 
 
-def verdict(result: Sequence[Ladder], cells: list[Cell]) -> Conclusion:
-    """Whether any cost grows faster than it must: which rung is the fastest answers nothing."""
-    steep = [_title(ladder) for ladder in result if ladder.steep()]
-    if steep:
-        headline = f"Super-linear beyond the limits: {listing(steep)}."
-    else:
-        headline = "No cost grows faster than the work and the limits explain."
-    return Conclusion(headline, remarks(cells))
-
-
 def _title(ladder: Ladder) -> str:
     return f"{KINDS[ladder.kind][0]}{', ' * bool(ladder.series)}{ladder.series}"
 
@@ -298,14 +297,6 @@ def rows(ladder: Ladder) -> list[list[str]]:
         ]
         for rung in ladder.rungs
     ]
-
-
-def section(result: Sequence[Ladder], plots: list[Plot]) -> dict[str, Any]:
-    """The page's section as plain data."""
-    tables = [
-        {"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)} for ladder in result
-    ]
-    return {"statements": statements(result), "tables": tables, "plots": plots}
 
 
 def markdown_text(result: Sequence[Ladder]) -> str:

@@ -79,7 +79,25 @@ class TuningStudy(Study[Tuning]):
     def section(
         self, result: Tuning, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        return section(result, plots, out_dir)
+        names = name_columns([trial.cell for trial in result.trials])
+        return {
+            "names": names,
+            "limited": bool(result.goal.limits),
+            "columns": [{"title": c.title, "unit": _unit(result, c)} for c in result.columns],
+            "rows": [
+                {
+                    "number": trial.number,
+                    "names": names_of(trial.cell, names),
+                    "status": result.status(trial),
+                    "tone": trial.tone,
+                    "href": place_of(trial.cell, trial.index, out_dir),
+                    "figures": entries(trial.cell, result.columns),
+                }
+                for trial in result.ranked[:MAX_ROWS]
+            ],
+            "unshown": unshown(result.trials, "table.csv"),
+            "plots": plots,
+        }
 
 
 def sentences(tuning: Tuning) -> list[str]:
@@ -194,29 +212,6 @@ def table(tuning: Tuning) -> Table:
 def _unit(tuning: Tuning, column: Column) -> str:
     limit = tuning.limit(column)
     return column.unit if limit is None else f"{column.unit} ≤ {limit:,g}".strip()
-
-
-def section(tuning: Tuning, plots: list[Plot], out_dir: Path) -> dict[str, Any]:
-    """The section as plain data for its template."""
-    names = name_columns([trial.cell for trial in tuning.trials])
-    return {
-        "names": names,
-        "limited": bool(tuning.goal.limits),
-        "columns": [{"title": c.title, "unit": _unit(tuning, c)} for c in tuning.columns],
-        "rows": [
-            {
-                "number": trial.number,
-                "names": names_of(trial.cell, names),
-                "status": tuning.status(trial),
-                "tone": trial.tone,
-                "href": place_of(trial.cell, trial.index, out_dir),
-                "figures": entries(trial.cell, tuning.columns),
-            }
-            for trial in tuning.ranked[:MAX_ROWS]
-        ],
-        "unshown": unshown(tuning.trials, "table.csv"),
-        "plots": plots,
-    }
 
 
 def figures(tuning: Tuning) -> list[Described | None]:
