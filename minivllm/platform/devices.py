@@ -1,6 +1,11 @@
-"""The devices that `runtime.device` names. Torch-free."""
+"""The devices that `runtime.device` names, and this machine's processor. Torch-free."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def device_indices(device: str) -> list[int]:
@@ -20,3 +25,17 @@ def devices_of_ranks(device: str, size: int) -> list[str]:
         return [device] * size
     named = device_indices(device) if ":" in device else range(size)
     return [f"cuda:{index}" for index in named]
+
+
+def cpu_info(names: str) -> str:
+    """What Linux says of the first processor; "" where it says nothing, and on other systems.
+
+    Args:
+        names: of the field, as it is called on different processors, such as "flags|Features".
+    """
+    try:
+        text = CPU_INFO.read_text()
+    except OSError:
+        return ""
+    found = re.search(rf"^({names})[ \t]*:(.*)$", text, re.MULTILINE)
+    return found.group(2).strip() if found else ""

@@ -7,10 +7,10 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from minivllm.config.compose import compose
 from minivllm.config.decoding import check_streamable, params_of
 from minivllm.config.groups import GROUPS
 from minivllm.config.typed import Config
-from minivllm.config.variant import variant
 from minivllm.errors import BadInput, nearest
 from minivllm.interactive.chat import TerminalChat
 from minivllm.interactive.comparison import Build
@@ -103,6 +103,30 @@ def _another(screen: Screen, overrides: Sequence[str]) -> Callable[[], TerminalM
             raise BadInput(f"/compare {text}: {what}; give overrides such as quant=nf4")
         if name in OF_THE_PROCESS:
             raise BadInput(f"/compare {text}: {name} holds for the whole process, both engines")
-    config = variant(overrides)
+    config = _variant(overrides)
     check_streamable(params_of(config["decoding"]))
     return partial(_local, config, screen)
+
+
+def _variant(further: Sequence[str]) -> dict[str, Any]:
+    """Compose the running command's configuration again, with further overrides.
+
+    A group that `further` chooses loses the knobs that the command sets in it, which the new option
+    may not have.
+
+    Raises:
+        BadInput: see `compose`.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    running = HydraConfig.get()
+    folder = next(
+        (s.path for s in running.runtime.config_sources if s.provider == "command-line"), None
+    )
+    chosen = {text.partition("=")[0].lstrip("+") for text in further} & {*GROUPS}
+    kept = [
+        text
+        for text in running.overrides.task
+        if text.lstrip("+~").partition("=")[0].partition(".")[0] not in chosen
+    ]
+    return compose([*kept, *further], folder)

@@ -20,7 +20,7 @@ from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.bench.hardware.telemetry import cpu_max_mhz, cpu_mhz
 from minivllm.config.overrides import hidden
 from minivllm.platform import times
-from minivllm.platform.processor import cpu_info
+from minivllm.platform.devices import cpu_info
 from minivllm.platform.threads import thread_count, usable_cores, usual_threads
 from minivllm.redaction import hide
 

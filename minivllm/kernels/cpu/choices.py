@@ -17,8 +17,8 @@ from torch import Tensor
 from minivllm.errors import BadInput, first_line
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear
+from minivllm.platform.devices import cpu_info
 from minivllm.platform.files import cache_folder, write_json
-from minivllm.platform.processor import cpu_info
 from minivllm.platform.untrusted import read_object
 
 # Seconds of one product: of a layer, rows [rows, in], and the rows up to which the first way is

@@ -20,9 +20,9 @@ import filelock
 import torch
 
 from minivllm.errors import BadInput, first_line
+from minivllm.platform.devices import cpu_info
 from minivllm.platform.files import cache_folder
 from minivllm.platform.folders import TemporaryFolder
-from minivllm.platform.processor import cpu_info
 
 _FOLDER = Path(__file__).parent
 _NAME = "minivllm_cpu"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.platform import processor
-from minivllm.platform.processor import cpu_info
+from minivllm.platform import devices
+from minivllm.platform.devices import cpu_info
 
 TEXT = (
     "processor\t: 0\nmodel name\t: One @ 2:1\nempty\t:\nflags\t\t: avx2 fma\n\n"
@@ -28,11 +28,11 @@ TEXT = (
 def test_the_first_processor_s_field(
     names: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
-    processor.CPU_INFO.write_text(TEXT)
+    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
+    devices.CPU_INFO.write_text(TEXT)
     assert cpu_info(names) == value
 
 
 def test_another_system_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "none")
     assert cpu_info("flags") == ""
