@@ -10,7 +10,7 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import show, sig
 from minivllm.analysis.rows import below, differing, tells
 from minivllm.config.groups import OPTIONS
-from minivllm.engines.servers.options import ServerOptions
+from minivllm.platform.support import ServerOptions
 
 # Groups whose options are optimisations of the engine and count their own work.
 LIVE_GROUPS = (

@@ -1,18 +1,26 @@
-"""Making a workload for a loaded engine: its tokenizer and chat template turn text into token
-ids."""
+"""Making the engine of a configuration, and a workload for it: its tokenizer and chat template turn
+text into token ids."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minivllm.bench.workloads.generator import Generator
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build
 from minivllm.engines.base import BenchEngine, SeeingEngine
+from minivllm.engines.replicas.replicated import ReplicatedEngine, is_replicated
+from minivllm.engines.simulated.cluster import (
+    SimulatedCluster,
+    is_simulated_cluster,
+)
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.tokenizer import chat_renderer
+from minivllm.platform.plug_ins import locate
 
 
 class WorkloadMaker:
@@ -62,3 +70,23 @@ class WorkloadMaker:
             raise BadInput("the workload has no requests: nothing to measure")
         self._made = asked, workload
         return workload
+
+
+def build_target(config: Mapping[str, Any], progress: Callable[[int, int], None]) -> BenchEngine:
+    """The engine that `engine` names, or several of them behind a router (`parallel.replicas`).
+
+    Args:
+        config: the resolved configuration.
+        progress: told how far the weights are, as (done, total).
+
+    Raises:
+        BadInput: it cannot be built as configured, or does not support a knob that is set.
+    """
+    locate(str(config["engine"]["_target_"]))  # which declares what it supports
+    require_supported(config)
+    if is_replicated(config):
+        return ReplicatedEngine(config, progress)
+    if is_simulated_cluster(config):
+        return SimulatedCluster(config)
+    engine: BenchEngine = build(config["engine"], {"progress": progress}, config=config)
+    return engine

@@ -24,7 +24,7 @@ from minivllm.bench.engine_hardware import EngineHardware
 from minivllm.bench.hardware.clock import Clock, Reading, tick_s
 from minivllm.bench.hardware.energy import per_token
 from minivllm.bench.hardware.readings import Energy
-from minivllm.bench.making import WorkloadMaker
+from minivllm.bench.making import WorkloadMaker, build_target
 from minivllm.bench.metrics import validity
 from minivllm.bench.metrics.encoder import encoder_figures
 from minivllm.bench.metrics.jobs import JobContext, cache_state, job_figures
@@ -48,8 +48,7 @@ from minivllm.config.compose import build
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine, CheckingEngine, SpeculatingEngine
-from minivllm.engines.building import build_target
-from minivllm.engines.support.supported_knobs import require_line_sampling
+from minivllm.engines.supported_knobs import require_line_sampling
 from minivllm.errors import BadInput
 from minivllm.models.load.content import content_digest
 from minivllm.platform.threads import crowded, pin, thread_count

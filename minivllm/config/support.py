@@ -10,7 +10,7 @@ from typing import Any
 
 from minivllm.config import plug_ins
 from minivllm.config.groups import OPTIONS
-from minivllm.platform.support import ALL, ENGINE_GROUPS, EVERY_KNOB, EngineOptions, Support
+from minivllm.platform.support import ALL, ENGINE_GROUPS, EVERY_KNOB, EngineOptions, Knobs, Support
 
 
 def support_of(config: Mapping[str, Any]) -> Support:
@@ -27,9 +27,11 @@ def support_of(config: Mapping[str, Any]) -> Support:
     if isinstance(found, str):
         inherited = _options(found)
         assert inherited is not None  # `declaration` says so
-        # Replicas are of the project's own class.
-        alone: dict[str, Any] = {"replicas": False, "actors": False, "disaggregated": False}
-        found = replace(inherited.supported(config), **alone, handover_files=False, engine="")
+        found = inherited.supported(config)
+        knobs = {group: of for group, of in found.knobs.items() if group != "parallel"}
+        if found.supports("parallel", "tensor"):  # replicas are of the project's own class
+            knobs["parallel"] = Knobs(("tensor",))
+        found = replace(found, knobs=knobs, engine="")
     found = found or Support()
     return found if found.engine else replace(found, engine=name)
 

@@ -19,8 +19,8 @@ from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.support import support_of
 from minivllm.config.typed import Config
-from minivllm.engines.support import installed
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines import installed
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import require_folder
 from minivllm.platform.threads import validate_cores

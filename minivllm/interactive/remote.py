@@ -19,7 +19,7 @@ from minivllm.engines.openai.stream_event import (
     read_event,
     served_models,
 )
-from minivllm.engines.support.supported_knobs import HARNESS, defaults
+from minivllm.engines.supported_knobs import HARNESS, defaults
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.interactive.answer import Answer, AnswerPiece, collect
 from minivllm.interactive.model import ChatDecoding, Turn

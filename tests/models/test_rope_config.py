@@ -140,7 +140,7 @@ def test_the_knob_is_part_of_a_cell_s_identity_once_it_is_set() -> None:
 
 
 def test_a_peer_that_is_not_told_refuses_it() -> None:
-    from minivllm.engines.support.supported_knobs import require_supported
+    from minivllm.engines.supported_knobs import require_supported
 
     overrides = ["engine=transformers", "model.rope_scaling={rope_type: yarn, factor: 2.0}"]
     with pytest.raises(

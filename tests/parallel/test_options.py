@@ -7,7 +7,7 @@ import pytest
 from minivllm.assembly import build_engine
 from minivllm.bench.records.identity import cell_id
 from minivllm.config.compose import compose
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
 
 
@@ -41,7 +41,7 @@ def test_an_engine_without_replicas_says_so(engine: str) -> None:
 def test_a_simulation_has_the_speed_of_a_file_as_a_link() -> None:
     apart = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
     config = compose(["engine=simulated", *apart, "parallel.handover=file"])
-    with pytest.raises(BadInput, match=r"parallel\.handover=file .*engine\.link_gb_s"):
+    with pytest.raises(BadInput, match=r"parallel\.handover='file' .*engine\.link_gb_s"):
         require_supported(config)
 
 

@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minivllm.engines.llamacpp.options import LlamaOptions
 from minivllm.engines.openai.stream_event import ServerError
-from minivllm.engines.servers.arguments import merged, words
 from minivllm.engines.servers.metrics_page import MetricsPage
-from minivllm.engines.servers.options import NGRAM, LlamaOptions
-from minivllm.engines.servers.server import HOST, StartedServer
+from minivllm.engines.servers.server import HOST, StartedServer, merged, words
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import Source
-from minivllm.platform.support import INT4, INT8
+from minivllm.platform.support import INT4, INT8, NGRAM
 from minivllm.platform.threads import thread_count
 
 KV_TYPE = {"auto": None, "int8": "q8_0"}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.profiler import record_function
 
 from minivllm.assembly import build_engine
 from minivllm.attention.capabilities import CountingBackend, LibraryBackend
@@ -32,7 +33,6 @@ from minivllm.engines.minivllm.liveness import (
     scheduling_counters,
     since,
 )
-from minivllm.engines.minivllm.ranges import phase_ranges
 from minivllm.engines.minivllm.rank_use import RankUse
 from minivllm.errors import BadInput
 from minivllm.extras.extensions import RequestExtras
@@ -335,3 +335,38 @@ class MinivllmEngine(Adapter):
             close_engine(engine)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+class _Ranges:
+    """One open range at a time."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._name = ""
+
+    def mark(self, phase: str) -> float:
+        """Let the range of this phase begin, and the one before end; see `phase_begins`."""
+        if phase != self._name:
+            self._open.close()
+            self._name = phase
+            if phase:
+                self._open.enter_context(record_function(phase))
+        return time.perf_counter()
+
+
+@contextmanager
+def phase_ranges(engine: Engine) -> Iterator[None]:
+    """While it is open, a step is the ranges schedule, prepare, forward, sample and emit, one after
+    the other.
+
+    They begin where the engine takes the times of its breakdown. With `runtime.overlap` the first
+    step of all reads no tokens, so its `sample` goes on to its end; the last one computes nothing,
+    so it has no `prepare` and `forward`.
+    """
+    ranges, usual = _Ranges(), engine.runner.mark
+    engine.runner.mark = ranges.mark
+    try:
+        yield
+    finally:
+        engine.runner.mark = usual
+        ranges.mark("")

@@ -22,6 +22,7 @@ from minivllm.engines.base import EngineInfo, EngineOutput
 from minivllm.engines.engine_pictures import SentPictures, require_pictures
 from minivllm.engines.openai.bodies import COUNTING, PATHS, SENT, Bodies
 from minivllm.engines.openai.counters import stream_counters
+from minivllm.engines.openai.options import OpenAIOptions
 from minivllm.engines.openai.response_event import read_response_event
 from minivllm.engines.openai.stream import Tokens, read_stream
 from minivllm.engines.openai.stream_event import (
@@ -30,9 +31,8 @@ from minivllm.engines.openai.stream_event import (
     served_models,
     server_words,
 )
-from minivllm.engines.options import OpenAIOptions
 from minivllm.engines.peer_process import Child, StartedProcess
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import resolve

@@ -11,10 +11,10 @@ from typing import Any
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineInfo
+from minivllm.engines.installed import require
 from minivllm.engines.openvino.options import OpenVINOOptions
 from minivllm.engines.piped import PipedEngine
-from minivllm.engines.support.installed import require
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs

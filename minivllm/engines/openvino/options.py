@@ -1,5 +1,4 @@
-"""The knobs of engines in an interpreter of their own, and which knobs of other groups each
-supports."""
+"""The knobs of engine=openvino, and what it supports."""
 
 from __future__ import annotations
 
@@ -7,7 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.platform.options import knob, option
-from minivllm.platform.support import INT4, INT8, EngineOptions, Knobs, Support
+from minivllm.platform.support import (
+    INTEGERS,
+    MODEL,
+    RUNTIME,
+    SAMPLING,
+    EngineOptions,
+    Knobs,
+    Support,
+)
 
 INSTALL_OPENVINO = (
     "python3 -m venv ~/openvino && ~/openvino/bin/pip install openvino-genai optimum-intel nncf"
@@ -31,16 +38,12 @@ class OpenVINOOptions(EngineOptions):
     support = Support(
         "engine=openvino",
         {
-            "model": Knobs(("path", "weights", "max_model_len", "seed", "architecture")),
-            "quant": Knobs(
-                ("dtype", "activations"), (INT8, INT4), "quant=bf16, fp16, fp32, int8 or int4"
-            ),
+            "model": MODEL,
+            "quant": INTEGERS,
             "batching": Knobs(("max_num_seqs", "max_num_batched_tokens", "chunked_prefill")),
             "cache": Knobs(("prefix_caching", "kv_dtype")),
-            "decoding": Knobs(
-                ("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")
-            ),
-            "runtime": Knobs(("device", "threads")),
+            "decoding": SAMPLING,
+            "runtime": RUNTIME,
         },
         peer="OpenVINO",
         peer_packages=("openvino-genai",),

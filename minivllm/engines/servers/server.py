@@ -3,6 +3,7 @@ other prompts, an empty prefix cache, and counters from the server's /metrics an
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,18 +19,18 @@ from minivllm.bench.records.identity import digest, engine_id
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
+from minivllm.engines.installed import require
 from minivllm.engines.openai.engine import OpenAIEngine
+from minivllm.engines.openai.options import OpenAIOptions
 from minivllm.engines.openai.stream_event import ServerError
-from minivllm.engines.options import OpenAIOptions
 from minivllm.engines.peer_process import StartedProcess
 from minivllm.engines.servers.kept import KeptServer
 from minivllm.engines.servers.metrics_page import MetricsPage
-from minivllm.engines.servers.options import ServerOptions
-from minivllm.engines.support.installed import require
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.models.load.source import Source, resolve
 from minivllm.platform.folders import TemporaryFolder
+from minivllm.platform.support import ServerOptions
 from minivllm.platform.threads import thread_count
 
 HOST = "127.0.0.1"
@@ -308,3 +309,34 @@ def free_port() -> int:
 def interpreter(python: str | None) -> str:
     """The path of `engine.python`, which `require` has found."""
     return os.path.expanduser(str(python))
+
+
+def merged(made: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments that are made of knobs, with those of the user's own, which win; "_" in a name is
+    "-", as servers write it."""
+    own = {str(name).lstrip("-").replace("_", "-"): value for name, value in (given or {}).items()}
+    return {**made, **own}
+
+
+def words(arguments: Mapping[str, Any], negated: bool) -> list[str]:
+    """The words of a command line.
+
+    Args:
+        arguments: by name, without dashes in front. True is the name alone; False is `--no-NAME`,
+            or nothing; None is nothing; a list is the name with several words; a dictionary is
+            JSON; anything else is one word.
+        negated: whether the program knows `--no-NAME`.
+    """
+    line: list[str] = []
+    for name, value in arguments.items():
+        if value is None or (value is False and not negated):
+            continue
+        if isinstance(value, bool):
+            line.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list | tuple):
+            line += [f"--{name}", *map(str, value)]
+        elif isinstance(value, Mapping):
+            line += [f"--{name}", json.dumps(dict(value))]
+        else:
+            line += [f"--{name}", str(value)]
+    return line

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm.bench.hardware.gpu import visible_devices
-from minivllm.engines.servers.arguments import merged, words
 from minivllm.engines.servers.metrics_page import MetricsPage
-from minivllm.engines.servers.options import FP8, NGRAM, SglangOptions
-from minivllm.engines.servers.server import HOST, StartedServer, interpreter
-from minivllm.engines.support.degrees import degrees
-from minivllm.engines.support.supported_knobs import is_default
+from minivllm.engines.servers.server import HOST, StartedServer, interpreter, merged, words
+from minivllm.engines.sglang.options import SglangOptions
+from minivllm.engines.supported_knobs import degrees, is_default
 from minivllm.models.load.source import Source
+from minivllm.platform.support import FP8, NGRAM
 
 KV_DTYPE = {"auto": None, "fp8": "fp8_e4m3"}
 UNMEASURED = (

@@ -15,7 +15,6 @@ from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput, KvTransfer
-from minivllm.engines.options import SimulatedOptions
 from minivllm.engines.replicas.merging import (
     Liveness,
     merged_liveness,
@@ -25,6 +24,7 @@ from minivllm.engines.replicas.merging import (
 )
 from minivllm.engines.replicas.routed import RoutedEngine
 from minivllm.engines.simulated.engine import IDLE_S, SimulatedEngine
+from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.request import SimulatedTokens
 from minivllm.processes.handover import make_handovers
 from minivllm.processes.router import CacheShape, RoutedRequest, make_router

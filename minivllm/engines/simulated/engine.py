@@ -26,13 +26,13 @@ from minivllm.engines.minivllm.liveness import (
     scheduling_counters,
     since,
 )
-from minivllm.engines.options import SimulatedOptions
 from minivllm.engines.simulated.model import (
     free_memory,
     require_no_scores,
     simulated_model,
     windowed_reads,
 )
+from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.request import (
     TOKEN,
     SimulatedRequest,

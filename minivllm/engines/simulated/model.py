@@ -10,7 +10,7 @@ from minivllm.bench.metrics.roofline import causal_pairs, in_windows
 from minivllm.cache.eviction.policies import Eviction
 from minivllm.config.typed import Config
 from minivllm.engine.step import ScheduledRequest
-from minivllm.engines.options import SimulatedOptions
+from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.recorded_steps import fit_records, measured_driver_us
 from minivllm.engines.simulated.step_times import FittedTimes, RooflineTimes, StepTimes
 from minivllm.engines.simulated.tensor_costs import communication, rank_costs

@@ -14,7 +14,7 @@ from minivllm.bench.records.identity import asked
 from minivllm.config.typed import Config
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
-from minivllm.engines.options import SimulatedOptions
+from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.recorded_steps import drafting_records, fit_drafts
 from minivllm.engines.simulated.step_times import RooflineTimes, StepTimes
 from minivllm.errors import BadInput

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm.engines.options import SimulatedOptions
+from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import BYTES

@@ -18,8 +18,8 @@ from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.adapter import Adapter
 from minivllm.engines.base import EngineOutput
-from minivllm.engines.options import TransformersContinuousOptions
-from minivllm.engines.support.supported_knobs import is_default, require_supported
+from minivllm.engines.supported_knobs import is_default, require_supported
+from minivllm.engines.transformers.options import TransformersContinuousOptions
 from minivllm.engines.transformers.pretrained import import_transformers, load
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer

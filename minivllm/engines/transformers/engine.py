@@ -18,8 +18,8 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engines.adapter import Adapter
 from minivllm.engines.base import EngineOutput
 from minivllm.engines.engine_pictures import require_pictures
-from minivllm.engines.options import TransformersOptions
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.supported_knobs import require_supported
+from minivllm.engines.transformers.options import TransformersOptions
 from minivllm.engines.transformers.pretrained import import_transformers, load
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs

@@ -13,11 +13,10 @@ from minivllm.bench.hardware.gpu import open_gpu, visible_devices
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineInfo
-from minivllm.engines.options import VllmOptions
+from minivllm.engines.installed import require
 from minivllm.engines.piped import PipedEngine
-from minivllm.engines.support.degrees import degrees
-from minivllm.engines.support.installed import require
-from minivllm.engines.support.supported_knobs import is_default, require_supported
+from minivllm.engines.supported_knobs import degrees, is_default, require_supported
+from minivllm.engines.vllm.options import VllmOptions
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs

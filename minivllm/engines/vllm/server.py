@@ -10,14 +10,13 @@ from typing import Any
 from minivllm.bench.hardware.gpu import open_gpu
 from minivllm.bench.records.provenance import peer_packages
 from minivllm.engines.openai.engine import TOKEN_IDS
-from minivllm.engines.servers.arguments import merged, words
 from minivllm.engines.servers.metrics_page import MetricsPage
-from minivllm.engines.servers.options import FP8, NF4, NGRAM, VllmServerOptions
-from minivllm.engines.servers.server import HOST, StartedServer, interpreter
-from minivllm.engines.support.degrees import degrees
-from minivllm.engines.support.supported_knobs import is_default
+from minivllm.engines.servers.server import HOST, StartedServer, interpreter, merged, words
+from minivllm.engines.supported_knobs import degrees, is_default
 from minivllm.engines.vllm.engine import CPU_KV_CACHE_GB, vllm_environment
+from minivllm.engines.vllm.options import VllmServerOptions
 from minivllm.models.load.source import Source
+from minivllm.platform.support import FP8, NF4, NGRAM
 
 QUANTIZATION = {FP8: "fp8", NF4: "bitsandbytes"}  # of 16-bit weights, while they are loaded
 KV_DTYPE = {"auto": None, "fp8": "fp8"}

@@ -21,7 +21,7 @@ from minivllm.bench.hardware.telemetry import Telemetry, peak
 from minivllm.bench.metrics.price import by_device, cost
 from minivllm.bench.records.figures import Metrics
 from minivllm.config.compose import compose
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.platform.devices import device_indices
 from tests.bench.fake_nvml import FakeNVML
 

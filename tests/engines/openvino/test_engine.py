@@ -151,7 +151,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in is only there with `engine.env`, which the question for versions does not
     use."""
     monkeypatch.setattr(
-        "minivllm.engines.support.installed.peer_packages",
+        "minivllm.engines.installed.peer_packages",
         lambda python: {"openvino-genai": "9.9"},
     )
 

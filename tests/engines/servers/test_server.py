@@ -20,7 +20,8 @@ from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.openai import engine as openai
 from minivllm.engines.servers.metrics_page import MetricsPage
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.servers.server import merged, words
+from minivllm.engines.supported_knobs import require_supported
 from tests.engines.conftest import Make, ThreadedChild
 from tests.engines.driving import requests, run
 
@@ -123,3 +124,16 @@ def test_every_arm_of_the_lists_can_be_composed(name: str) -> None:
     for entry in options["optimisations"].values():
         config = compose([f"engine={engine}", *options["baseline"], *entry["overrides"]])
         require_supported(config)
+
+
+def test_each_kind_of_value_has_its_form() -> None:
+    given = {"a": True, "b": False, "c": None, "d": 3, "e": [1, 2], "f": {"k": 1}}
+    line = words(given, negated=True)
+    assert line == ["--a", "--no-b", "--d", "3", "--e", "1", "2", "--f", '{"k": 1}']
+    assert words({"b": False}, negated=False) == []
+
+
+def test_the_users_own_win_however_they_are_written() -> None:
+    made = {"max-num-seqs": 4, "seed": 0}
+    assert merged(made, {"max_num_seqs": 8, "--seed": None}) == {"max-num-seqs": 8, "seed": None}
+    assert merged(made, None) == made

@@ -19,9 +19,9 @@ from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from minivllm.engines.base import EngineOutput
-from minivllm.engines.options import TransformersOptions
-from minivllm.engines.support.supported_knobs import require_supported
+from minivllm.engines.supported_knobs import require_supported
 from minivllm.engines.transformers.engine import TransformersEngine, _Batch
+from minivllm.engines.transformers.options import TransformersOptions
 from minivllm.kernels.context import BuildContext
 from minivllm.platform.support import Knobs, Support
 from tests.engines.driving import requests, run

@@ -135,9 +135,7 @@ def interpreter(tmp_path: Path) -> dict[str, str]:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in is only there with `engine.env`, which the question for versions does not
     use."""
-    monkeypatch.setattr(
-        "minivllm.engines.support.installed.peer_packages", lambda python: {"vllm": "9.9"}
-    )
+    monkeypatch.setattr("minivllm.engines.installed.peer_packages", lambda python: {"vllm": "9.9"})
 
 
 def configuration(interpreter: dict[str, str], *overrides: str, **env: str) -> dict[str, Any]:

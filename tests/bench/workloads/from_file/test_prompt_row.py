@@ -13,7 +13,7 @@ from minivllm.bench.workloads.from_file.file import File
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
-from minivllm.engines.support.supported_knobs import require_line_sampling
+from minivllm.engines.supported_knobs import require_line_sampling
 from minivllm.errors import BadInput
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="

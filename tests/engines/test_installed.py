@@ -11,7 +11,7 @@ import pytest
 
 from minivllm.bench.records.provenance import peer_packages
 from minivllm.config.compose import compose
-from minivllm.engines.support import installed
+from minivllm.engines import installed
 from minivllm.errors import NotInstalled
 
 

@@ -17,7 +17,9 @@ from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
 from minivllm.config.groups import GROUPS, OPTIONS
 from minivllm.config.support import support_of
+from minivllm.config.typed import Config
 from minivllm.errors import BadInput
+from minivllm.platform.devices import device_indices
 from minivllm.platform.options import default_of, written
 from minivllm.platform.support import ALL, Knobs, Support
 
@@ -40,41 +42,27 @@ def require_supported(config: Mapping[str, Any], support: Support | None = None)
     device = str((config.get("runtime") or {}).get("device"))
     parallel = config.get("parallel") or {}
     several = support.several_devices
-    several |= support.replicas and parallel.get("replicas", 1) > 1
-    several |= support.tensor and parallel.get("tensor", 1) > 1
+    several |= any(
+        support.supports("parallel", degree) and parallel.get(degree, 1) > 1
+        for degree in ("replicas", "tensor")
+    )
     if not several and re.search("[-,]", device):
         raise BadInput(
             f"runtime.device={device}: {support.engine} computes on one device; name one of them"
         )
-    _require_degrees(config, support)
+    _require_one(config)
     choices = config.get("choices") or {}
     for group in GROUPS:
         if group not in HARNESS and isinstance(node := config.get(group), dict):
             _check(support, group, node, choices.get(group))
 
 
-def _require_degrees(config: Mapping[str, Any], support: Support) -> None:
+def _require_one(config: Mapping[str, Any]) -> None:
     parallel = config.get("parallel") or {}
     for knob in ("runtime.profile", "measure.events") if parallel.get("replicas", 1) > 1 else ():
         group, _, name = knob.partition(".")
         if (config.get(group) or {}).get(name):
             raise BadInput(f"{knob}=true is of one engine: leave it out, or parallel.replicas=1")
-    known, engine = {"replicas": support.replicas, "tensor": support.tensor}, support.engine
-    for degree in ("replicas", "tensor"):
-        if (count := parallel.get(degree, 1)) > 1 and not known[degree]:
-            raise BadInput(
-                f"parallel.{degree}={count} is not supported by {engine}: use parallel.{degree}=1"
-            )
-    by_ray = parallel.get("replicas", 1) > 1 and parallel.get("backend") == "ray"
-    if by_ray and not support.actors:
-        raise BadInput(f"parallel.backend=ray is not supported by {engine}: leave it out")
-    if parallel.get("disaggregated") and not support.disaggregated:
-        raise BadInput(f"parallel.disaggregated=true is not supported by {engine}: leave it out")
-    if parallel.get("handover", "memory") == "file" and not support.handover_files:
-        raise BadInput(
-            f"parallel.handover=file is not supported by {engine}: leave it out; a simulation has "
-            "the speed of the file as engine.link_gb_s and engine.link_us"
-        )
 
 
 def require_line_sampling(config: Mapping[str, Any], workload: Workload) -> None:
@@ -160,3 +148,23 @@ def _knob_defaults(target: str) -> dict[str, Any]:
     those that it needs have none."""
     items = fields(OPTIONS[target]) if target in OPTIONS else ()
     return {item.name: default_of(item) for item in items if default_of(item) is not MISSING}
+
+
+def degrees(config: Config) -> tuple[int, int]:
+    """The tensor and the data parallel degree: those of `parallel`; where it leaves both at 1, a
+    rank for each GPU that `runtime.device` names.
+
+    Raises:
+        BadInput: `runtime.device` names another number of GPUs.
+    """
+    tensor, replicas = config.parallel.tensor, config.parallel.replicas
+    device = config.runtime.device
+    named, wanted = len(device_indices(device)), tensor * replicas
+    if wanted == 1:
+        return named, 1
+    if ":" in device and named != wanted:
+        raise BadInput(
+            f"parallel.tensor={tensor} with parallel.replicas={replicas} takes {wanted} GPUs, and "
+            f"runtime.device={device} names {named}"
+        )
+    return tensor, replicas

