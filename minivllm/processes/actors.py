@@ -31,6 +31,7 @@ from minivllm.platform.processes.output import CopiedOutput
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 from minivllm.processes.placement import placements, reservation
 from minivllm.processes.ray_cluster import RayCluster
+from minivllm.processes.started import STOP_S
 
 TOKEN = 32  # bytes by which an actor shows that it is ours, before anything of it is unpickled
 GREETING = 512  # bytes of what an actor says of itself
@@ -78,7 +79,8 @@ class RayActor:
 
     Attributes:
         connection: to its replica.
-        host, pid: of its process.
+        host: of its process, if that is another machine; None: this one.
+        pid: of its process.
         ahead_s: what its monotonic clock has to be added to be this machine's; found to within half
             a round trip.
 
@@ -100,9 +102,9 @@ class RayActor:
         said: Mapping[str, Any],
     ) -> None:
         self._ray, self._handle, self._end = ray, handle, end
-        self.host, self.pid = str(said["host"]), int(said["pid"])
-        self.is_elsewhere = self.host != socket.gethostname()
-        self.ahead_s = _offset(calls) if self.is_elsewhere else 0.0
+        host, self.pid = str(said["host"]), int(said["pid"])
+        self.host = None if host == socket.gethostname() else host
+        self.ahead_s = 0.0 if self.host is None else _offset(calls)
         calls.sendall(b".")
         self.connection = calls
         self._output = CopiedOutput()
@@ -124,7 +126,7 @@ class RayActor:
         except self._ray.exceptions.RayError as error:
             state = f"has died: {_reason(error)}"
         self._pump.join(1)
-        where = f" on {self.host}" if self.is_elsewhere else ""
+        where = "" if self.host is None else f" on {self.host}"
         return (
             f"{state} (Ray actor of process {self.pid}{where}); it printed last: "
             f"{self._output.last or 'nothing'}"
@@ -133,14 +135,14 @@ class RayActor:
     def kill(self) -> None:
         """End it at once, as long as it has not ended. Ray asks a process to end, which one that is
         stopped does not hear."""
-        if not self.is_elsewhere:
+        if self.host is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self._ray.kill(self._handle)
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self) -> None:
         """End it: it ends by itself once its connection is closed, and otherwise it is killed."""
-        if self._ray.wait([self._end], timeout=grace_s)[0]:
+        if self._ray.wait([self._end], timeout=STOP_S)[0]:
             self._ray.kill(self._handle)
         else:
             self.kill()

@@ -22,14 +22,14 @@ from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.minivllm.engine import MinivllmEngine
-from minivllm.engines.replicas.backends import Backend
 from minivllm.engines.replicas.replicated import ReplicatedEngine
 from minivllm.errors import BadInput, Crashed, NotInstalled
 from minivllm.platform.processes.channel import Channel
 from minivllm.processes import actors, ray_cluster
 from minivllm.processes.actors import RayActors
+from minivllm.processes.group import EngineGroup
 from minivllm.processes.ray_cluster import require_ray
-from tests.engines.replicas.pretended import PretendedBackend
+from tests.engines.replicas.pretended import PretendedGroup
 from tests.processes.pretended_ray import PretendedRay
 
 ECHO = "tests.processes.pretended_ray.echo"
@@ -64,7 +64,7 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
     for number, channel in enumerate(channels):
         channel.send(f"hello {number}")
     assert [channel.receive(None) for channel in channels] == [["hello 0"], ["hello 1"]]
-    assert first.host == socket.gethostname() and not first.is_elsewhere and not first.ahead_s
+    assert first.host is None and not first.ahead_s
     os.kill(first.pid, signal.SIGKILL)
     while not channels[0].closed:
         channels[0].receive(None)
@@ -82,7 +82,7 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
     channels[1].close()
     assert second.last_words().startswith("ended with exit code 3")
     for one in (first, second, again):
-        one.stop(5.0)
+        one.stop()
     (folder,) = tmp_path.glob("ray-*")
     group.close()
     assert not ray.is_initialized() and not folder.exists()
@@ -197,7 +197,7 @@ def test_one_that_waits_for_room_holds_up_no_other(ray: PretendedRay) -> None:
     assert first.pid != second.pid
     for one in (first, second):
         one.connection.close()
-        one.stop(5.0)
+        one.stop()
     group.close()
     with pytest.raises(Crashed, match="not used any more"):
         group.start(0)
@@ -301,12 +301,12 @@ def test_actors_of_a_real_cluster_leave_what_processes_leave(
         WorkloadRequest(f"r{i}", tuple(range(2, 4 + i)), 5, ignore_eos=True) for i in range(4)
     )
 
-    def served(backend: Backend | None, *knobs: str) -> tuple[ReplicatedEngine, Sequence[Any]]:
-        engine = ReplicatedEngine(compose([*small, *knobs]), backend=backend)
+    def served(group: EngineGroup | None, *knobs: str) -> tuple[ReplicatedEngine, Sequence[Any]]:
+        engine = ReplicatedEngine(compose([*small, *knobs]), group=group)
         traces = drive(engine, Workload(requests), Offline(), SamplingParams(), Clock())
         return engine, [(trace.token_ids, trace.started_s is not None) for trace in traces]
 
-    one, known = served(PretendedBackend(compose([*small]), MinivllmEngine))
+    one, known = served(PretendedGroup(compose([*small]), MinivllmEngine))
     fields = {group: sorted(names) for group, names in one.liveness().items()}
     steps = [sorted(row) for row in one.steps()]
     one.close()

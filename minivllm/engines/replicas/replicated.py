@@ -19,7 +19,7 @@ from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
 from minivllm.engines.engine_pictures import EnginePictures, require_pictures
-from minivllm.engines.replicas.backends import Backend, Replica, make_backend
+from minivllm.engines.replicas.local import make_group
 from minivllm.engines.replicas.merging import (
     Liveness,
     merged_info,
@@ -43,7 +43,7 @@ from minivllm.engines.replicas.routed import RoutedEngine
 from minivllm.errors import BadInput, Crashed
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.parallel.handover import Content, make_folder
-from minivllm.platform.processes.channel import wait
+from minivllm.platform.processes.channel import Channel, wait
 from minivllm.platform.processes.heartbeat import (
     BEAT_S,
     SILENT_BUILDING_S,
@@ -51,9 +51,10 @@ from minivllm.platform.processes.heartbeat import (
     Beat,
     Silence,
 )
+from minivllm.processes.group import EngineGroup
 from minivllm.processes.handover import make_handovers
-from minivllm.processes.placement import ALONE
 from minivllm.processes.router import RoutedRequest, make_router
+from minivllm.processes.started import ConnectedProcess
 
 
 def is_replicated(config: Mapping[str, Any]) -> bool:
@@ -71,7 +72,7 @@ class ReplicatedEngine(RoutedEngine):
     Args:
         config: the resolved configuration of the whole.
         progress: told how far the weights of the first replica are, as (done, total).
-        backend: starts the replicas; None: what `parallel.backend` names.
+        group: starts the replicas; None: as `parallel.backend` says.
 
     Raises:
         BadInput: an option cannot serve this model here, or there are too few GPUs.
@@ -83,19 +84,20 @@ class ReplicatedEngine(RoutedEngine):
         self,
         config: Mapping[str, Any],
         progress: Callable[[int, int], None] | None = None,
-        backend: Backend | None = None,
+        group: EngineGroup | None = None,
     ) -> None:
         view = Config.of(config)
         begin = time.monotonic()
         self._num_ranks = view.parallel.tensor
-        self._backend = backend or make_backend(view.tree)
-        self._places = self._backend.places
+        self._group = group or make_group(view.tree)
+        self._places = self._group.places
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._progress = progress
         self._outputs: list[EngineOutput] = []  # that poll() has to return yet
         self._open: set[str] = set()  # unfinished requests
         self._sessions: dict[str, str] = {}  # of requests that are to come
-        self._replicas: list[Replica] = []
+        self._replicas: list[ConnectedProcess] = []
+        self._channels: list[Channel] = []
         self._silences: list[Silence] = []
         self._answers: list[deque[Any]] = [deque() for _ in self._places]
         self._looked_s = begin
@@ -104,11 +106,10 @@ class ReplicatedEngine(RoutedEngine):
         try:
             folder = make_folder(view.parallel, view.tree.get("cache") or {})
             self._handovers = make_handovers(view.parallel, folder)
-            for place in self._places:
-                alone = {**view["parallel"], **ALONE}
-                of_one = {**view.tree, "runtime": place, "parallel": alone}
-                self._replicas.append(self._backend.start(of_one))
-                self._replicas[-1].channel.send(of_one)
+            for number in range(len(self._places)):
+                self._replicas.append(self._group.start(number))
+                self._channels.append(Channel(self._replicas[-1].connection))
+                self._channels[-1].send(self._group.config_of(number))
                 self._silences.append(Silence(SILENT_BUILDING_S))
             built: list[Built] = [self._answer(number) for number in range(len(self._replicas))]
             for silence in self._silences:
@@ -179,7 +180,7 @@ class ReplicatedEngine(RoutedEngine):
             hands_over = self._handovers.by(number)
         message = Serve(request_id, prompt_token_ids, params, confirm, hands_over, inputs=inputs)
         self._driven.begin()
-        self._replicas[number].channel.send(message)
+        self._channels[number].send(message)
         self._open.add(request_id)
         if confirm:
             try:
@@ -217,7 +218,7 @@ class ReplicatedEngine(RoutedEngine):
         number = self._handovers.continues_at(request_id, tokens, rest.params)
         prefix = self._prefixes.pop(request_id, b"")
         message = Serve(request_id, tokens, rest.params, prefix=prefix)
-        self._replicas[number].channel.send(message)
+        self._channels[number].send(message)
         return replace(output, finish_reason=None)
 
     def _hear(self, timeout_s: float) -> None:
@@ -227,7 +228,7 @@ class ReplicatedEngine(RoutedEngine):
             Crashed: a replica has ended, or is silent for too long.
             BadInput, MemoryError, RuntimeError: what one says has failed.
         """
-        channels = {replica.channel: number for number, replica in enumerate(self._replicas)}
+        channels = {channel: number for number, channel in enumerate(self._channels)}
         for channel in wait(list(channels), timeout_s):
             self._receive(channels[channel])
         self._require_signs()
@@ -235,7 +236,7 @@ class ReplicatedEngine(RoutedEngine):
     def _receive(self, number: int) -> None:
         """Take what a replica has sent."""
         replica, answers = self._replicas[number], self._answers[number]
-        for message in replica.channel.receive():
+        for message in self._channels[number].receive():
             self._silences[number].heard()
             match message:
                 case Beat():
@@ -260,7 +261,7 @@ class ReplicatedEngine(RoutedEngine):
                     answers.append(value)
                 case _:
                     answers.append(message)
-        if replica.channel.closed:
+        if self._channels[number].closed:
             raise Crashed(f"replica {number} of {len(self._places)} {replica.last_words()}")
 
     def _require_signs(self) -> None:
@@ -283,8 +284,8 @@ class ReplicatedEngine(RoutedEngine):
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         """The result of a method of every replica's engine."""
-        for replica in self._replicas:
-            replica.channel.send(Ask(method, arguments))
+        for channel in self._channels:
+            channel.send(Ask(method, arguments))
         return [self._answer(number) for number in range(len(self._replicas))]
 
     def _end_all(self, method: str) -> None:
@@ -319,7 +320,7 @@ class ReplicatedEngine(RoutedEngine):
             **merged.get("parallel", {}),  # of ranks
             **routing_counters(self.router, self._handovers),
             **self._driven.report(),
-            "backend": self._backend.name,
+            "backend": self._group.name,
             "threads": " | ".join(map(str, self._threads)),
             "placed_at": " | ".join(map(str, cores)),
         }
@@ -327,16 +328,16 @@ class ReplicatedEngine(RoutedEngine):
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """See LogitsEngine; all replicas are alike, and the first one computes."""
-        self._replicas[0].channel.send(Ask("logits", (token_ids,)))
+        self._channels[0].send(Ask("logits", (token_ids,)))
         logits: NDArray[np.float32] = self._answer(0)
         return logits
 
     def close(self) -> None:
-        for replica in self._replicas:
-            replica.channel.close()  # all of them end at once
+        for channel in self._channels:
+            channel.close()  # all of them end at once
         while self._replicas:
             self._replicas.pop().stop()
-        self._backend.close()
+        self._group.close()
         if self._handovers is not None:
             self._handovers.close()
 

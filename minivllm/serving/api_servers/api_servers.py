@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from minivllm.processes.started import LocalProcess
 from minivllm.serving.api_servers.messages import (
     ApiServerReady,
     ApiServerStart,
@@ -31,7 +32,6 @@ from minivllm.serving.http.calls import CALL, Call
 from minivllm.serving.processes.messages import Abort, EngineState, Step
 from minivllm.serving.processes.process_link import ProcessLink, end_silent
 from minivllm.serving.processes.restarts import Restarts
-from minivllm.serving.processes.started import LocalServerProcess
 from minivllm.serving.processes.token_stream import Queued, TokenStream
 from minivllm.serving.service import EngineService
 
@@ -186,11 +186,11 @@ class ApiServers:
     def _named(self, link: ApiServerLink) -> str:
         return f"API server {link.number} of {len(self.links)}"
 
-    def _next(self) -> tuple[LocalServerProcess, ApiServerStart]:
+    def _next(self) -> tuple[LocalProcess, ApiServerStart]:
         """A process, and its first message."""
         self._num_started += 1
         first = self._first._replace(number=self._num_started)
-        return LocalServerProcess(MODULE, [self._listener]), first
+        return LocalProcess(MODULE, [self._listener]), first
 
     async def serve(self) -> None:
         """Wait until no API server is left."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from minivllm.processes.started import ConnectedProcess
 from minivllm.serving.processes.messages import EngineState, Ready, Step
 from minivllm.serving.processes.process_link import ProcessLink
-from minivllm.serving.processes.started import ServerProcess
 
 
 class EngineLink(ProcessLink):
@@ -44,7 +44,7 @@ class EngineLink(ProcessLink):
         self._counters: dict[str, float] = {}  # the last that have come
         self._past: dict[str, float] = {}  # of processes before this one
 
-    async def restart(self, started: ServerProcess, first: Any) -> None:
+    async def restart(self, started: ConnectedProcess, first: Any) -> None:
         """See ProcessLink; what the processes before have counted stays."""
         self._past, self._counters = self.counters, {}
         self.state = EngineState(0, 0, 0, None)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from minivllm.bench.hardware.gpu import replica_gpus
-from minivllm.config.typed import Config
-from minivllm.errors import BadInput
 from minivllm.platform.threads import unpinned
-from minivllm.processes.actors import POLL_S, RayActors
-from minivllm.processes.placement import ALONE, placements
+from minivllm.processes.actors import POLL_S
+from minivllm.processes.group import EngineGroup
+from minivllm.processes.started import ConnectedProcess, LocalProcess
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import Ready
 from minivllm.serving.processes.process_link import end_silent
 from minivllm.serving.processes.restarts import DELAYS_S, Restarts
-from minivllm.serving.processes.started import ActorEngine, LocalServerProcess, ServerProcess
 
 MODULE = "minivllm.serving.processes.engine_process"
 
@@ -44,8 +42,7 @@ class Fleet:
         self.num_restarts = 0
         self._config, self._sleep = config, sleep
         self._restarts = Restarts(sleep, now)
-        self._places: list[dict[str, Any]] = []  # by the number of a replica
-        self._actors: RayActors | None = None
+        self._open: EngineGroup | None = None  # from `start` on
 
     async def start(self, links: Sequence[EngineLink]) -> list[Ready]:
         """Start all replicas and wait until they are built; what each says of itself.
@@ -54,24 +51,22 @@ class Fleet:
             BadInput: an engine cannot be built with this configuration.
             Crashed: a process failed; the message says which.
         """
-        if len(links) == 1:
-            return [await self._first(links[0], LocalServerProcess(MODULE), self._config)]
-        parallel, runtime = self._config["parallel"], self._config["runtime"]
-        if Config.of(self._config).parallel.backend == "ray":
-            gpus = partial(replica_gpus, self._config)
-            self._actors = RayActors(f"{MODULE}.serve", parallel, runtime, gpus)
-            self._places = self._actors.places
-        else:
-            numbers = replica_gpus(self._config)
-            self._places = placements(runtime, len(links), numbers, parallel["tensor"])
+        gpus = partial(replica_gpus, self._config)
+        self._open = EngineGroup(self._config, MODULE, gpus, lambda _: LocalProcess(MODULE))
         starts = []
         for link in links:
             started = await self._started(link.number)
-            starts.append(asyncio.ensure_future(self._first(link, started, self._config_of(link))))
+            config = self._group.config_of(link.number)
+            starts.append(asyncio.ensure_future(self._first(link, started, config)))
         return await asyncio.gather(*starts)
 
+    @property
+    def _group(self) -> EngineGroup:
+        assert self._open is not None, "nothing is started yet"
+        return self._open
+
     async def _first(
-        self, link: EngineLink, started: ServerProcess, config: dict[str, Any]
+        self, link: EngineLink, started: ConnectedProcess, config: Mapping[str, Any]
     ) -> Ready:
         """The start of a replica that has not been started before; see `start`."""
         await link.start_first(self._named(link), started, config)
@@ -80,18 +75,14 @@ class Fleet:
 
     def _named(self, link: EngineLink) -> str:
         several = self._config["parallel"]["replicas"] > 1
-        return f"replica {link.number} of {len(self._places)}" if several else "the engine"
+        return f"replica {link.number} of {len(self._group.places)}" if several else "the engine"
 
-    async def _started(self, number: int) -> ServerProcess:
+    async def _started(self, number: int) -> ConnectedProcess:
         """The process of a replica that has not been started before."""
-        if self._actors is None:
-            with unpinned():
-                return LocalServerProcess(MODULE)
-        return ActorEngine(await asyncio.to_thread(self._actors.start, number))
-
-    def _config_of(self, link: EngineLink) -> dict[str, Any]:
-        alone = {**self._config["parallel"], **ALONE}
-        return {**self._config, "runtime": self._places[link.number], "parallel": alone}
+        if self._group.name == "ray":
+            return await asyncio.to_thread(self._group.start, number)
+        with unpinned():
+            return self._group.start(number)
 
     async def watch(self, links: Sequence[EngineLink]) -> None:
         """End replicas that are silent for too long, until this is cancelled."""
@@ -129,52 +120,27 @@ class Fleet:
         """Start a replica until it serves, as long as it is wanted."""
 
         async def start() -> None:
-            await link.restart(await self._again(link.number), self._config_of(link))
+            started = await self._again(link.number)
+            await link.restart(started, self._group.config_of(link.number))
 
         return await self._restarts.until_it_serves(
             link.number, self._named(link), start, delays_s, lambda: link.is_wanted
         )
 
-    async def _again(self, number: int) -> ServerProcess:
-        if self._actors is None:
+    async def _again(self, number: int) -> ConnectedProcess:
+        if self._group.name != "ray":
             return await self._started(number)
-        self._actors.request(number)
+        self._group.request(number)
         # In no thread: many may wait for room on the cluster.
-        while (actor := await asyncio.to_thread(self._actors.poll, number)) is None:
+        while (actor := await asyncio.to_thread(self._group.poll, number)) is None:
             await self._sleep(POLL_S)
-        return ActorEngine(actor)
+        return actor
 
     def require_room(self, count: int) -> None:
-        """Find places for so many replicas. On CPUs those beyond `parallel.replicas` share the
-        cores of others.
-
-        Raises:
-            BadInput: there is no room for them, or only one was started.
-        """
-        at_first = self._config["parallel"]["replicas"]
-        if at_first == 1:
-            raise BadInput(
-                "one engine has all of this server's cores or GPUs, and no router: start it with "
-                "parallel.replicas=2 or more"
-            )
-        if count <= len(self._places):
-            return
-        if self._actors is not None:
-            if not self._actors.can_grow:
-                raise BadInput(
-                    f"the cluster that was started for this server has room for {at_first} "
-                    "replicas: start one with `ray start --head`, and name it in RAY_ADDRESS"
-                )
-            self._places += [self._places[0]] * (count - len(self._places))
-            return
-        gpus = replica_gpus(self._config)
-        if gpus:
-            runtime, ranks = self._config["runtime"], self._config["parallel"]["tensor"]
-            self._places = placements(runtime, count, gpus, ranks)
-        else:
-            self._places += [self._places[n % at_first] for n in range(len(self._places), count)]
+        """See EngineGroup."""
+        self._group.require_room(count)
 
     def close(self) -> None:
-        """End what the processes were started in, when all of them are stopped."""
-        if self._actors is not None:
-            self._actors.close()
+        """See EngineGroup."""
+        if self._open is not None:
+            self._open.close()

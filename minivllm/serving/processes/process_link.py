@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Frames, frame
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_BUILDING_S, SILENT_S, Beat, Silence
+from minivllm.processes.started import ConnectedProcess
 from minivllm.serving.processes.messages import Failed
-from minivllm.serving.processes.started import ServerProcess
 
 
 class ProcessConnection(asyncio.Protocol):
@@ -59,7 +59,7 @@ class ProcessLink(ABC):
         self.failure: str | None = None
         self.pid: int | None = None
         self.is_alive = False
-        self.started: ServerProcess | None = None
+        self.started: ConnectedProcess | None = None
         self._ended = self._restarts = False
         self._built: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
@@ -77,7 +77,7 @@ class ProcessLink(ABC):
     def _new_silence(self) -> Silence:
         return Silence(SILENT_BUILDING_S, step_limit_s=self._step_limit_s)
 
-    async def start(self, started: ServerProcess, first: Any) -> None:
+    async def start(self, started: ConnectedProcess, first: Any) -> None:
         """Wait until the process serves; what it says of itself is `ready` then.
 
         Args:
@@ -89,7 +89,7 @@ class ProcessLink(ABC):
             Crashed: it failed.
         """
         self.started = started
-        self.pid = None if started.is_elsewhere else started.pid
+        self.pid = started.pid if started.host is None else None
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(
             lambda: ProcessConnection(self.receive, self.lose), sock=started.connection
@@ -98,14 +98,14 @@ class ProcessLink(ABC):
         self.send(first)
         await self._built
 
-    async def start_first(self, name: str, started: ServerProcess, first: Any) -> None:
+    async def start_first(self, name: str, started: ConnectedProcess, first: Any) -> None:
         """`start` with the server, whose failure names the process and has its last words."""
         try:
             await self.start(started, first)
         except Crashed:
             raise Crashed(f"{name} does not start: {await self.last_words()}") from None
 
-    async def restart(self, started: ServerProcess, first: Any) -> None:
+    async def restart(self, started: ConnectedProcess, first: Any) -> None:
         """Have a process in the place of one that is gone, or never was; see `start`."""
         before, self.started = self.started, started  # which `stop` knows from here on
         await self._free(before)
@@ -161,7 +161,7 @@ class ProcessLink(ABC):
         """Why it has stopped."""
         if self.failure is not None or self.started is None:
             return self.failure or "its log says why"
-        return await asyncio.to_thread(self.started.last_words)
+        return f"its process {await asyncio.to_thread(self.started.last_words)}"
 
     async def stop(self) -> None:
         """End the process."""
@@ -179,7 +179,7 @@ class ProcessLink(ABC):
         started, self.started = self.started, None
         await self._free(started)
 
-    async def _free(self, started: ServerProcess | None) -> None:
+    async def _free(self, started: ConnectedProcess | None) -> None:
         if self._transport is not None:
             self._transport.close()
         if started is not None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from minivllm.engines.base import EngineInfo, EngineOutput
-from minivllm.engines.replicas.backends import Places, Processes
+from minivllm.engines.replicas.local import MODULE
 from minivllm.engines.replicas.messages import Built
 from minivllm.engines.replicas.replica import ReplicaLoop, broken
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Content, taken
 from minivllm.platform.processes.channel import Channel
+from minivllm.processes.group import EngineGroup
 from minivllm.processes.router import CacheShape
 
 LIMIT = 64  # tokens of a prompt and its output
@@ -94,8 +95,8 @@ class PretendedReplica:
 
     def __init__(self, config: Mapping[str, Any], number: int, engine: Any = None) -> None:
         self.pid = os.getpid()
-        ours, theirs = socket.socketpair()
-        self.channel, self._socket = Channel(ours), theirs
+        self.connection, theirs = socket.socketpair()
+        self._socket = theirs
         self.config, self.engine = config, engine or CountingEngine(number)
         self.stopped = False
         self._thread = threading.Thread(target=self._run, args=(Channel(theirs),), daemon=True)
@@ -116,13 +117,15 @@ class PretendedReplica:
     def last_words(self) -> str:
         return "ended with exit code -9; it printed last: nothing"
 
+    def kill(self) -> None:
+        self.die()
+
     def stop(self) -> None:
-        self.channel.close()
         self._thread.join(10)
         self.stopped = not self._thread.is_alive()
 
 
-class PretendedBackend:
+class PretendedGroup(EngineGroup):
     """Starts replicas in threads.
 
     Args:
@@ -130,18 +133,17 @@ class PretendedBackend:
         make_engine: the engine of a replica, of its configuration; None counts.
     """
 
-    name = "threads"
-
     def __init__(
         self, config: dict[str, Any], make_engine: Callable[[Mapping[str, Any]], Any] | None = None
     ) -> None:
+        super().__init__(config, MODULE, lambda: (), self._start)
         self.replicas: list[PretendedReplica] = []
         # An engine that computes would pin this process.
-        self.places: Places = [{**one, "cores": None} for one in Processes(config).places]
-        self.is_closed = False
+        self.places = [{**one, "cores": None} for one in self.places]
+        self.name, self.is_closed = "threads", False
         self._make_engine = make_engine
 
-    def start(self, config: Mapping[str, Any]) -> PretendedReplica:
+    def _start(self, config: Mapping[str, Any]) -> PretendedReplica:
         engine = None if self._make_engine is None else self._make_engine(config)
         self.replicas.append(PretendedReplica(config, len(self.replicas), engine))
         return self.replicas[-1]

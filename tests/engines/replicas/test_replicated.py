@@ -33,7 +33,7 @@ from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Beat, Silence
 from minivllm.processes.placement import ALONE
-from tests.engines.replicas.pretended import LIMIT, PretendedBackend
+from tests.engines.replicas.pretended import LIMIT, PretendedGroup
 from tests.forked import fork_known
 from tests.seeing import make_smolvlm
 
@@ -62,9 +62,9 @@ class Group:
 
     def __init__(self, *overrides: str) -> None:
         config = compose(["runtime.device=cpu", "parallel.replicas=3", *overrides])
-        self.backend = PretendedBackend(config)
-        self.replicas = self.backend.replicas
-        self.engine = ReplicatedEngine(config, backend=self.backend)
+        self.group = PretendedGroup(config)
+        self.replicas = self.group.replicas
+        self.engine = ReplicatedEngine(config, group=self.group)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def group() -> Iterator[Group]:
     group = Group()
     yield group
     group.engine.close()
-    assert all(replica.stopped for replica in group.replicas) and group.backend.is_closed
+    assert all(replica.stopped for replica in group.replicas) and group.group.is_closed
 
 
 def test_several_engines_say_what_one_would(group: Group) -> None:
@@ -259,7 +259,7 @@ def test_pictures_go_to_replicas_with_their_requests(
     known = drive(alone, made, Offline(), GREEDY, Clock())
     counted = alone.liveness()["vision"]
     alone.close()
-    engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
+    engine = ReplicatedEngine(config, group=PretendedGroup(config, MinivllmEngine))
     try:
         assert WorkloadMaker().make(engine, config["workload"], 0).hash == made.hash
         traces = drive(engine, made, Offline(), GREEDY, Clock())
@@ -281,7 +281,7 @@ def test_replicas_of_two_ranks_are_one_engine(monkeypatch: pytest.MonkeyPatch) -
     alone.close()
     fork_known(monkeypatch)
     config = compose([*knobs, "parallel.replicas=2", "parallel.tensor=2"])
-    engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
+    engine = ReplicatedEngine(config, group=PretendedGroup(config, MinivllmEngine))
     traces = drive(engine, workload(5), Offline(), params, Clock())
     counted, steps, info = engine.liveness(), engine.steps(), engine.info
     engine.close()
@@ -326,7 +326,7 @@ def test_prompts_are_handed_over_and_answers_are_those_of_one_engine(
     apart += [f"parallel.tensor={ranks}"]
     fork_known(monkeypatch)
     config = compose([*apart, f"parallel.handover={handover}", f"cache.offload_dir={tmp_path}"])
-    engine = ReplicatedEngine(config, backend=PretendedBackend(config, MinivllmEngine))
+    engine = ReplicatedEngine(config, group=PretendedGroup(config, MinivllmEngine))
     traces = drive(engine, Workload(requests), Offline(), params, Clock())
     counted, steps = engine.liveness(), engine.steps()
     assert not list(tmp_path.glob("*/*"))  # they are deleted as they are read

@@ -245,7 +245,7 @@ def test_a_server_that_cannot_be_made_leaves_no_other_running() -> None:
     """`stop` knows each process from the moment on that it runs."""
 
     class Started:
-        is_elsewhere, pid, stopped = False, 1, False
+        host, pid, stopped = None, 1, False
 
         def __init__(self) -> None:
             self.connection, self.other = socket.socketpair()

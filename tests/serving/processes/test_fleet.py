@@ -15,6 +15,7 @@ import pytest
 
 from minivllm.errors import BadInput, Crashed
 from minivllm.processes.actors import POLL_S
+from minivllm.processes.group import EngineGroup
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.process_link import ProcessLink
@@ -55,7 +56,8 @@ class Started(Fleet):
         self.now_s = 0.0
         config = {"parallel": {"replicas": 2, "disaggregated": True}, "runtime": {"cores": None}}
         super().__init__(config, self.sleep, lambda: self.now_s)
-        self._places = [{"cores": "0"}, {"cores": "1"}]
+        self._open = EngineGroup(config, "", lambda: (), lambda config: cast(Any, None))
+        self._open.places = [{"cores": "0"}, {"cores": "1"}]
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -80,7 +82,7 @@ class Room:
         assert self._polls < 1000, "they wait for each other"
         if number == 2 and not self._first.given:
             return None
-        return SimpleNamespace(connection=None, pid=number, is_elsewhere=False, ahead_s=0.0)
+        return SimpleNamespace(connection=None, pid=number, host=None, ahead_s=0.0)
 
 
 def revive(fleet: Fleet, link: Link) -> bool:
@@ -126,8 +128,8 @@ def test_one_that_waits_for_room_holds_up_no_other(fleet: Started) -> None:
 
     first, late = Link(), Link()
     late.number = 2
-    fleet._places.append({"cores": "2"})
-    fleet._actors = cast(Any, Room(first))
+    fleet._group.places.append({"cores": "2"})
+    fleet._group.name, fleet._group._actors = "ray", cast(Any, Room(first))
     assert asyncio.run(both()) == [True, True] and late.given and first.given
 
 

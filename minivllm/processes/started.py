@@ -1,4 +1,4 @@
-"""How a process of the server is started and ended: from here, or as an actor of a Ray cluster."""
+"""A started process, wherever it runs, and one of this machine."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from contextlib import suppress
 from typing import Protocol
 
 from minivllm.platform.processes.children import module_path
-from minivllm.processes.actors import RayActor
 
 STOP_S = 5.0  # for a process to end by itself
 FATE_S = 0.5  # for one whose connection has ended
 
 
-class ServerProcess(Protocol):
+class ConnectedProcess(Protocol):
     """A started process.
 
     Attributes:
         connection: to it.
         pid: its number on its machine.
-        is_elsewhere: whether that is another machine.
+        host: the machine, if that is another one; None: this one.
         ahead_s: what its monotonic clock has to be added to be this machine's.
     """
 
     connection: socket.socket
     pid: int
-    is_elsewhere: bool
+    host: str | None
     ahead_s: float
 
     def last_words(self) -> str:
-        """How it ended, once its connection has."""
+        """How it ended, once its connection has, without a subject: "ended with exit code 1"."""
 
     def kill(self) -> None:
         """End it at once."""
 
     def stop(self) -> None:
-        """End it; its connection is closed."""
+        """Free what is left of it, once its connection is closed; it ends if it runs."""
 
 
-class LocalServerProcess:
+class LocalProcess:
     """A process of this machine, which prints where this one does.
 
     Args:
@@ -51,7 +50,8 @@ class LocalServerProcess:
         inherited: these sockets.
     """
 
-    is_elsewhere, ahead_s = False, 0.0
+    host: str | None = None
+    ahead_s = 0.0
 
     def __init__(self, module: str, inherited: Sequence[socket.socket] = ()) -> None:
         ours, theirs = socket.socketpair()
@@ -69,8 +69,8 @@ class LocalServerProcess:
 
     def last_words(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            return f"its process ended with exit code {self._process.wait(FATE_S)}"
-        return "its connection has ended"
+            return f"ended with exit code {self._process.wait(FATE_S)}"
+        return "has closed its connection"
 
     def kill(self) -> None:
         self._process.kill()
@@ -81,25 +81,3 @@ class LocalServerProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
                 return
-
-
-class ActorEngine:
-    """An actor of a Ray cluster, whose output is copied to this process's.
-
-    Args:
-        actor: that is started.
-    """
-
-    def __init__(self, actor: RayActor) -> None:
-        self._actor = actor
-        self.connection, self.pid = actor.connection, actor.pid
-        self.is_elsewhere, self.ahead_s = actor.is_elsewhere, actor.ahead_s
-
-    def last_words(self) -> str:
-        return f"it {self._actor.last_words()}"
-
-    def kill(self) -> None:
-        self._actor.kill()
-
-    def stop(self) -> None:
-        self._actor.stop(STOP_S)
