@@ -257,7 +257,7 @@ def _engine(
     anew = model.rope.rotates_anew_at
     scheduler = make_scheduler(policy, cache, preemption, rotated_anew_at=anew)
     extras = RequestExtras(model.vocab_size, alike, loaded.tokenizer, model.eos_token_ids, encoder)
-    scheduler.rules = (*scheduler.rules, extras.grammars, *([] if encoder is None else [encoder]))
+    scheduler.rules = (*scheduler.rules, *([] if encoder is None else [encoder]))
     return Engine(
         loaded,
         loaded.tokenizer,

@@ -162,7 +162,9 @@ class LLM:
     def _encoded(self, prompt: Prompt) -> EncodedPrompt:
         """A prompt's text, if it has one, its token ids and its images."""
         text = text_or_ids(prompt)
-        ids, inputs = self.pictures.insert(self.encode(text), images_of(prompt))
+        ids, inputs = self.encode(text), None
+        if images := images_of(prompt):
+            ids, inputs = self.pictures.insert(ids, images)
         return text if isinstance(text, str) else None, ids, inputs
 
     def _generate(

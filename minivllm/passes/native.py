@@ -1,12 +1,14 @@
-"""runtime.native_layers: decoder layers that are one call of C++ each (kernels/cpu/layer.h).
+"""runtime.native_layers: the forward pass on a CPU, with one call of C++ for each decoder layer
+(kernels/cpu/layer.h).
 
-Only layers whose parts all have an exact class listed here are replaced: a user's own layer stays
-as it is."""
+Only layers and models whose parts all have an exact class listed here are replaced: a user's own
+layer or model stays as it is."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from minivllm.attention.base import AttentionBackend
@@ -15,10 +17,14 @@ from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
+from minivllm.models.families.llama import Decoder, LlamaForCausalLM
 from minivllm.models.head_norm import HeadNorm
-from minivllm.models.layers import DecoderLayer
+from minivllm.models.layers import DecoderLayer, Embedding
 from minivllm.models.load.loading import LoadedModel
+from minivllm.models.rope import Rotary
 from minivllm.passes.base import PassContext, PassReport
+
+FIRST_ROW = torch.zeros(1, dtype=torch.int64)  # of a step without logits: no operation takes none
 
 
 class NativeLayer(DecoderLayer):
@@ -53,12 +59,51 @@ class NativeLayer(DecoderLayer):
         self, x: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch, attention: AttentionBackend
     ) -> Tensor:
         """[tokens, hidden] to the same, or to fewer rows if the layer trims."""
+        rows = None
         if self.trims and len(batch.logit_rows) != len(x):
-            return super().forward(x, cos, sin, batch, attention)
+            rows = batch.logit_rows if len(batch.logit_rows) else FIRST_ROW
         out: Tensor = self.run(
-            x, cos, sin, *cast(CPUBackend, attention).arguments(self.layer, batch)
+            x, cos, sin, *cast(CPUBackend, attention).arguments(self.layer, batch), rows
         )
         return out
+
+
+class NativeForward:
+    """The forward pass from embedding to logits, of a model that `is_native_model` accepts: the
+    operations of its modules in the same order, so the results are equal to the bit.
+
+    Args:
+        model: with native layers.
+        kernels: in use.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, kernels: Kernels) -> None:
+        decoder = model.model
+        norm = cast(CPUNorm, decoder.norm)
+        self.layers, self.rope_of_layer = decoder.layers, decoder.rope_of_layer
+        self.look_up, self.embedding = decoder.embed_tokens.look_up, decoder.embed_tokens.weight
+        self.tables = [cast(Rotary, rotary).table for rotary in decoder.rotaries]
+        self.normalize, self.norm = kernels.rms_norm, (norm.weight, norm.eps)
+        self.multiply, self.head = kernels.linear, _state(model.lm_head)
+
+    @torch.inference_mode()
+    def __call__(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
+        """Hidden states after the final norm; see LlamaForCausalLM.forward."""
+        x = self.look_up(self.embedding, batch.token_ids)
+        if batch.inputs is not None:
+            x = batch.inputs.put(x)
+        # cosines and sines of each rope, [tokens, 1, rotated dimensions]
+        rotations = [table.index_select(0, batch.positions).unbind(1) for table in self.tables]
+        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
+            x = layer(x, *rotations[rope], batch, attention)
+        hidden: Tensor = self.normalize(x, *self.norm)
+        return hidden
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [rows, hidden] to logits [rows, vocab], in the compute dtype."""
+        logits: Tensor = self.multiply(hidden, *self.head)
+        return logits
 
 
 def _state(linear: nn.Module) -> tuple[Tensor | int | None, ...]:
@@ -81,6 +126,22 @@ def is_native(layer: nn.Module) -> bool:
     )
 
 
+def is_native_model(model: nn.Module) -> bool:
+    """Whether NativeForward has every part of a model."""
+    return (
+        isinstance(model, LlamaForCausalLM)
+        and type(model).forward is LlamaForCausalLM.forward
+        and type(model).compute_logits is LlamaForCausalLM.compute_logits
+        and type(decoder := model.model) is Decoder
+        and type(decoder.embed_tokens) is Embedding
+        and all(type(layer) is NativeLayer for layer in decoder.layers)
+        and all(type(rope) is Rotary and not rope.depends_on_length for rope in decoder.rotaries)
+        and type(decoder.norm) is CPUNorm
+        and type(model.lm_head) is PanelLinear
+        and model.config.final_soft_cap is None
+    )
+
+
 def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Kernels | None) -> int:
     """Replace layers where attention uses the C++ kernels, too. Returns the number of replaced
     layers."""
@@ -95,7 +156,7 @@ def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Ker
 
 
 class NativeLayers:
-    """Replaces decoder layers by native ones."""
+    """Replaces decoder layers by native ones, and what calls them where all parts are native."""
 
     name = "native"
 
@@ -104,7 +165,8 @@ class NativeLayers:
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         assert context.engine is not None
-        attention = context.engine.runner.attention
-        return PassReport(
-            self.name, make_native(loaded.model.model.layers, attention, loaded.kernels)
-        )
+        runner = context.engine.runner
+        count = make_native(loaded.model.model.layers, runner.attention, loaded.kernels)
+        if loaded.kernels is not None and is_native_model(loaded.model):
+            runner.model = NativeForward(loaded.model, loaded.kernels)
+        return PassReport(self.name, count)

@@ -13,7 +13,7 @@ from minivllm import LLM, SamplingParams
 from minivllm.config.compose import compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.kernels.cpu import library
-from minivllm.passes.native import NativeLayer
+from minivllm.passes.native import NativeForward, NativeLayer
 from tests.reference import VARIANTS, make_checkpoint
 
 PROMPTS = [[5, 17, 3, 99, 42, 8], [9, 4, 30] * 9, [1], [7, 3, 99, 12, 55, 31, 8, 64, 90, 11, 2]]
@@ -120,3 +120,19 @@ def test_the_record_says_how_many(tmp_path: Path) -> None:
         engine = MinivllmEngine(compose([*knobs, f"runtime.native_layers={knob}"]))
         assert engine.liveness()["runtime"]["native_layers"] == layers
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("variant", "quant", "whole"),
+    [("qwen3", "bf16", True), ("qwen3 tied", "int8", True), ("llama dynamic rope", "bf16", False)],
+)
+def test_one_object_is_the_forward_pass_where_all_parts_are_native(
+    variant: str, quant: str, whole: bool, tmp_path: Path
+) -> None:
+    make_variant(tmp_path, variant)
+    with open_llm(tmp_path, quant=quant) as llm:
+        engine = llm.engine
+        assert isinstance(engine.runner.model, NativeForward) == whole
+        ours = llm.logits(PROMPTS[0])
+        engine.runner.model = engine.loaded.model
+        assert torch.equal(llm.logits(PROMPTS[0]), ours)

@@ -10,10 +10,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.engine.request import Request
-from minivllm.engine.scheduler import SchedulingRule
 from minivllm.errors import BadInput
 from minivllm.extras.masks.bitmask import allow, forbid, num_bytes, row_from
 from minivllm.extras.masks.compiling import WHAT, compiled, guided_tokenizer, reason_of
@@ -24,7 +24,7 @@ from minivllm.models.load.tokenizer import Tokenizer
 MOST_GRAMMARS = 32  # that are kept
 
 
-class Grammars(SchedulingRule):
+class Grammars:
     """The grammars of an engine's requests.
 
     Args:
@@ -42,7 +42,8 @@ class Grammars(SchedulingRule):
         self._lock, self._building = Lock(), Lock()  # a server compiles in a thread
         self._guided: Any = None  # llguidance's tokenizer, once it is needed
         self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
-        self._states: dict[Request, GrammarState] = {}
+        # Of requests whose text is being made: StructuredText holds them.
+        self._states: WeakValueDictionary[Request, GrammarState] = WeakValueDictionary()
         self.num_compiled = 0
         self.num_masks = 0
 
@@ -123,9 +124,6 @@ class Grammars(SchedulingRule):
         if may_end:
             allow(row, request.stop_ids)
         return row
-
-    def ended(self, request: Request) -> None:
-        self._states.pop(request, None)
 
 
 class GrammarState:

@@ -51,11 +51,12 @@ struct DecoderLayer : torch::CustomClassHolder {
         kv_heads(kv_heads),
         head_dim(head_dim) {}
 
-  // [tokens, hidden] to the same; what follows sin is what paged_attention takes after q, k and v.
+  // [tokens, hidden] to the same, or to the rows of `rows` alone; what follows sin is what
+  // paged_attention takes after q, k and v.
   Tensor forward(const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& k_cache,
                  const Tensor& v_cache, const Tensor& slots, const Tensor& starts,
                  const Tensor& lengths, const Tensor& table, double scale, int64_t window,
-                 double soft_cap) const {
+                 double soft_cap, const optional<Tensor>& rows) const {
     const int64_t tokens = x.size(0);
     const Tensor qkv =
         compute(qkv_proj, compute(input_norm, x)).view({tokens, heads + 2 * kv_heads, head_dim});
@@ -66,11 +67,13 @@ struct DecoderLayer : torch::CustomClassHolder {
       norm_and_rotate_op(qkv.narrow(1, 0, heads + kv_heads), weight,
                          head_norm ? std::get<1>(*head_norm) : 0, cos, sin);
     });
-    const Tensor attended = named("minivllm_cpu::paged_attention", [&] {
+    Tensor attended = named("minivllm_cpu::paged_attention", [&] {
       return paged_attention(q, k, v, k_cache, v_cache, slots, starts, lengths, table, scale,
                              window, soft_cap);
-    });
-    const Tensor between = compute(o_proj, attended.view({tokens, heads * head_dim})).add_(x);
+    }).view({tokens, heads * head_dim});
+    if (rows) attended = attended.index_select(0, *rows);
+    const Tensor between =
+        compute(o_proj, attended).add_(rows ? x.index_select(0, *rows) : x);
     const Tensor gate_up = compute(gate_up_proj, compute(post_attention_norm, between));
     const Tensor gated =
         named("minivllm_cpu::silu_and_multiply", [&] { return silu_and_multiply_op(gate_up); });
