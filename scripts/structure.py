@@ -1,15 +1,19 @@
-"""How large and how entangled a checkout of this project is.
+"""How large and how entangled a checkout of this project is, counted by running it.
 
     python scripts/structure.py                      # this checkout
     git worktree add build/before COMMIT
     python scripts/structure.py --before build/before --output reports/examples/cpu/structure.json
 
-1. Lines of code of the core (`CORE`), without comments, docstrings and option dataclasses.
-2. The longest file and the folder with the most files.
-3. Import cycles between modules, imports for annotations included.
-4. Files of the package whose code runs in one decoding step of the embedded model, and from a
-   prompt to its text.
-5. Files of the package and of conf/ that act on a name: a knob's, a method's, a figure's.
+1. The ways: files of the package whose code runs, and their lines of code, on a CPU with the
+   embedded model: in a decoding step; from a prompt to its text; to build `LLM("tiny")`; from a
+   request over HTTP to its stream, in the server's and the engine's process together. A file runs
+   if one of its functions, or the file as a module, is called meanwhile; all its lines count.
+2. The routes of `cache.block_size` and `quant=nf4`: files of the package in which a function has
+   the value, as an argument, a local or what it returns, or an object or dictionary that has it,
+   while an engine is built and answers a prompt.
+3. Files and lines of code of the package, without comments and docstrings; the longest file, and
+   the folder with the most files.
+4. Import cycles between modules, imports for annotations included.
 """
 
 from __future__ import annotations
@@ -20,30 +24,23 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import tokenize
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# What every request goes through. Kernels (folders "kernels") are not counted; what chooses and
-# calls them is.
-CORE = (
-    "engine/*.py",
-    "cache/*.py",
-    "cache/compression/*.py",
-    "attention/base.py",
-    "attention/batch.py",
-    "attention/eager.py",
-    "quant/base.py",
-    "quant/plain.py",
-    "models/layers.py",
-    "models/families/llama.py",
-)
-NAMES = ("block_size", "nf4", "kv_blocks_used")
+KNOBS = ("runtime.device=cpu", "runtime.threads=1", "cache.num_blocks=64")
+BLOCK_SIZE = 24  # of the traced cache; no other number of the engine
+SERVER = ("preset=serve", "model=tiny", "task.port=0", "runtime.device=cpu", "runtime.threads=1")
+PATIENCE_S = 300
 PROBE = "--probe"  # starts the program as a process of a checkout
 
 
@@ -72,13 +69,6 @@ def code_lines(path: Path) -> int:
         ):
             lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)
-
-
-def core_files(package: Path) -> list[Path]:
-    """The files of the core."""
-    return sorted(
-        path for pattern in CORE for path in package.glob(pattern) if path.name != "options.py"
-    )
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -136,53 +126,136 @@ def files_that_run(package: Path, action: Callable[[], object]) -> list[str]:
         if event == "call":
             seen.add(frame.f_code.co_filename)
 
+    _profiled(note, action)
+    return below(package, seen)
+
+
+def files_that_hold(
+    package: Path, action: Callable[[], object], is_value: Callable[[Any], bool]
+) -> list[str]:
+    """Files of the package with a function that has a value when it returns, as an argument or a
+    local, while `action` runs."""
+    seen = set()
+
+    def note(frame: Any, event: str, arg: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "return" and file not in seen and "minivllm" in file:
+            values = (arg, *frame.f_locals.values())
+            seen.update([file] if any(map(is_value, values)) else [])
+
+    _profiled(note, action)
+    return below(package, seen)
+
+
+def _profiled(note: Callable[[Any, str, object], None], action: Callable[[], object]) -> None:
     sys.setprofile(note)
     try:
         action()
     finally:
         sys.setprofile(None)
+
+
+def below(package: Path, names: Iterable[str]) -> list[str]:
+    """Those of these files that lie in the package, by their place in it."""
     root = f"{package}{os.sep}"
-    return sorted(name.removeprefix(root) for name in seen if name.startswith(root))
+    return sorted(name.removeprefix(root) for name in names if name.startswith(root))
+
+
+def has_block_size(value: Any) -> bool:
+    """Whether this is the block size of the traced cache, or has it."""
+    if isinstance(value, dict):
+        return value.get("block_size") == BLOCK_SIZE
+    return (type(value) is int and value == BLOCK_SIZE) or (
+        getattr(value, "__dict__", {}).get("block_size") == BLOCK_SIZE
+    )
+
+
+def has_nf4(value: Any) -> bool:
+    """Whether this is the quantisation method NF4, or its options."""
+    if isinstance(value, dict):
+        return str(value.get("_target_")).endswith(".NF4")
+    return type(value).__name__ == "NF4"
 
 
 def probe() -> dict[str, list[str]]:
-    """The files that a token and a prompt pass through in the checkout that this process
-    imports."""
+    """What runs in the checkout that this process imports."""
     import minivllm
     from minivllm import LLM, SamplingParams
 
     package = Path(minivllm.__file__).parent
     params = SamplingParams(max_tokens=4)
-    with LLM("tiny", overrides=["runtime.device=cpu", "cache.num_blocks=64"]) as llm:
-        llm.generate([[5, 6, 7]], params)
-        prompt = files_that_run(package, lambda: llm.generate([[5, 6, 7]], params))
+    llms: list[LLM] = []
+    built = files_that_run(
+        package, lambda: llms.append(LLM("tiny", overrides=["runtime.device=cpu", KNOBS[2]]))
+    )
+    with llms[0] as llm:
+        llm.generate(["def main("], params)
+        prompt = files_that_run(package, lambda: llm.generate(["def main("], params))
         llm.engine.add_request("one", [5, 6, 7], SamplingParams(max_tokens=8))
         llm.engine.step()
         llm.engine.step()
-        return {"token": files_that_run(package, llm.engine.step), "prompt": prompt}
+        token = files_that_run(package, llm.engine.step)
+
+    def answer(*overrides: str) -> None:
+        with LLM("tiny", overrides=[*KNOBS, *overrides]) as llm:
+            llm.generate(["def main("], params)
+
+    return {
+        "token": token,
+        "prompt": prompt,
+        "build": built,
+        "block_size": files_that_hold(
+            package, lambda: answer(f"cache.block_size={BLOCK_SIZE}"), has_block_size
+        ),
+        "nf4": files_that_hold(package, lambda: answer("quant=nf4"), has_nf4),
+    }
 
 
-def uses(path: Path, name: str) -> bool:
-    """Whether a file acts on a name: Python holds it as an identifier or as a whole string, YAML
-    outside of comments. Text that mentions it does not count."""
-    text = path.read_text()
-    if name not in text:  # most files, which need not be parsed
-        return False
-    if path.suffix != ".py":
-        bare = re.sub(r"#.*", "", text)
-        return re.search(rf"\b{name}\b", bare) is not None
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return any(token.string in (name, f'"{name}"') for token in tokens)
+def served(checkout: Path) -> list[str]:
+    """The files that run in any process of a server from a request to the end of its stream.
+
+    Raises:
+        SystemExit: the server does not start.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = (str(Path(__file__).with_name("record_calls")), str(checkout))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RECORD_CALLS": folder}
+        command = [sys.executable, "run.py", *SERVER, f"runs_dir={folder}/runs"]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, cwd=checkout, env=env, text=True, **pipes) as process:
+            try:
+                assert process.stdout is not None
+                lines = iter(process.stdout.readline, "")
+                found = (re.search(r"http://\S+/v1", line) for line in lines)
+                url = next((match.group() for match in found if match), None)
+                if url is None:
+                    raise SystemExit(f"{checkout}: the server does not start")
+                stream(url)
+                pids = [int(one.stem) for one in Path(folder).glob("*.ready")]
+                alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+                for pid in alive:
+                    os.kill(pid, signal.SIGUSR1)
+                stream(url)
+                for pid in alive:
+                    os.kill(pid, signal.SIGUSR2)
+                results = [Path(folder) / f"{pid}.json" for pid in alive]
+                until = time.monotonic() + PATIENCE_S
+                while not all(one.exists() for one in results) and time.monotonic() < until:
+                    time.sleep(0.1)
+                seen = {name for one in results for name in json.loads(one.read_text())}
+            finally:
+                process.terminate()
+    return below(checkout / "minivllm", seen)
 
 
-def files_with(checkout: Path, name: str) -> list[str]:
-    """Files of the package and of conf/ that act on a name; presets and help only set it."""
-    return [
-        str(path.relative_to(checkout))
-        for folder, suffix in (("minivllm", "*.py"), ("conf", "*.yaml"))
-        for path in sorted((checkout / folder).rglob(suffix))
-        if not {"preset", "hydra"} & set(path.parts) and uses(path, name)
-    ]
+def stream(url: str) -> None:
+    """One streamed completion of six tokens at an API."""
+    body = {"prompt": "def main(", "max_tokens": 6, "stream": True}
+    request = urllib.request.Request(
+        f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        assert b"[DONE]" in answer.read()
 
 
 def structure(checkout: Path) -> dict[str, Any]:
@@ -197,7 +270,7 @@ def structure(checkout: Path) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(checkout)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     if done.returncode:
         raise SystemExit(f"{checkout}: the engine does not run:\n{done.stderr[-2000:]}")
@@ -206,17 +279,17 @@ def structure(checkout: Path) -> dict[str, Any]:
     folders = Counter(str(path.parent.relative_to(checkout)) for path in files.values())
     longest, (folder, count) = max(lengths, key=lengths.__getitem__), folders.most_common(1)[0]
     git = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    named = {
-        "cycles": cycles(package),
-        **json.loads(done.stdout.splitlines()[-1]),
-        **{name: files_with(checkout, name) for name in NAMES},
-    }
+    named = {"cycles": cycles(package), **json.loads(done.stdout.splitlines()[-1])}
+    named["http"] = served(checkout)
+    ways = ("token", "prompt", "build", "http")
     return {
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "core_lines": sum(code_lines(path) for path in core_files(package)),
+        "files": len(files),
+        "code_lines": sum(code_lines(path) for path in files.values()),
         "longest_file": {"name": longest, "lines": lengths[longest]},
         "largest_folder": {"name": folder, "files": count},
         "counts": {name: len(one) for name, one in named.items()},
+        "way_lines": {way: sum(code_lines(package / name) for name in named[way]) for way in ways},
         "named": named,
     }
 
