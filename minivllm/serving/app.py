@@ -24,8 +24,8 @@ from minivllm.serving.anthropic import messages
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http import metrics
 from minivllm.serving.http.access import Accesses, ApiKeys, RouteAccess, accesses
+from minivllm.serving.http.answers import JsonAnswer
 from minivllm.serving.http.calls import REQUEST_ID, Calls
-from minivllm.serving.http.json_answer import JsonAnswer
 from minivllm.serving.http.limits import Limits
 from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from minivllm.errors import BadInput
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError
-from minivllm.serving.http.json_answer import JsonAnswer
+from minivllm.serving.http.answers import JsonAnswer
 from minivllm.serving.openai.fields import Body
 from minivllm.serving.service import Service
 

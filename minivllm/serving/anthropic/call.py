@@ -13,7 +13,7 @@ from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.anthropic.blocks import PING, ContentBlocks
 from minivllm.serving.anthropic.forms import ending, stop_reason, usage
 from minivllm.serving.anthropic.schemas import MessagesBody
-from minivllm.serving.http.sse import event, with_silences
+from minivllm.serving.http.answers import event, with_silences
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
 from minivllm.serving.processes.messages import Piece

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from minivllm.serving.errors import ApiError, PromptTooLong
+from minivllm.serving.http.answers import event
 from minivllm.serving.http.calls import CALL
-from minivllm.serving.http.sse import event
 from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 

@@ -16,9 +16,8 @@ from minivllm.serving.anthropic.forms import PATH, error_event
 from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
 from minivllm.serving.errors import ApiError, form_paths, naming
 from minivllm.serving.http.access import Access, access
+from minivllm.serving.http.answers import STREAMED, JsonAnswer, event_stream
 from minivllm.serving.http.calls import ignore
-from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.sse import STREAMED, event_stream
 from minivllm.serving.openai.tools import Tools, schema_paths
 from minivllm.serving.parsing.reasoning import THINK_OPEN
 from minivllm.serving.service import Service

@@ -14,8 +14,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.sse import STREAMED, event, event_stream
+from minivllm.serving.http.answers import STREAMED, JsonAnswer, event, event_stream
 from minivllm.serving.openai.chat_choice import ChatChoice
 from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import error_event, usage

@@ -12,8 +12,7 @@ from fastapi import APIRouter, Response
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.sse import STREAMED, event, event_stream
+from minivllm.serving.http.answers import STREAMED, JsonAnswer, event, event_stream
 from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
 from minivllm.serving.openai.forms import error_event, finish_reason, usage
 from minivllm.serving.processes.messages import Piece

@@ -7,7 +7,7 @@ from typing import Any
 
 from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.errors import ApiError
-from minivllm.serving.http.sse import event
+from minivllm.serving.http.answers import event
 from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 

@@ -15,9 +15,8 @@ from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.answers.structured import of_text_format
 from minivllm.serving.errors import ApiError, PromptTooLong, naming
 from minivllm.serving.http.access import Access, access
+from minivllm.serving.http.answers import STREAMED, JsonAnswer, event, event_stream
 from minivllm.serving.http.calls import ignore
-from minivllm.serving.http.json_answer import JsonAnswer
-from minivllm.serving.http.sse import STREAMED, event, event_stream
 from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
 from minivllm.serving.openai.forms import logprob_entries, usage
 from minivllm.serving.openai.response_input import chat_choice, chat_tools, read_input

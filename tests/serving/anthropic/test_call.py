@@ -16,7 +16,7 @@ from minivllm.serving.anthropic.call import MessageCall
 from minivllm.serving.anthropic.forms import error_event
 from minivllm.serving.anthropic.schemas import MessagesBody, Thinking
 from minivllm.serving.errors import ApiError
-from minivllm.serving.http.sse import event_stream
+from minivllm.serving.http.answers import event_stream
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
 from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream

@@ -1,4 +1,5 @@
-"""Server-sent events (WHATWG HTML, section 9.2), and the response that streams them."""
+"""Answers over HTTP: JSON that can hold whatever a client has sent, and streams of server-sent
+events (WHATWG HTML, section 9.2)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from minivllm.serving.errors import ApiError, internal
 
@@ -16,6 +17,15 @@ logger = logging.getLogger("minivllm.serving")
 
 T = TypeVar("T")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class JsonAnswer(JSONResponse):
+    """JSON in ASCII: half a surrogate pair, which a client may write as an escape and an answer
+    repeat, cannot be encoded in UTF-8. NaN, which Python reads, is written as it was read."""
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the body."""
+        return json.dumps(content, separators=(",", ":")).encode()
 
 
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:

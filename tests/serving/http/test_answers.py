@@ -1,11 +1,15 @@
-"""Server-sent events, and silences between them."""
+"""Answers over HTTP: server-sent events, silences between them, and JSON that repeats what clients
+send, also where other libraries do not write it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 
-from minivllm.serving.http.sse import event, with_silences
+import pytest
+
+from minivllm.serving.http.answers import JsonAnswer, event, with_silences
 
 
 def test_an_event_is_lines_of_text() -> None:
@@ -53,3 +57,10 @@ def test_items_without_silence_come_as_they_are() -> None:
         return [item async for item in with_silences(items(), 60.0)]
 
     assert asyncio.run(run()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", '"é値"', "1e999"])
+def test_what_python_reads_is_written(value: str) -> None:
+    content = json.loads(value)
+    body = bytes(JsonAnswer({"value": content}).body)
+    assert repr(json.loads(body)["value"]) == repr(content) and body.isascii()
