@@ -8,10 +8,27 @@ from collections.abc import Callable
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus
-from minivllm.engine.preemption import Preemption
+from minivllm.engine.preemption import Preemption, Recompute
 from minivllm.engine.scheduler import Scheduler, SchedulingRule
-from minivllm.extras.long_rope import RestartRotated
 from minivllm.extras.scheduling.shedding import Shedding
+
+
+class RestartRotated(SchedulingRule):
+    """Lets requests that have grown to `length` tokens compute all of them again, with keys rotated
+    for long sequences (rope type longrope); see SchedulingRule."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def before_step(self, scheduler: Scheduler, now: float) -> None:
+        """Let requests that have just grown so long start again."""
+        for request in list(scheduler.running):
+            has_grown = request.num_rotated_tokens < self.length <= request.num_tokens
+            goes_on = request.num_tokens < request.max_num_tokens
+            if has_grown and goes_on and request in scheduler.running:  # joint members go together
+                for one in request.joint_members:
+                    one.num_rotated_tokens = self.length
+                scheduler.preempt(request, Recompute())
 
 
 def make_scheduler(
