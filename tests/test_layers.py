@@ -120,7 +120,7 @@ TORCH_FREE = (
     "minivllm.bench.workloads.arrivals",
     "minivllm.bench.records.reading",
     "minivllm.report",
-    "minivllm.report.studies.alone.kernels",
+    "minivllm.report.studies.standalone.kernels",
     "minivllm.engines.supported_knobs",
     "minivllm.engines.vllm.engine",
     "minivllm.engines.openai.engine",

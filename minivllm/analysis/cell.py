@@ -159,7 +159,7 @@ class Cell:
         """When the newest of its records was begun; see `started`."""
         return max(started(row) for row in self.rows)
 
-    def stat(self, key: str) -> Summary | None:
+    def summary(self, key: str) -> Summary | None:
         """Mean and range of a field over the ok blocks; None where no block has it."""
         rows = self.ok if key.startswith("quality.") else self.timed
         if len(rows) == 1:
@@ -178,7 +178,7 @@ class Cell:
         rows = self.ok if key.startswith("quality.") else self.timed
         if len(rows) == 1:  # as of each of thousands of cells
             return number(rows[0].get(key))
-        stat = self.stat(key)
+        stat = self.summary(key)
         return stat.mean if stat else None
 
     @cached_property

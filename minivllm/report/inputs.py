@@ -21,7 +21,7 @@ from minivllm.bench.records.storage import EVENTS, TABLES
 from minivllm.bench.records.tables import damaged_tables
 from minivllm.platform.processes.process_pool import Begun, ProcessPool
 from minivllm.report import percentiles
-from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.tables import COLUMNS, Column
 
 # fields of a row by which its tables are checked
@@ -72,9 +72,9 @@ class ReportInputs:
         return [table for damaged in self._checks.results() for table in damaged]
 
     @cached_property
-    def looks(self) -> Looks:
+    def styles(self) -> CellStyles:
         """How each cell is drawn in every figure."""
-        return Looks(self.cells)
+        return CellStyles(self.cells)
 
     @property
     def warning(self) -> str | None:

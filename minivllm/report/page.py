@@ -104,10 +104,10 @@ def _write(inputs: ReportInputs, out_dir: Path, studies: Sequence[Study[Any]]) -
 
 def figures(inputs: ReportInputs) -> list[Described]:
     """Descriptions of the figures of any report for which the records hold data."""
-    cells, looks = inputs.cells, inputs.looks
+    cells, styles = inputs.cells, inputs.styles
     single = (trade_off, distributions, roofline, throughput, latency, memory, breakdown)
-    plots: list[Described] = [one for draw in single if (one := draw(cells, looks)) is not None]
-    return plots + timeline_plots(cells, looks)
+    plots: list[Described] = [one for draw in single if (one := draw(cells, styles)) is not None]
+    return plots + timeline_plots(cells, styles)
 
 
 def _front(inputs: ReportInputs, known: Sequence[Finding]) -> Front:

@@ -21,7 +21,7 @@ NO_INTERVAL = "these are least and greatest, not a confidence interval"
 def by_throughput(done: list[Cell], base: Cell) -> tuple[str, list[str]]:
     """The fastest of several cells with a throughput, against slowest and baseline, and what
     qualifies it."""
-    known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
+    known = [(cell, stat) for cell in done if (stat := cell.summary(THROUGHPUT))]
     ranked = sorted(known, key=lambda item: -item[1].mean)
     (best, most), (worst, least) = ranked[0], ranked[-1]
     headline = f"Fastest: {best.label} at {sig(most.mean)} output tokens/s"
@@ -70,13 +70,13 @@ class Tie:
 
 def not_separated(cells: list[Cell]) -> list[str]:
     """That the first two cells cannot be told apart by what ranks them, if so."""
-    done = [cell for cell in cells if cell.stat(THROUGHPUT)]
+    done = [cell for cell in cells if cell.summary(THROUGHPUT)]
     if (latency := _by_latency(done)) is not None:
         tie = tie_of(latency[1], f"metrics.{latency[0]}", "lowest")
     elif rank(done).paced:
         return []
     else:
-        known = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT))]
+        known = [(cell, stat) for cell in done if (stat := cell.summary(THROUGHPUT))]
         tie = tie_of(sorted(known, key=lambda item: -item[1].mean), THROUGHPUT, "fastest")
     return [] if tie is None else [tie.sentence]
 
@@ -117,7 +117,7 @@ def _by_latency(done: list[Cell]) -> tuple[str, list[tuple[Cell, Summary]]] | No
     if rank(done).metrics != LATENCIES:
         return None
     for metric in LATENCIES:
-        known = [(cell, stat) for cell in done if (stat := cell.stat(f"metrics.{metric}"))]
+        known = [(cell, stat) for cell in done if (stat := cell.summary(f"metrics.{metric}"))]
         if len(known) > 1:
             return metric, sorted(known, key=lambda item: item[1].mean)
     return None
@@ -178,7 +178,7 @@ def _ratio(cell: Cell, other: Cell) -> str:
 def _intervals(best: Cell, worst: Cell) -> list[str]:
     """Ranges over blocks of the fastest cell and, where they took turns, of its ratio to the
     slowest, block by block."""
-    stat = best.stat(THROUGHPUT)
+    stat = best.summary(THROUGHPUT)
     if stat is None or not stat.spread:
         return []
     text = f"Over {stat.n} blocks the fastest had {range_text(stat)} tokens/s"

@@ -44,7 +44,7 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
     }
     names = name_columns(cells)
     ratios = speedups(cells)
-    alike = [cell for cell in cells if cell.stat(THROUGHPUT) and like_for_like(cells[0], cell)]
+    alike = [cell for cell in cells if cell.summary(THROUGHPUT) and like_for_like(cells[0], cell)]
     separations = Separations(alike, THROUGHPUT)
     rows = []
     for index, cell in enumerate(cells[:MAX_ROWS]):
@@ -122,7 +122,7 @@ def _why_missing(cell: Cell, column: Column) -> str:
 def _absent(cells: list[Cell], used: list[Column], asked: Sequence[Column]) -> list[str]:
     """Why columns that a reader may look for are not in the table, or not in all its rows."""
     # The others are of quality alone.
-    ok = [row for cell in cells if cell.stat(THROUGHPUT) for row in cell.ok]
+    ok = [row for cell in cells if cell.summary(THROUGHPUT) for row in cell.ok]
     keys: set[str] = {column.key for column in used}
     notes: list[str] = []
     if not ok:

@@ -353,5 +353,5 @@ def partial_means(cell: Cell) -> list[str]:
         f"{column.title}: {len(cell.timed) - stat.n} of {len(cell.timed)} blocks have no figure, "
         "and the mean is of the others"
         for column in COLUMNS
-        if (stat := cell.stat(column.key)) is not None and stat.n < len(cell.timed)
+        if (stat := cell.summary(column.key)) is not None and stat.n < len(cell.timed)
     ]

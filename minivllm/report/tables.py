@@ -70,10 +70,10 @@ class Column:
         """Title and unit in one line."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
-    def stat(self, cell: Cell) -> Summary | None:
+    def summary(self, cell: Cell) -> Summary | None:
         """Mean and range over the cell's ok blocks, in the record's unit; None where no block has
         it."""
-        stat = cell.stat(self.key)
+        stat = cell.summary(self.key)
         if stat is None or self.per is None:
             return stat
         whole = cell.mean(self.per)
@@ -85,7 +85,7 @@ class Column:
 
     def mean(self, cell: Cell) -> float | None:
         """Mean over the cell's ok blocks."""
-        stat = self.stat(cell)
+        stat = self.summary(cell)
         return stat.mean if stat else None
 
 
@@ -161,7 +161,7 @@ def text(cell: Cell, column: Column) -> str:
 
 def spread_text(cell: Cell, column: Column) -> str:
     """Least and greatest block; empty with fewer than two, or where they read the same."""
-    stat = column.stat(cell)
+    stat = column.summary(cell)
     if stat is None or not stat.spread:
         return ""
     low, high = (sig(value * column.scale, column.digits) for value in (stat.low, stat.high))
@@ -266,7 +266,7 @@ def csv_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
         if len(cell.ok) == 1:  # then the three are the same
             line += [value for key in keys for value in [number(cell.ok[0].get(key))] * 3]
         else:
-            stats = [cell.stat(key) for key in keys]
+            stats = [cell.summary(key) for key in keys]
             line += [value for stat in stats for value in (stat[:3] if stat else [None] * 3)]
         rows.append(line)
     return csv_table(head, rows)

@@ -36,7 +36,7 @@ ALIKE = 1.01
 def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Conclusion:
     """Which cell leads, against baseline and the last, memory, failures, and how far to trust
     it."""
-    done = [cell for cell in cells if cell.stat(THROUGHPUT)]
+    done = [cell for cell in cells if cell.summary(THROUGHPUT)]
     if not done and (words := quality(cells)):
         return Conclusion(words[0], _failures(cells))
     if not done and len(cells) == 1 and not cells[0].ok and not cells[0].absent:
@@ -80,7 +80,7 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
 def remarks(cells: list[Cell], knobs: Sequence[Liveness] = ()) -> list[str]:
     """What is worth knowing besides who is fastest: memory, quality, knobs that did nothing,
     failures, and a busy machine."""
-    weighed = _memory([cell for cell in cells if cell.stat(THROUGHPUT)])
+    weighed = _memory([cell for cell in cells if cell.summary(THROUGHPUT)])
     known = weighed + quality(cells) + _dead(knobs) + one_configuration(cells)
     return known + _failures(cells) + doubts(cells)
 
@@ -127,7 +127,7 @@ def incomplete(cells: list[Cell]) -> list[str]:
     lacking = [
         (cell, len(cell.timed) - stat.n)
         for cell in cells
-        if (stat := cell.stat(THROUGHPUT)) and stat.n < len(cell.timed)
+        if (stat := cell.summary(THROUGHPUT)) and stat.n < len(cell.timed)
     ]
     return [
         f"{cell.mention}: no throughput in {missing} of {count(len(cell.timed), 'block')}; means "
@@ -139,7 +139,7 @@ def incomplete(cells: list[Cell]) -> list[str]:
 def busy(cells: list[Cell]) -> list[str]:
     """That other processes used the machine while cells were measured, if so: they are slower for
     it."""
-    timed = [cell for cell in cells if cell.stat(THROUGHPUT)]
+    timed = [cell for cell in cells if cell.summary(THROUGHPUT)]
     met = [cell for cell in timed if cell.busy]
     if not met:
         return []
@@ -223,7 +223,7 @@ def _failures(cells: list[Cell]) -> list[str]:
 def _trust(done: list[Cell]) -> list[str]:
     lines = []
     measured = [cell for cell in done if not cell.simulated]  # what is simulated has no noise
-    blocks = [stat.n for cell in measured if (stat := cell.stat(THROUGHPUT))]
+    blocks = [stat.n for cell in measured if (stat := cell.summary(THROUGHPUT))]
     if blocks and min(blocks) < 2:
         who = (
             "Each cell was"
@@ -236,6 +236,6 @@ def _trust(done: list[Cell]) -> list[str]:
             f"{who} measured once, so there is no interval: differences of a few per cent may be "
             "noise. measure.repeats=3 measures three blocks."
         )
-    elif len(measured) == len(done) == 1 and (stat := done[0].stat(THROUGHPUT)):
+    elif len(measured) == len(done) == 1 and (stat := done[0].summary(THROUGHPUT)):
         lines.append(f"Over {stat.n} blocks {range_text(stat)} tokens/s; {NO_INTERVAL}.")
     return [*lines, *rank(done).notes]

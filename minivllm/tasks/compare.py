@@ -13,7 +13,7 @@ from minivllm.experiments.ending import list_reports
 from minivllm.tasks.report import find_runs, joined_name
 
 if TYPE_CHECKING:
-    from minivllm.report.studies.alone.comparison import ComparedRuns
+    from minivllm.report.studies.standalone.comparison import ComparedRuns
 
 
 def run(config: dict[str, Any]) -> int:
@@ -43,7 +43,7 @@ def run(config: dict[str, Any]) -> int:
 
     from minivllm.analysis.comparison import compare
     from minivllm.analysis.rows import read_rows
-    from minivllm.report.studies.alone.comparison import ComparedRuns, write
+    from minivllm.report.studies.standalone.comparison import ComparedRuns, write
     from minivllm.report.writing import make_folder
 
     names = joined_name(folders[0]), joined_name(folders[1])
@@ -68,7 +68,7 @@ def run(config: dict[str, Any]) -> int:
 
 def _print(compared: ComparedRuns) -> None:
     """Print the table, its notes and the conclusion."""
-    from minivllm.report.studies.alone.comparison import MEANS, busy, comparison_table
+    from minivllm.report.studies.standalone.comparison import MEANS, busy, comparison_table
     from minivllm.report.terminal import print_table
 
     comparison, names = compared.comparison, compared.names

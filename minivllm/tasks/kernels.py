@@ -48,8 +48,8 @@ def run(config: dict[str, Any]) -> int:
     """
     from rich.console import Console
 
-    from minivllm.report.studies.alone.kernel_findings import findings
-    from minivllm.report.studies.alone.kernels import table, write
+    from minivllm.report.studies.standalone.kernel_findings import findings
+    from minivllm.report.studies.standalone.kernels import table, write
     from minivllm.report.terminal import print_table
 
     require_writable_reports(config)

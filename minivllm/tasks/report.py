@@ -42,8 +42,8 @@ def run(config: dict[str, Any]) -> int:
         raise BadInput(f"name={name} is for one report; a run of task=kernels has its own")
     from minivllm.report.inputs import read
     from minivllm.report.page import write_report
-    from minivllm.report.studies.alone import kernels
     from minivllm.report.studies.listed import configured
+    from minivllm.report.studies.standalone import kernels
 
     if measured:
         studies = configured(config)

@@ -19,7 +19,7 @@ from minivllm.errors import BadInput
 from minivllm.report.figures.chart import draw, keys
 from minivllm.report.figures.palette import NEUTRAL
 from minivllm.report.figures.style import WIDE
-from minivllm.report.studies.alone import comparison
+from minivllm.report.studies.standalone import comparison
 from tests.experiments.synthetic import ablation_rows
 
 TWO = Design("add_one_in", {"a": (), "b": ()})

@@ -16,7 +16,7 @@ def _painted_if_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the pictures that every page has, but for tests with `painted_anew`; a fixture of a
     whole file has them."""
     monkeypatch.setattr("minivllm.report.page.finish", painted_if_own)
-    for page in ("page", "studies.alone.page"):
+    for page in ("page", "studies.standalone.page"):
         monkeypatch.setattr(f"minivllm.report.{page}.finish_opening", unpainted)
 
 

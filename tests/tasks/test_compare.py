@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minivllm.report.studies.alone import comparison
+from minivllm.report.studies.standalone import comparison
 from tests.report.pagereader import Page
 from tests.report.synthetic import make_record, write
 

@@ -24,7 +24,7 @@ from minivllm.errors import BadInput
 from minivllm.extras.sampler_ops import sampler_ops
 from minivllm.kernels.cpu import library
 from minivllm.models.config import ModelConfig
-from minivllm.report.studies.alone import kernels as report
+from minivllm.report.studies.standalone import kernels as report
 from minivllm.tasks.kernels import run
 from tests.reference import FAMILIES, SMALL
 

@@ -10,8 +10,8 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, sig
 from minivllm.analysis.tables import frames
 from minivllm.bench.metrics.latency import token_gaps
+from minivllm.report.figures.cell_styles import MAX_STYLES, CellStyle, CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.looks import MAX_LOOKS, Look, Looks
 from minivllm.report.figures.plots import latency_unit
 from minivllm.report.figures.scatter import WIDE
 from minivllm.report.figures.style import short
@@ -25,13 +25,13 @@ TAIL = 99.5  # % of the samples of each curve that an axis shows whatever they a
 OUTLYING = 2  # times that figure: the slowest is beyond the axis
 
 
-def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
+def distributions(cells: list[Cell], styles: CellStyles) -> Chart | None:
     """Cumulative shares of TTFT and ITL over the requests of all blocks, a curve a cell; None
     without requests."""
     able = [cell for cell in cells if cell.ok]
     samples: list[tuple[Cell, list[np.ndarray]]] = []
     for cell in able:
-        if len(samples) == MAX_LOOKS:
+        if len(samples) == MAX_STYLES:
             break
         parts = _samples(cell)
         if len(parts[0]) > 1:
@@ -48,7 +48,7 @@ def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
         least = min(float(values[len(values) // 2]) for values in known)
         logarithmic = longest_shown > WIDE * max(least, 1e-3)
         series = [
-            _curve(cell, looks[cell.label], data[index], longest_shown, (scale, unit), logarithmic)
+            _curve(cell, styles[cell.label], data[index], longest_shown, (scale, unit), logarithmic)
             for cell, data in samples
             if len(data[index]) > 1
         ]
@@ -67,7 +67,7 @@ def distributions(cells: list[Cell], looks: Looks) -> Chart | None:
     )
     caption = (
         "Requests and gaps of a cell's blocks pooled. Where a curve crosses 50 % is the median; "
-        f"a curve that bends to the right at its top has a tail of slow ones.{looks.note}"
+        f"a curve that bends to the right at its top has a tail of slow ones.{styles.note}"
     )
     if ends:
         caption += f" An axis ends where {TAIL} % of the slowest curve lie: {', and '.join(ends)}."
@@ -109,7 +109,7 @@ def _shown_range(known: list[np.ndarray]) -> tuple[float, float]:
 
 def _curve(
     cell: Cell,
-    look: Look,
+    style: CellStyle,
     samples: np.ndarray,
     longest_shown: float,
     unit: tuple[float, str],
@@ -131,5 +131,7 @@ def _curve(
         for x, share in zip(at[kept], shares[kept], strict=True)
     ]
     points = list(at[kept]), list(shares[kept])
-    legend = look.legend or look.name
-    return Series(short(legend, 60), look.colour, *points, "line", dashed=look.dashed, names=names)
+    legend = style.legend or style.name
+    return Series(
+        short(legend, 60), style.colour, *points, "line", dashed=style.dashed, names=names
+    )

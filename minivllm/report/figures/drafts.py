@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count
-from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.palette import PALETTE
 from minivllm.report.figures.style import Drawing, Sheet, canvas, legend_below, patch, short
 
@@ -32,18 +32,19 @@ def by_position(cell: Cell) -> list[float]:
     return [sum(shares) / len(blocks) for shares in zip(*padded, strict=True)]
 
 
-def acceptance(cells: list[Cell], looks: Looks) -> Drawing | None:
+def acceptance(cells: list[Cell], styles: CellStyles) -> Drawing | None:
     """Acceptance by position, a bar a cell; None where no draft was made."""
     drafting = [(cell, shares) for cell in cells if (shares := by_position(cell))]
     if not drafting:
         return None
     shown = drafting[:MOST_CELLS]
-    each = [looks[cell.label] for cell, _ in shown]
-    alike = len({look.colour for look in each}) < len(each)  # told apart by marks, which bars lack
-    colours = PALETTE if alike else [look.colour for look in each]
+    each = [styles[cell.label] for cell, _ in shown]
+    # Bars lack the marks that cells of the same colour differ in.
+    shared = len({style.colour for style in each}) < len(each)
+    colours = PALETTE if shared else [style.colour for style in each]
     bars = [
-        (look.name, colour, shares)
-        for look, colour, (_, shares) in zip(each, colours, shown, strict=False)
+        (style.name, colour, shares)
+        for style, colour, (_, shares) in zip(each, colours, shown, strict=False)
     ]
     first = ", ".join(f"{100 * shares[0]:.0f} % in {cell.label}" for cell, shares in shown)
     alt = (
@@ -57,7 +58,7 @@ def acceptance(cells: list[Cell], looks: Looks) -> Drawing | None:
     if len(drafting) > len(shown):
         caption += f" The first {len(shown)} of {len(drafting)} cells; the table has them all."
     draw = partial(_draw, bars)
-    return Drawing("acceptance", "How far are drafts right?", alt, caption + looks.note, draw)
+    return Drawing("acceptance", "How far are drafts right?", alt, caption + styles.note, draw)
 
 
 def _draw(bars: Sequence[Bars], sheet: Sheet) -> Figure:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, sig
-from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.palette import BLACK, CLAY, HAZE, MIST, SAND, SLATE, STONE, TAUPE
 from minivllm.report.figures.plots import cut, failures_note
 from minivllm.report.figures.style import (
@@ -88,7 +88,7 @@ def _memory_of(cell: Cell) -> _Memory | None:
     return _Memory(giga[0], giga[1] or 0.0, giga[2] or 0.0, giga[3] or 0.0, kind, giga[4])
 
 
-def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
+def memory(cells: list[Cell], styles: CellStyles) -> Drawing | None:
     """Weights, KV pool and the rest, stacked; the weights' 16-bit size as a mark.
 
     In a host's memory a pool is an outline: its pages take none until they are written to, so how
@@ -104,7 +104,7 @@ def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
 
     rows = [
         _MemoryRow(
-            looks[cell.label].name, known.get(cell.label), "" if cell.ok else cell.status_text
+            styles[cell.label].name, known.get(cell.label), "" if cell.ok else cell.status_text
         )
         for cell in shown
     ]
@@ -128,7 +128,7 @@ def memory(cells: list[Cell], looks: Looks) -> Drawing | None:
         "memory",
         "What takes the memory?",
         alt + note,
-        caption + note + looks.note + rest,
+        caption + note + styles.note + rest,
         partial(_draw_memory, rows, right, outlined),
     )
 
@@ -190,7 +190,7 @@ def _memory_bar(ax: Axes, y: int, one: _Memory, sheet: Sheet) -> None:
     beside(ax, one.end, y, f"{sig(one.weights)} of {sig(one.total)}")
 
 
-def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
+def breakdown(cells: list[Cell], styles: CellStyles) -> Drawing | None:
     """Mean milliseconds a step by phase, stacked."""
     measured = [cell for cell in cells if cell.mean("breakdown.forward_ms") is not None]
     shown, rest = cut(measured)
@@ -199,7 +199,7 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
     phases = [phase for phase in PHASES if _is_told(phase, shown)]
     rows = [
         (
-            looks[cell.label].name,
+            styles[cell.label].name,
             {phase: cell.mean(f"breakdown.{phase}_ms") for phase in phases},
         )
         for cell in shown
@@ -211,7 +211,7 @@ def breakdown(cells: list[Cell], looks: Looks) -> Drawing | None:
         "step. Gap is the time between the end of one step and the start of the next."
     )
     caption = parts if len(phases) > 1 else "Phases of a step are not told apart."
-    caption += f"{_on_gpu(shown)}{looks.note}{rest}"
+    caption += f"{_on_gpu(shown)}{styles.note}{rest}"
     if len(measured) < len(cells):
         caption += (
             f" {len(measured)} of {count(len(cells), 'cell')}: the others failed or show no steps."

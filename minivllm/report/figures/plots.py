@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.analysis.cell import Cell, Summary
 from minivllm.analysis.format import count, sig
-from minivllm.report.figures.looks import Looks
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.palette import INK, RULE, VERMILION
 from minivllm.report.figures.style import (
     MAX_BARS,
@@ -67,21 +67,21 @@ class _Bar:
     status: str
 
 
-def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
+def throughput(cells: list[Cell], styles: CellStyles) -> Drawing | None:
     """Output tokens/s by cell, with the range over blocks; None for a lone cell, whose bar would
     say nothing."""
     if len(cells) < 2:
         return None
     shown, rest = cut(cells)
-    figures = [cell.stat(THROUGHPUT) for cell in shown]
+    figures = [cell.summary(THROUGHPUT) for cell in shown]
     top = max((f.high for f in figures if f), default=0.0)
     if top <= 0 and not any(not cell.ok for cell in shown):
         return None
     bars = [
-        _Bar(looks[cell.label].name, looks[cell.label].colour, stat, cell.status_text)
+        _Bar(styles[cell.label].name, styles[cell.label].colour, stat, cell.status_text)
         for cell, stat in zip(shown, figures, strict=True)
     ]
-    legend = {f"{looks.column}={value}": colour for value, colour in looks.colours.items()}
+    legend = {f"{styles.column}={value}": colour for value, colour in styles.colours.items()}
     best = max(
         (c for c in shown if c.mean(THROUGHPUT)),
         key=lambda c: c.mean(THROUGHPUT) or 0.0,
@@ -99,7 +99,7 @@ def throughput(cells: list[Cell], looks: Looks) -> Drawing | None:
     note = failures_note(shown)
     caption = (
         "Output tokens per second, from first arrival to last "
-        f"token.{whiskers}{note}{looks.note}{rest}"
+        f"token.{whiskers}{note}{styles.note}{rest}"
     )
     return Drawing(
         "throughput",
@@ -131,14 +131,14 @@ def _draw_throughput(
     return figure
 
 
-def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
+def latency(cells: list[Cell], styles: CellStyles) -> Drawing | None:
     """TTFT and ITL: median to p99 by cell."""
     shown, rest = cut(cells)
     if not any(cell.mean(f"{key}.p50") is not None for cell in shown for key in LATENCIES):
         return None
 
     rows = [
-        (looks[cell.label].name, looks[cell.label].colour, "" if cell.ok else cell.status_text)
+        (styles[cell.label].name, styles[cell.label].colour, "" if cell.ok else cell.status_text)
         for cell in shown
     ]
     panels = [_panel(cells, shown, key) for key in LATENCIES]
@@ -149,7 +149,7 @@ def latency(cells: list[Cell], looks: Looks) -> Drawing | None:
     caption = (
         "Each block's percentiles, averaged over blocks, in the colour of the cell. TTFT counts "
         "from the scheduled arrival, queueing included. A percentile with too few samples is "
-        f"left out.{looks.note}{rest}"
+        f"left out.{styles.note}{rest}"
     )
     return Drawing(
         "latency",

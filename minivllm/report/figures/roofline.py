@@ -8,8 +8,8 @@ import math
 from minivllm.analysis.cell import DEVICE, Cell
 from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import number
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import GREY, INK
 from minivllm.report.figures.scatter import point_series, thinning
 from minivllm.report.figures.style import short
@@ -20,7 +20,7 @@ GIGA = 1e-9
 KINDS = (("decode", "Decode steps"), ("prefill", "Prefill steps"))
 
 
-def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
+def roofline(cells: list[Cell], styles: CellStyles) -> Chart | None:
     """Operations a second against operations a byte, under the measured rooflines; None where
     nothing was counted."""
     cell_places = {kind: [(cell, _place(cell, kind)) for cell in cells] for kind, _ in KINDS}
@@ -36,7 +36,7 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
         if drawn[kind]:
             points = point_series(
                 drawn[kind],
-                looks,
+                styles,
                 lambda cell, k=kind: _place(cell, k),  # type: ignore[misc]
                 lambda cell, k=kind: _words(cell, k),  # type: ignore[misc]
             )
@@ -66,7 +66,7 @@ def roofline(cells: list[Cell], looks: Looks) -> Chart | None:
     caption = (
         "The slope is the measured bandwidth, the flat part the measured matrix rate. A point "
         "on the slope is limited by memory, one on the flat part by arithmetic; the distance "
-        f"below the roofline is what is left to gain.{looks.note}{thinning(cells)}"
+        f"below the roofline is what is left to gain.{styles.note}{thinning(cells)}"
     )
     if any(cell.first("roofline.fits_cache") for cell in cells):
         caption += (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, sig
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import LIGHT
 from minivllm.report.figures.plots import THROUGHPUT, latency_unit
 from minivllm.report.figures.style import short
@@ -30,12 +30,12 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def point_series(
     cells: Sequence[Cell],
-    looks: Looks,
+    styles: CellStyles,
     place: Callable[[Cell], tuple[float, float] | None],
     name: Callable[[Cell], str],
     full: Callable[[Cell], bool] = lambda cell: True,
 ) -> list[Series]:
-    """A point a cell in its look, hollow where not `full`; cells that look alike are one series.
+    """A point a cell in its style, hollow where not `full`; cells of the same style are one series.
 
     Of thousands some are left out, see `thinning`, but for those that are full among others.
     """
@@ -44,8 +44,8 @@ def point_series(
     groups: dict[tuple[str, str, str, bool], list[tuple[Cell, tuple[float, float]]]] = {}
     for cell in cells:
         if (at := place(cell)) is not None:
-            look = looks[cell.label]
-            key = look.legend, look.colour, look.marker, not full(cell)
+            style = styles[cell.label]
+            key = style.legend, style.colour, style.marker, not full(cell)
             groups.setdefault(key, []).append((cell, at))
     series = []
     for (label, tint, marker, hollow), members in groups.items():
@@ -65,7 +65,7 @@ def _step(cells: Sequence[Cell]) -> int:
     return -(-len(cells) // MAX_POINTS)
 
 
-def trade_off(cells: list[Cell], looks: Looks) -> Chart | None:
+def trade_off(cells: list[Cell], styles: CellStyles) -> Chart | None:
     """Throughput against latency, with the cells that no other beats in both."""
     drawn = [
         c for c in cells if c.mean(THROUGHPUT) is not None and any(c.mean(k) for k in (TTFT, ITL))
@@ -93,7 +93,7 @@ def trade_off(cells: list[Cell], looks: Looks) -> Chart | None:
             latency = cell.mean(key)
             return (latency * scale, cell.mean(THROUGHPUT) or 0.0) if latency else None
 
-        drawn_points = point_series(known, looks, place, _words, chosen(known, edge))
+        drawn_points = point_series(known, styles, place, _words, chosen(known, edge))
         logarithmic = max(latencies) > WIDE * min(latencies)
         panels.append(
             Panel(
@@ -112,7 +112,7 @@ def trade_off(cells: list[Cell], looks: Looks) -> Chart | None:
     )
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in "
-        f"throughput and latency at once, drawn full.{looks.note}{thinning(drawn)}"
+        f"throughput and latency at once, drawn full.{styles.note}{thinning(drawn)}"
     )
     title = "What does throughput cost in latency?"
     return Chart("latency_throughput", title, alt, caption, [("", panels)])

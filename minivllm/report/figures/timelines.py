@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing
 from minivllm.analysis.tables import frames
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import CLAY, FAINT, LIGHT, PLUM, SLATE, TAUPE, TEAL
 from minivllm.report.figures.style import short
 
@@ -24,7 +24,7 @@ MAX_POINTS = 400  # a line; more than pixels would only grow the page
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel: a field of the table, scaled. No two of a figure look alike."""
+    """A line of a panel: a field of the table, scaled. No two of a figure have the same style."""
 
     field: str
     name: str
@@ -95,13 +95,13 @@ GAPS = ("rss", "rss_besides")  # lines that are broken off where they have no va
 CEILING = "kv_blocks_total"
 
 
-def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
+def timeline_plots(cells: list[Cell], styles: CellStyles) -> list[Chart]:
     """Steps and telemetry of the first cells that have them; cells without the files are passed
     over."""
     plots = (
         _timeline(
             cells,
-            looks,
+            styles,
             STEPS,
             "steps.parquet",
             "start_s",
@@ -111,7 +111,7 @@ def timeline_plots(cells: list[Cell], looks: Looks) -> list[Chart]:
         ),
         _timeline(
             cells,
-            looks,
+            styles,
             TELEMETRY,
             "telemetry.parquet",
             "t_s",
@@ -151,7 +151,7 @@ def _split_memory(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _timeline(
     cells: list[Cell],
-    looks: Looks,
+    styles: CellStyles,
     tracks: tuple[Track, ...],
     file: str,
     clock: str,
@@ -180,7 +180,7 @@ def _timeline(
         return None
     rows = [
         (
-            short(looks[cell.label].name, 60),
+            short(styles[cell.label].name, 60),
             [
                 Panel(
                     track.unit,
@@ -202,7 +202,7 @@ def _timeline(
     title = f"How did {listing([track.noun for track, _ in shown])} change over time?"
     labels = listing([line.name for _, lines in shown for line in lines], 8)
     alt = f"Lines over time, a row a cell for {count(len(drawn), 'cell')}: {labels}."
-    return Chart(name, title, alt, caption + note + looks.note, rows)
+    return Chart(name, title, alt, caption + note + styles.note, rows)
 
 
 def _drawn(

@@ -119,7 +119,7 @@ class AgentsStudy(Study[list[Cell]]):
             caption = "Share of the prompt tokens that the prefix cache had."
             panels = [("", "hit rate, %", lines)]
             return over_loads("Where is the cache too small?", panels, label, caption)
-        times = [(cell, stat) for cell in result if (stat := cell.stat(LATENCY))]
+        times = [(cell, stat) for cell in result if (stat := cell.summary(LATENCY))]
         rows = [
             ForestRow(cell.label, stat.mean, *((stat.low, stat.high) if stat.spread else ()))
             for cell, stat in times

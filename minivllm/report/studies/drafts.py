@@ -56,7 +56,7 @@ class DraftsStudy(Study[list[Cell]]):
         return [_terminal_table(result)] if len(inputs.cells) > 1 else []
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> Iterable[Described | None]:
-        return [acceptance(result, inputs.looks)]
+        return [acceptance(result, inputs.styles)]
 
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path

@@ -11,8 +11,8 @@ from minivllm.analysis.cells import name_columns, names_of
 from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import distinct
 from minivllm.bench.records.identity import quality_wanted
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import LIGHT
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.figures.render import Described, Plot
@@ -95,7 +95,7 @@ class PrecisionStudy(Study[list[Cell]]):
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> list[Described | None]:
         """See `pareto`: against speed, and against memory where cells differ in it."""
-        return [pareto(inputs.cells, inputs.looks, gain) for gain in (SPEED, MEMORY)]
+        return [pareto(inputs.cells, inputs.styles, gain) for gain in (SPEED, MEMORY)]
 
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
@@ -202,7 +202,7 @@ def _quality_table(shown: list[Cell]) -> Table:
     return table
 
 
-def pareto(cells: list[Cell], looks: Looks, gain: _Gain = SPEED) -> Chart | None:
+def pareto(cells: list[Cell], styles: CellStyles, gain: _Gain = SPEED) -> Chart | None:
     """Quality against speed or memory, a point a cell; None unless two cells have both, and differ
     in memory if that is drawn."""
     drawn = [
@@ -221,7 +221,7 @@ def pareto(cells: list[Cell], looks: Looks, gain: _Gain = SPEED) -> Chart | None
         place = dict(zip(map(id, drawn), points, strict=True))
         series = point_series(
             drawn,
-            looks,
+            styles,
             lambda cell, at=place: at[id(cell)],  # type: ignore[misc]
             _words,
             chosen(drawn, edge),
@@ -248,7 +248,7 @@ def pareto(cells: list[Cell], looks: Looks, gain: _Gain = SPEED) -> Chart | None
     caption = (
         "A point a cell, means over blocks. The line joins the cells that no other beats in "
         f"{gain.what} and quality at once, drawn full: the choice is among "
-        f"these.{looks.note}{thinning(drawn)}"
+        f"these.{styles.note}{thinning(drawn)}"
     )
     if any((cell.mean(KL) or 0.0) < LEAST_KL for cell in drawn):
         caption += f" A KL below {LEAST_KL:g} is drawn there."

@@ -201,7 +201,7 @@ def _shared(cells: Sequence[Cell], key: str) -> tuple[str, Any]:
 
 def _rung(cell: Cell, kind: str, number_of: float, batch: float, context: float) -> Rung | None:
     """Of totals over a window, `number_of` steps or prompts."""
-    seconds = cell.stat(f"roofline.{kind}_s")
+    seconds = cell.summary(f"roofline.{kind}_s")
     if seconds is None or not seconds.mean or not number_of:
         return None
     scale = 1e3 / number_of

@@ -139,7 +139,9 @@ def levels_of(cells: Sequence[Cell]) -> Levels | None:
 
 def _level(of: str, value: str, cells: Sequence[Cell], metric: MetricRef) -> Level | None:
     """A level at which at least two cells did the same work."""
-    known = [(cell, stat) for cell in cells if (stat := cell.stat(metric.column)) and stat.mean > 0]
+    known = [
+        (cell, stat) for cell in cells if (stat := cell.summary(metric.column)) and stat.mean > 0
+    ]
     if len(known) < 2 or not all(like_for_like(known[0][0], cell) for cell, _ in known):
         return None
     ranked = sorted(known, key=lambda pair: -metric.better * pair[1].mean)

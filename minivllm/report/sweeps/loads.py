@@ -42,7 +42,7 @@ class LoadSweep:
 
 def load_sweep(cells: Sequence[Cell]) -> LoadSweep | None:
     """The cells in order of their load; None where anything else varies, or it is no number."""
-    done = [cell for cell in cells if cell.configured and cell.stat(THROUGHPUT)]
+    done = [cell for cell in cells if cell.configured and cell.summary(THROUGHPUT)]
     knobs = factors.knobs_of(list(cells)) if cells and cells[0].varying else []
     if len(knobs) != 1 or len(done) < 2:
         return None

@@ -27,7 +27,7 @@ BLOCKS = "least and greatest block"
 def of_ranking(cells: Sequence[Cell]) -> Chart | None:
     """The best at each level, throughput and latency against the load, or a row a cell; None for a
     lone cell, and where no cell has a figure."""
-    done = [cell for cell in cells if cell.stat(THROUGHPUT)]
+    done = [cell for cell in cells if cell.summary(THROUGHPUT)]
     if len(done) < 2:
         return None
     levels = levels_of(cells)
@@ -101,7 +101,7 @@ def against_load(found: LoadSweep) -> Chart | None:
 def _line(found: LoadSweep, key: str, scale: float, colour: str) -> LoadLine:
     points = []
     for load, cell in found.cells:
-        if (stat := cell.stat(key)) is not None:
+        if (stat := cell.summary(key)) is not None:
             ends = (stat.low * scale, stat.high * scale) if stat.spread else (None, None)
             points.append(LoadPoint(load, stat.mean * scale, *ends))
     return LoadLine("", colour, points)
@@ -110,7 +110,7 @@ def _line(found: LoadSweep, key: str, scale: float, colour: str) -> LoadLine:
 def by_cell(done: Sequence[Cell], base: Cell) -> Chart | None:
     """A row a cell, the best first: what ranks them."""
     metric = find_metric(rank(list(done)).metrics[0])
-    known = [(cell, stat) for cell in done if (stat := cell.stat(metric.column))]
+    known = [(cell, stat) for cell in done if (stat := cell.summary(metric.column))]
     known.sort(key=lambda pair: -metric.better * pair[1].mean)
     if not known:
         return None

@@ -72,7 +72,7 @@ def precisions(cells: Sequence[Cell]) -> Precisions | None:
     levels = levels_of(cells)
     if levels is not None:
         return Precisions(title, known, levels) if levels.option == title else None
-    timed = [(cell, stat) for cell in done if (stat := cell.stat(THROUGHPUT)) and stat.mean > 0]
+    timed = [(cell, stat) for cell in done if (stat := cell.summary(THROUGHPUT)) and stat.mean > 0]
     names = {spoken(title, cell.varying[title]) for cell, _ in timed}
     if len(timed) < 2 or len(names) < len(timed):
         return None

@@ -180,13 +180,13 @@ class TerminalView:
         line, lines = Text(no_wrap=True), []
         for first in range(1, last + 1, each):
             cell = range(first, min(first + each, last + 1))
-            line.append(*self._looks(cell, owners))
+            line.append(*self._styles(cell, owners))
             if len(line) == width:
                 lines.append(line)
                 line = Text(no_wrap=True)
         return [*lines, line] if len(line) else lines
 
-    def _looks(self, cell: range, owners: Mapping[int, Sequence[int]]) -> tuple[str, str]:
+    def _styles(self, cell: range, owners: Mapping[int, Sequence[int]]) -> tuple[str, str]:
         held = [block for block in cell if block in owners]
         if len(cell) == 1:
             if not held:

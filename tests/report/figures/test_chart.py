@@ -24,9 +24,9 @@ from minivllm.bench.records.figures import Breakdown, Memory
 from minivllm.bench.records.storage import write_record
 from minivllm.report.figures import chart as chart_module
 from minivllm.report.figures import live, render
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series, keys
 from minivllm.report.figures.distributions import distributions
-from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.palette import BETTER, INK, NEUTRAL, ON_DARK, PALETTE, UNDECIDED, WORSE
 from minivllm.report.figures.parts import breakdown, memory
 from minivllm.report.figures.plots import latency, throughput
@@ -215,7 +215,7 @@ def cells_of(tmp_path: Path, *records: Any) -> list[Cell]:
 
 def described(draw: Any, cells: list[Cell]) -> Any:
     """The description of a figure of these cells."""
-    return draw(cells, Looks(cells))
+    return draw(cells, CellStyles(cells))
 
 
 def figure_of(draw: Any, cells: list[Cell]) -> Any:
@@ -232,8 +232,8 @@ def figure_of(draw: Any, cells: list[Cell]) -> Any:
     return SimpleNamespace(caption=found.caption, **shown)
 
 
-def points_of(cells: list[Cell], looks: Looks) -> list[Series]:
-    return point_series(cells, looks, lambda cell: (1.0, 2.0), lambda cell: cell.label)
+def points_of(cells: list[Cell], styles: CellStyles) -> list[Series]:
+    return point_series(cells, styles, lambda cell: (1.0, 2.0), lambda cell: cell.label)
 
 
 def test_distributions_are_of_the_requests(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_points_are_named_by_both_columns_that_vary(tmp_path: Path) -> None:
         for b in ("sequential", "continuous")
     ]
     cells = cells_of(tmp_path, *records)
-    series = points_of(cells, Looks(cells))
+    series = points_of(cells, CellStyles(cells))
     assert "quant=fp16 · sequential" in [s.label for s in series]
     assert len({(s.colour, s.marker) for s in series}) == 4
 
@@ -424,15 +424,15 @@ def test_a_cell_has_one_colour_in_every_figure(tmp_path: Path) -> None:
     for record in records:
         record.roofline = counted()
     cells = cells_of(tmp_path, *records)
-    looks = Looks(cells)
-    assert [looks[cell.label].colour for cell in cells] == [
+    styles = CellStyles(cells)
+    assert [styles[cell.label].colour for cell in cells] == [
         c for c in PALETTE[:3] for _ in range(2)
     ]
-    assert [looks[cell.label].dashed for cell in cells] == [False, True] * 3
+    assert [styles[cell.label].dashed for cell in cells] == [False, True] * 3
     for some in (cells, cells[2:], cells[4:]):
-        expected = {looks[cell.label].colour for cell in some}
-        assert {series.colour for series in points_of(some, looks)} == expected
-        rooflines = roofline(some, looks)
+        expected = {styles[cell.label].colour for cell in some}
+        assert {series.colour for series in points_of(some, styles)} == expected
+        rooflines = roofline(some, styles)
         assert (
             rooflines is not None and {key["colour"] for key in keys(rooflines)} - {INK} == expected
         )
@@ -451,8 +451,8 @@ def test_cells_that_no_two_columns_tell_apart_have_a_look_each(tmp_path: Path) -
         record.config["batching"]["max_num_seqs"] = 8 << index % 2
         record.config["cache"]["block_size"] = 16 << index // 2 % 2
     cells = cells_of(tmp_path, *records)
-    looks = Looks(cells)
-    assert len({(look.colour, look.marker) for look in looks.values()}) == len(cells) == 8
+    styles = CellStyles(cells)
+    assert len({(look.colour, look.marker) for look in styles.values()}) == len(cells) == 8
 
 
 def test_long_names_of_the_same_knobs_are_told_by_their_values(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_long_names_of_the_same_knobs_are_told_by_their_values(tmp_path: Path) -
         record.config["cache"]["block_size"] = 16 << index // 2 % 2
     cells = cells_of(tmp_path, *records)
     plot = figure_of(throughput, cells)
-    names = [look.name for look in Looks(cells).values()]
+    names = [look.name for look in CellStyles(cells).values()]
     assert names[:2] == ["64 · 8 · 16", "64 · 16 · 16"] and len(set(names)) == 8
     knobs = "batching.max_num_batched_tokens · batching.max_num_seqs · cache.block_size"
     assert f"Cells are named by {knobs}." in plot.caption
@@ -496,7 +496,7 @@ def test_a_bare_number_is_named_with_its_knob(tmp_path: Path) -> None:
     for index, record in enumerate(records):
         record.config["batching"]["max_num_seqs"] = 8 << index % 2
     cells = cells_of(tmp_path, *records)
-    series = points_of(cells, Looks(cells))
+    series = points_of(cells, CellStyles(cells))
     assert [s.label for s in series][:2] == [
         "quant=fp16 · max_num_seqs=8",
         "quant=fp16 · max_num_seqs=16",
@@ -650,10 +650,10 @@ def test_of_thousands_of_points_some_are_drawn_and_those_on_the_line(
         make_record(cell_id=f"c{i}", arm=f"arm {i}", run_id=f"r{i}", index=i) for i in range(10)
     ]
     cells = cells_of(tmp_path, *records)
-    looks = Looks(cells)
+    styles = CellStyles(cells)
     best = cells[9].label
     series = point_series(
-        cells, looks, lambda c: (1, 2), lambda c: c.label, lambda c: c.label == best
+        cells, styles, lambda c: (1, 2), lambda c: c.label, lambda c: c.label == best
     )
     names = [name for one in series for name in one.names]
     assert sorted(names) == sorted([*(cells[i].label for i in (0, 4, 8)), best])

@@ -13,8 +13,8 @@ from minivllm.analysis.ablation.design import Design
 from minivllm.analysis.ablation.effects import analyse
 from minivllm.analysis.cells import gather
 from minivllm.analysis.format import cut, interval, spanned
+from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.chart import keys
-from minivllm.report.figures.looks import Looks
 from minivllm.report.figures.render import finish
 from minivllm.report.figures.scatter import trade_off
 from minivllm.report.inputs import ReportInputs
@@ -194,7 +194,7 @@ def test_arms_are_linked_to_the_records_of_their_own_sweep(tmp_path: Path) -> No
 def test_each_arm_has_a_key_of_its_own() -> None:
     """They are known by their names alone, whatever options differ among them."""
     cells = gather(rows_of("pairs"))
-    plot = trade_off(cells, Looks(cells))
+    plot = trade_off(cells, CellStyles(cells))
     assert plot is not None
     assert [item["label"] for item in keys(plot)] == [cell.label for cell in cells]
     assert len({(item["colour"], item["glyph"]) for item in keys(plot)}) == len(cells) == 8

@@ -105,7 +105,7 @@ def test_quality_that_was_measured_alone_is_no_block_of_the_speed(tmp_path: Path
     (cell,) = read(write(tmp_path, [timed, alone])).cells
     assert (len(cell.ok), cell.blocks) == (2, "1/1")
     assert cell.mean("memory.host_rss_peak") == timed.memory.host_rss_peak
-    stat = cell.stat("quality.perplexity")
+    stat = cell.summary("quality.perplexity")
     assert stat is not None and stat.n == 2
 
 
@@ -153,7 +153,7 @@ def test_memory_is_drawn_where_cells_differ_in_it(tmp_path: Path) -> None:
     for record in records:
         record.memory.weights = int(sizes[record.config["choices"]["quant"]])
     inputs = read(write(tmp_path, records, parquet=False))
-    chart = pareto(inputs.cells, inputs.looks, MEMORY)
+    chart = pareto(inputs.cells, inputs.styles, MEMORY)
     assert chart is not None and chart.name == "precision_memory"
     assert "Beaten by none in KL and memory at once: fp16 and int8." in chart.alt
     ((_, panels),) = chart.rows
@@ -162,8 +162,8 @@ def test_memory_is_drawn_where_cells_differ_in_it(tmp_path: Path) -> None:
     for record in records:
         record.memory.weights = 1
     inputs = read(write(tmp_path / "same", records, parquet=False))
-    assert pareto(inputs.cells, inputs.looks, MEMORY) is None
-    assert pareto(inputs.cells, inputs.looks) is not None
+    assert pareto(inputs.cells, inputs.styles, MEMORY) is None
+    assert pareto(inputs.cells, inputs.styles) is not None
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -37,8 +37,8 @@ from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS, newest
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
-from minivllm.report.studies.alone.page import write_alone
 from minivllm.report.studies.base import Study
+from minivllm.report.studies.standalone.page import write_alone
 from minivllm.report.terminal import rich_table
 
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.provenance import facts
 from minivllm.report.sections import MAX_ROWS
 from minivllm.report.spreadsheet import csv_table, markdown_table, markdown_text
-from minivllm.report.studies.alone.kernel_findings import (
+from minivllm.report.studies.base import Study
+from minivllm.report.studies.standalone.kernel_findings import (
     answer,
     case_name,
     findings,
     shares_by_kernel,
 )
-from minivllm.report.studies.alone.page import write_alone
-from minivllm.report.studies.base import Study
+from minivllm.report.studies.standalone.page import write_alone
 from minivllm.report.terminal import bare_table
 from minivllm.report.writing import make_folder
 

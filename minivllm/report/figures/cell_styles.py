@@ -10,13 +10,13 @@ from minivllm.analysis.cells import name_columns, spoken
 from minivllm.analysis.format import MISSING
 from minivllm.report.figures.palette import BLUE, GREY, MARKERS, PALETTE
 
-MAX_LOOKS = 2 * len(PALETTE)  # that can be told apart as lines, too: each colour whole and dashed
+MAX_STYLES = 2 * len(PALETTE)  # that can be told apart as lines, too: each colour whole and dashed
 OTHERS = "other cells"
 MAX_NAME = 44  # characters that fit beside a bar
 
 
 @dataclass(frozen=True)
-class Look:
+class CellStyle:
     """A cell's style, and the words that figures have for it."""
 
     name: str  # of the cell
@@ -26,11 +26,11 @@ class Look:
     legend: str = ""  # which cells may share; "" has no entry
 
 
-class Looks(Mapping[str, Look]):
-    """The looks of all cells of a page, by their labels.
+class CellStyles(Mapping[str, CellStyle]):
+    """The styles of all cells of a page, by their labels.
 
     Args:
-        cells: all of them, so that a figure of some gives each the look that it has in the others.
+        cells: all of them, so that a figure of some gives each the style that it has in the others.
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:
@@ -38,28 +38,28 @@ class Looks(Mapping[str, Look]):
         self.column, values = _first(cells)
         self.colours = dict(zip(values, PALETTE, strict=False))  # by its values
         names, self.note = _names(cells)  # the note says how long names were cut
-        looks = self._by_column(cells, names) if self.column else {}
-        styles = {(look.colour, look.marker) for look in looks.values()}
-        if not looks or len(styles) < len(cells) <= MAX_LOOKS:
-            self.column, self.colours, looks = "", {}, _each(cells, names)
-        self._looks = looks
+        styles = self._by_column(cells, names) if self.column else {}
+        kinds = {(style.colour, style.marker) for style in styles.values()}
+        if not styles or len(kinds) < len(cells) <= MAX_STYLES:
+            self.column, self.colours, styles = "", {}, _each(cells, names)
+        self._styles = styles
 
-    def __getitem__(self, label: str) -> Look:
-        return self._looks[label]
+    def __getitem__(self, label: str) -> CellStyle:
+        return self._styles[label]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._looks)
+        return iter(self._styles)
 
     def __len__(self) -> int:
-        return len(self._looks)
+        return len(self._styles)
 
-    def _by_column(self, cells: Sequence[Cell], names: dict[str, str]) -> dict[str, Look]:
+    def _by_column(self, cells: Sequence[Cell], names: dict[str, str]) -> dict[str, CellStyle]:
         """Coloured by the first column, and where there is room shaped by the second."""
         second = next((title for title in cells[0].varying if title != self.column), "")
         shapes = list(dict.fromkeys(cell.varying[second] for cell in cells)) if second else []
-        if len(shapes) > len(MARKERS) or len(shapes) * len(self.colours) > MAX_LOOKS:
+        if len(shapes) > len(MARKERS) or len(shapes) * len(self.colours) > MAX_STYLES:
             shapes = []
-        looks = {}
+        styles = {}
         for cell in cells:
             value, legend, shape = (
                 cell.varying[self.column],
@@ -71,10 +71,10 @@ class Looks(Mapping[str, Look]):
                 if cell.varying[second] != MISSING:
                     legend += f" · {spoken(second, cell.varying[second])}"
             colour = self.colours.get(value, GREY)
-            looks[cell.label] = Look(
+            styles[cell.label] = CellStyle(
                 names[cell.label], colour, MARKERS[shape], shape % 2 == 1, legend
             )
-        return looks
+        return styles
 
 
 def _first(cells: Sequence[Cell]) -> tuple[str, list[str]]:
@@ -101,13 +101,13 @@ def _names(cells: Sequence[Cell]) -> tuple[dict[str, str], str]:
     return values, f" Cells are named by {' · '.join(cells[0].varying)}."
 
 
-def _each(cells: Sequence[Cell], names: dict[str, str]) -> dict[str, Look]:
-    """A look each as far as they go; a lone cell needs no legend."""
+def _each(cells: Sequence[Cell], names: dict[str, str]) -> dict[str, CellStyle]:
+    """A style each as far as they go; a lone cell needs no legend."""
     n = len(PALETTE)
     if len(cells) == 1:
-        return {cells[0].label: Look(cells[0].label)}
-    looks = {label: Look(name, GREY, legend=OTHERS) for label, name in names.items()}
-    for i, cell in enumerate(cells[:MAX_LOOKS]):
+        return {cells[0].label: CellStyle(cells[0].label)}
+    styles = {label: CellStyle(name, GREY, legend=OTHERS) for label, name in names.items()}
+    for i, cell in enumerate(cells[:MAX_STYLES]):
         name = names[cell.label]
-        looks[cell.label] = Look(name, PALETTE[i % n], MARKERS[i // n], i >= n, name)
-    return looks
+        styles[cell.label] = CellStyle(name, PALETTE[i % n], MARKERS[i // n], i >= n, name)
+    return styles
