@@ -19,7 +19,7 @@ from minivllm.platform.described import field_words, parts
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 TABLE = re.compile(r"(<!-- (fields|glossary): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null"}
+PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def classes(cls: type = Record) -> dict[str, type]:
@@ -32,12 +32,13 @@ def classes(cls: type = Record) -> dict[str, type]:
 
 
 def kind(hint: Any) -> str:
-    """A type as readers of JSON name it."""
+    """A type as JSON names it; `[]` after that of a list's items, `?` after one that may be null."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return " or ".join(map(kind, inner))
+        (known,) = (part for part in inner if part is not NoneType)
+        return f"{kind(known)}?"
     if origin is list:
-        return f"list of {kind(inner[0])}"
+        return f"{kind(inner[0])}[]"
     if origin is dict or is_typeddict(hint):
         return "object"
     if is_dataclass(hint):
@@ -46,11 +47,16 @@ def kind(hint: Any) -> str:
 
 
 def field_table(cls: type) -> str:
-    """Name, type and meaning of each field of a part of the record."""
+    """Name, type and meaning of each field of a part of the record; of one that the glossary has,
+    the place of its meaning."""
     described = field_words(cls)
-    timed = {figure.name: figure.description for figure in glossary()[: len(METRICS)]}
+
+    def meaning(name: str) -> str:
+        known = described.get(name)
+        return known.description if known and not known.formula else "[metrics](metrics.md)"
+
     rows = (
-        f"| `{name}` | {kind(hint)} | {described[name][0] if name in described else timed[name]} |"
+        f"| `{name}` | {kind(hint)} | {meaning(name)} |"
         for name, hint in get_type_hints(cls).items()
     )
     return _lines("| field | type | meaning |", rows)
@@ -59,11 +65,11 @@ def field_table(cls: type) -> str:
 def glossary_table(figures: Iterable[Figure]) -> str:
     """Everything that the glossary says of each figure."""
     rows = (
-        f"| `{f.name}` | {f.unit} | {f.direction or '–'} | {f.description} | {f.formula} | "
-        f"{f.example} |"
+        f"| `{f.name}` | {f.unit}{f.direction and f', {f.direction}' or ''} | {f.description} | "
+        f"{f.formula} | {f.example} |"
         for f in figures
     )
-    return _lines("| metric | unit | better | meaning | formula | example |", rows)
+    return _lines("| metric | unit, better | meaning | formula | example |", rows)
 
 
 def _lines(head: str, rows: Iterable[str]) -> str:

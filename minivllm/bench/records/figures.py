@@ -137,7 +137,7 @@ class Memory:
     Example: weights of 16 GB, a pool of 40 GB and 2 GB of activations at the worst moment: 58 GB.
     """
     device_peak_reserved: int | None = measured("bytes", "lower")
-    """The same, with what the allocator holds in reserve."""
+    """Most that torch's allocator held, its reserve included."""
     device_process: int | None = measured("bytes", "lower")
     """The driver's value for the worker (NVML)."""
     host_rss_peak: int | None = measured("bytes", "lower")
