@@ -100,13 +100,3 @@ class Reply(NamedTuple):
     """What was asked for."""
 
     value: Any
-
-
-class Broken(NamedTuple):
-    """Building the engine, a step or a call has failed; after any but bad input the replica ends.
-
-    `kind` is the status that a record has for such an error: invalid, oom or error.
-    """
-
-    message: str
-    kind: str

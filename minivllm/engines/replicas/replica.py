@@ -19,7 +19,6 @@ from minivllm.config.compose import build
 from minivllm.engines.base import EngineOutput, KvTransfer
 from minivllm.engines.replicas.messages import (
     Ask,
-    Broken,
     Built,
     Loading,
     Outputs,
@@ -28,11 +27,12 @@ from minivllm.engines.replicas.messages import (
     Serve,
     step_message,
 )
-from minivllm.errors import BadInput, first_line
+from minivllm.errors import BadInput
 from minivllm.parallel.handover import Handover
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.heartbeat import beat_over, beating
 from minivllm.platform.threads import thread_count
+from minivllm.processes.messages import failed
 from minivllm.processes.router import CacheShape
 
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
@@ -107,7 +107,7 @@ class ReplicaLoop:
             output = EngineOutput(message.request_id, (), "refused", error=str(error))
             self._channel.send(Outputs([output]))
         else:
-            self._channel.send(Broken(str(error), "invalid"))
+            self._channel.send(failed(error))
 
     def _step(self) -> None:
         outputs = self._engine.poll(PATIENCE_S)
@@ -136,14 +136,6 @@ class ReplicaLoop:
         self._channel.send(Prefix(request_id, given))
 
 
-def broken(error: Exception) -> Broken:
-    """What is told of an error."""
-    if isinstance(error, BadInput):
-        return Broken(str(error), "invalid")
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return Broken(first_line(error), "oom" if out_of_memory else "error")
-
-
 def serve(channel: Channel) -> int:
     """Build the engine of the configuration that comes first, and serve; returns the exit code."""
     (config,) = channel.receive(None)
@@ -170,11 +162,11 @@ def _serve(config: dict[str, Any], channel: Channel) -> int:
         ReplicaLoop(engine, channel).run()
         engine.close()
     except Exception as error:
-        said = broken(error)
-        if said.kind != "invalid":
+        failure = failed(error)
+        if failure.status != "invalid":
             traceback.print_exc()
-        channel.send(said)
-        return 2 if said.kind == "invalid" else 1
+        channel.send(failure)
+        return 2 if failure.status == "invalid" else 1
     return 0
 
 

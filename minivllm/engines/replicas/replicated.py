@@ -30,7 +30,6 @@ from minivllm.engines.replicas.merging import (
 )
 from minivllm.engines.replicas.messages import (
     Ask,
-    Broken,
     Built,
     Loading,
     NextTokens,
@@ -53,6 +52,7 @@ from minivllm.platform.processes.heartbeat import (
 )
 from minivllm.processes.group import EngineGroup
 from minivllm.processes.handover import make_handovers
+from minivllm.processes.messages import Failed
 from minivllm.processes.router import RoutedRequest, make_router
 from minivllm.processes.started import ConnectedProcess
 
@@ -255,8 +255,8 @@ class ReplicatedEngine(RoutedEngine):
                 case Loading(done, total):
                     if number == 0 and self._progress is not None:
                         self._progress(done, total)
-                case Broken(text, kind):
-                    raise {"invalid": BadInput, "oom": MemoryError}.get(kind, RuntimeError)(text)
+                case Failed(text, status):
+                    raise {"invalid": BadInput, "oom": MemoryError}.get(status, RuntimeError)(text)
                 case Reply(value):
                     answers.append(value)
                 case _:

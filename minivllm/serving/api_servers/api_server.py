@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 from minivllm.config.typed import Config
-from minivllm.errors import BadInput, first_line
+from minivllm.errors import BadInput
 from minivllm.platform.processes.channel import frame
 from minivllm.platform.processes.children import die_with
 from minivllm.platform.processes.heartbeat import BEAT_S, Beat
+from minivllm.processes.messages import failed
 from minivllm.serving.api_servers.messages import (
     AnswerComplete,
     ApiServerReady,
@@ -35,7 +36,7 @@ from minivllm.serving.app import build_api_app
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.http.logs import json_lines
 from minivllm.serving.model_files import read_model_files
-from minivllm.serving.processes.messages import Failed, Step
+from minivllm.serving.processes.messages import Step
 from minivllm.serving.processes.process_link import ProcessConnection
 from minivllm.serving.processes.token_stream import Queued
 from minivllm.serving.service import Service
@@ -99,7 +100,7 @@ class ApiServer:
         except Exception as error:
             if not isinstance(error, BadInput):
                 traceback.print_exc()
-            self._post(Failed(first_line(error), isinstance(error, BadInput)))
+            self._post(failed(error))
             return None
 
     def _post(self, message: Any) -> None:

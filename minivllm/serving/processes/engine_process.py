@@ -24,11 +24,11 @@ from minivllm.parallel.handover import Handover, HandoverFailed
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.children import die_with
 from minivllm.platform.processes.heartbeat import BEAT_S, Progress, beat_over, beating
+from minivllm.processes.messages import failed
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
-    Failed,
     HandedOver,
     Piece,
     Ready,
@@ -298,17 +298,16 @@ def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> int:
     try:
         llm = LLM.from_config(config)
     except Exception as error:
-        bad = isinstance(error, BadInput)
         if not isinstance(error, (BadInput, Crashed)):
             traceback.print_exc()
-        channel.send(Failed(str(error) if bad else first_line(error), bad))
-        return 2 if bad else 1
+        channel.send(failed(error))
+        return 2 if isinstance(error, BadInput) else 1
     with llm:
         channel.send(ready(llm))
         try:
             EngineLoop(llm.engine, channel, progress).run()
         except Exception as error:
-            channel.send(Failed(first_line(error), False))
+            channel.send(failed(error))
             return 1
     return 0
 

@@ -55,13 +55,6 @@ class Ready(NamedTuple):
     warnings: list[str]
 
 
-class Failed(NamedTuple):
-    """The engine cannot be built, or has stopped."""
-
-    message: str
-    bad_input: bool
-
-
 class Rejected(NamedTuple):
     """The engine does not take a request."""
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Frames, frame
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_BUILDING_S, SILENT_S, Beat, Silence
+from minivllm.processes.messages import Failed
 from minivllm.processes.started import ConnectedProcess
-from minivllm.serving.processes.messages import Failed
 
 
 class ProcessConnection(asyncio.Protocol):
@@ -136,10 +136,11 @@ class ProcessLink(ABC):
         match message:
             case Beat():
                 pass
-            case Failed(text, bad_input):
+            case Failed(text, status):
                 self.failure = text
                 if not self._built.done():
-                    self._built.set_exception(BadInput(text) if bad_input else Crashed(text))
+                    invalid = status == "invalid"
+                    self._built.set_exception(BadInput(text) if invalid else Crashed(text))
                 elif self._transport is not None:
                     self._transport.abort()  # it is lost now, and not when its process has ended
             case _ if isinstance(message, self.ready_kind):

@@ -12,11 +12,12 @@ from typing import Any
 from minivllm.engines.base import EngineInfo, EngineOutput
 from minivllm.engines.replicas.local import MODULE
 from minivllm.engines.replicas.messages import Built
-from minivllm.engines.replicas.replica import ReplicaLoop, broken
+from minivllm.engines.replicas.replica import ReplicaLoop
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Content, taken
 from minivllm.platform.processes.channel import Channel
 from minivllm.processes.group import EngineGroup
+from minivllm.processes.messages import failed
 from minivllm.processes.router import CacheShape
 
 LIMIT = 64  # tokens of a prompt and its output
@@ -109,7 +110,7 @@ class PretendedReplica:
         try:
             ReplicaLoop(self.engine, channel).run()
         except Exception as error:
-            channel.send(broken(error))
+            channel.send(failed(error))
 
     def die(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)

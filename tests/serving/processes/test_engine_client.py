@@ -14,6 +14,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
 from minivllm.platform.processes.channel import Frames
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Beat, Silence
+from minivllm.processes.messages import Failed
 from minivllm.processes.router import RoutedRequest, Router
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes.engine_client import EngineClient
@@ -21,7 +22,6 @@ from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
-    Failed,
     HandedOver,
     Piece,
     Ready,
@@ -379,7 +379,7 @@ def test_a_replica_that_says_it_has_failed_is_lost_before_its_process_ends() -> 
         replicas = Replicas(2)
         client = replicas.client
         stream = client.submit([1], SamplingParams())
-        client.replicas.links[0].receive(Failed("rank 1 was killed by SIGKILL", False))
+        client.replicas.links[0].receive(Failed("rank 1 was killed by SIGKILL", "error"))
         await asyncio.sleep(0)
         assert len(client.replicas.serving) == 1 and not stream.is_over
         assert [one.request_id for one in replicas.sent[1]] == ["r1"]
