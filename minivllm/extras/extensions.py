@@ -13,16 +13,48 @@ from minivllm.engine.request import Request
 from minivllm.engine.step import SampledRows, ScheduledRequest, StepPlan
 from minivllm.extras.adjust_logits import Adjustments, adjust_logits
 from minivllm.extras.beam import BeamDecoding
-from minivllm.extras.logprobs import top_logprobs
+from minivllm.extras.logprobs import take_prompt_logprobs, top_logprobs
 from minivllm.extras.masks.bad_words import token_ids_of_words
 from minivllm.extras.masks.structured import Grammars, StructuredText
-from minivllm.extras.prompt_logprobs import take_prompt_logprobs
-from minivllm.extras.sampled_rows import sampled_rows
 from minivllm.extras.step_timing import StepTiming
 from minivllm.extras.stop_strings import StopStrings
 from minivllm.extras.vision.encoder import Encoder
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.tower import EmbeddedRows
+
+
+def sampled_rows(plan: StepPlan) -> SampledRows:
+    """The rows of the requests that sample: of each the last one, and with drafts one for each
+    draft before it.
+
+    Members of joint groups are apart from those that sample by themselves, and each member of a
+    group that starts now samples from its leader's logits. A request that asks for the
+    log-probabilities of its prompt has logits of all its tokens.
+    """
+    requests: list[Request] = []
+    positions: list[int] = []
+    rows: list[int] = []
+    joint: dict[Request, int] = {}
+    forks: list[tuple[Request, Request, int]] = []
+    end = 0
+    for part in plan.scheduled:
+        request, drafts = part.request, part.num_drafts
+        asks = request.params.prompt_logprobs is not None
+        end += part.num_tokens if asks else part.samples + drafts
+        if part.samples and request.is_joint:
+            joint[request] = end - 1
+        elif part.samples:
+            requests += [request] * (1 + drafts)
+            positions += range(part.end - drafts, part.end + 1)
+            rows += range(end - 1 - drafts, end)
+            forks += [(request, member, end - 1) for member in request.unstarted]
+    all_in_order = not forks and rows == list(range(end))
+    for _, member, row in forks:
+        requests.append(member)
+        positions.append(member.num_tokens)
+        rows.append(row)
+    pairs = tuple((parent, member) for parent, member, _ in forks)
+    return SampledRows(requests, positions, None if all_in_order else tuple(rows), pairs, joint)
 
 
 class RequestExtras:

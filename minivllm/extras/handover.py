@@ -10,7 +10,7 @@ from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.engine.engine import Engine
 from minivllm.engine.request import Request
-from minivllm.extras.insert_prefix import insert_prefix
+from minivllm.extras.cached_blocks import insert_prefix
 from minivllm.parallel.handover import Content, HandoverFailed, taken
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StepTimed
 from minivllm.engine.step import StepPlan
+from minivllm.extras.cached_blocks import wasted_slots
 from minivllm.extras.vision.encoder import Encoder
-from minivllm.extras.wasted_slots import wasted_slots
 from minivllm.kernels.transfer import Download
 
 

@@ -9,7 +9,7 @@ from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.request_trace import UNMEASURED, RequestTrace
 from minivllm.bench.metrics.roofline import PHASES
 from minivllm.bench.records.figures import Breakdown
-from minivllm.extras.speculative.counters import SpeculationCounters
+from minivllm.extras.speculative.proposer import SpeculationCounters
 
 Rows = list[dict[str, Any]]
 BREAKDOWN = (*PHASES, "gap_ms", "collective_ms")

@@ -39,8 +39,8 @@ from typing import Any, NamedTuple
 
 from minivllm.bench.metrics.roofline import decodes
 from minivllm.bench.records.feature_figures import SpeculationFigures
-from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.options import SpeculativeOptions
+from minivllm.extras.speculative.proposer import SpeculationCounters
 
 Rows = list[dict[str, Any]]
 MATCHED = 0.5  # least share of the steps with drafts for which there are plain ones as large

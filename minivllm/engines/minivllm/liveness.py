@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.scheduler import Scheduler
-from minivllm.extras.speculative.counters import SpeculationCounters
+from minivllm.extras.speculative.proposer import SpeculationCounters
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.models.pass_report import PassReport
 from minivllm.passes.pruning.shapes import PASS

@@ -9,7 +9,7 @@ from typing import Any
 
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.engines.base import EngineInfo
-from minivllm.extras.speculative.counters import SpeculationCounters
+from minivllm.extras.speculative.proposer import SpeculationCounters
 from minivllm.processes.handover import Handovers
 from minivllm.processes.router import Router
 

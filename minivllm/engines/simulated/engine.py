@@ -42,13 +42,12 @@ from minivllm.engines.simulated.speculation import simulated_speculation
 from minivllm.engines.simulated.steady_decoding import SteadyDecoding
 from minivllm.engines.simulated.step_times import RooflineTimes
 from minivllm.engines.simulated.tensor_costs import Communication
-from minivllm.extras.insert_prefix import insert_prefix
+from minivllm.extras.cached_blocks import insert_prefix, wasted_slots
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scheduling.preemption import make_preemption
 from minivllm.extras.scheduling.scheduler import make_scheduler
 from minivllm.extras.speculative.speculation import Speculator
-from minivllm.extras.wasted_slots import wasted_slots
 from minivllm.models.load.tokenizer import Tokenizer
 
 IDLE_S = 1e-3  # how far time advances in a step without work and without a deadline

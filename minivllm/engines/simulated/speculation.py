@@ -29,8 +29,7 @@ from minivllm.extras.speculative.options import (
 )
 from minivllm.extras.speculative.proposer import Proposer
 from minivllm.extras.speculative.speculation import Speculator
-from minivllm.extras.speculative.uniform import uniform
-from minivllm.extras.speculative.verification import GivenAcceptance
+from minivllm.extras.speculative.verification import GivenAcceptance, uniform
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims
 

@@ -17,7 +17,7 @@ from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.extension import Extensions
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import filter_probs
-from minivllm.extras.speculative.uniform import uniform
+from minivllm.extras.speculative.verification import uniform
 from minivllm.kernels.ranking import largest
 
 VERDICT, DRAW = 1, 2  # salts of random numbers

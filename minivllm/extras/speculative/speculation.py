@@ -11,9 +11,8 @@ from minivllm.engine.request import Request
 from minivllm.engine.scheduler import PlanBuilder, Scheduler, SchedulingRule
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
-from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.lengths import DraftLengths
-from minivllm.extras.speculative.proposer import Proposer
+from minivllm.extras.speculative.proposer import Proposer, SpeculationCounters
 from minivllm.extras.speculative.verification import Verifier
 
 if TYPE_CHECKING:

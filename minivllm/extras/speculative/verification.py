@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from minivllm.engine.request import Request
-from minivllm.extras.speculative.uniform import uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def uniform(seed: int, position: int, salt: int = 0) -> float:
+    """A number in [0, 1) that depends on (seed, position, salt) alone, and not on
+    the noise that draws tokens."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, position, salt), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

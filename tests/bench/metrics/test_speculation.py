@@ -18,8 +18,8 @@ from minivllm.bench.metrics.speculation import (
 )
 from minivllm.bench.records.feature_figures import SpeculationFigures
 from minivllm.bench.records.schema import checker
-from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.options import SpeculativeOptions
+from minivllm.extras.speculative.proposer import SpeculationCounters
 
 
 def step(forward_ms: float, drafts: int = 0, requests: int = 1, prompts: int = 0) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from minivllm.engines.replicas.merging import (
     merged_speculation,
     merged_steps,
 )
-from minivllm.extras.speculative.counters import SpeculationCounters
 from minivllm.extras.speculative.options import SpeculativeOptions
+from minivllm.extras.speculative.proposer import SpeculationCounters
 
 
 def test_the_time_to_load_is_without_that_to_compile() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from minivllm import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.extras.speculative.rejection import Rejection, judge
-from minivllm.extras.speculative.uniform import uniform
+from minivllm.extras.speculative.verification import uniform
 from tests.engine.traffic import GREEDY, Asked, serve
 from tests.extras.speculative.drafting import Scripted as Oracle
 from tests.extras.speculative.drafting import draft_with, foreseen, load, speculator

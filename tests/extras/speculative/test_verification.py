@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.extras.speculative.verification import GivenAcceptance, SameNoise
+from minivllm.extras.speculative.verification import GivenAcceptance, SameNoise, uniform
 from tests.extras.speculative.growing import request
+from tests.later import Later
 
 few = st.lists(st.integers(0, 2), max_size=6)
 
@@ -57,3 +59,27 @@ def test_a_verdict_depends_on_seed_and_position_alone() -> None:
 
 def test_what_is_no_number_is_not_accepted_at_any_rate() -> None:
     assert GivenAcceptance((1.0,)).verify(request(), 1, [3, 3], [9, -1, 9], None) == [3, -1]
+
+
+stats = Later("scipy.stats")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [(seed, 3, 1) for seed in range(5_000)],
+        [(3, position, 1) for position in range(5_000)],
+        [(-(2**63) + salt, 2**40, salt) for salt in range(5_000)],
+    ],
+)
+def test_they_are_uniform(arguments: list[tuple[int, int, int]]) -> None:
+    numbers = [uniform(*one) for one in arguments]
+    assert all(0 <= number < 1 for number in numbers) and len(set(numbers)) == len(numbers)
+    assert stats.kstest(numbers, "uniform").pvalue > 0.001
+    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.06
+    assert [uniform(*one) for one in arguments] == numbers
+
+
+def test_salts_are_independent() -> None:
+    pairs = [[uniform(seed, 5, salt) for salt in (1, 2)] for seed in range(5_000)]
+    assert abs(np.corrcoef(np.array(pairs).T)[0, 1]) < 0.06

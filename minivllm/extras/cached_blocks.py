@@ -1,12 +1,14 @@
-"""Blocks in the prefix cache that no request of this engine has computed. Pure Python."""
+"""Blocks of the KV cache: those that no request of this engine has computed, and how many of their
+slots are empty. Pure Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import TokenSequence
 from minivllm.cache.sequence import CachedSequence
+from minivllm.engine.request import Request
 
 
 def insert_prefix(
@@ -31,3 +33,20 @@ def insert_prefix(
         cache.computed(sequence, token_ids, length, length)
         cache.free(sequence)
     return count
+
+
+def wasted_slots(cache: CacheManager, requests: Iterable[Request]) -> int:
+    """Slots of blocks in use that hold no token. A shared block counts once.
+
+    Args:
+        cache: holds the blocks.
+        requests: all that hold blocks.
+    """
+    # Keyed by a table's last block: no other block is partly full, and tables may share it.
+    empty: dict[int, int] = {}
+    for request in requests:
+        blocks = request.cache.block_table.blocks
+        if blocks:
+            held = len(blocks) * cache.block_size
+            empty[blocks[-1]] = max(0, held - request.num_cached_tokens)
+    return sum(empty.values())

@@ -9,7 +9,7 @@ from minivllm.engine.batch_inputs import pack
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Group, Request
 from minivllm.engine.step import ScheduledRequest, StepPlan
-from minivllm.extras.sampled_rows import sampled_rows
+from minivllm.extras.extensions import sampled_rows
 
 
 class Joint(Group):

@@ -1,14 +1,18 @@
-"""Blocks that come from elsewhere into the prefix cache."""
+"""Blocks that come from elsewhere into the prefix cache, and empty slots of blocks."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.manager import CacheManager
+from minivllm.cache.options import PagedOptions
 from minivllm.cache.spec import CacheDemand
 from minivllm.config.compose import build, compose
-from minivllm.extras.insert_prefix import insert_prefix
+from minivllm.engine.batching import Continuous
+from minivllm.extras.cached_blocks import insert_prefix, wasted_slots
+from tests.engine.imaginary import make
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=14), max_size=12)
 
@@ -31,3 +35,25 @@ def test_every_block_is_written_once_and_found(prompts: list[list[int]]) -> None
             assert held[block] == tuple(prompt[: 2 * place + 2])
         assert count % 2 == 0 and cache.pool.num_used == 0
         assert len(found) == len(prompt) // 2
+
+
+def test_waste_counts_a_shared_block_once_and_an_evicted_one_not() -> None:
+    knobs = {"eviction_budget": 24, "eviction_sinks": 4, "eviction_window": 8}
+    eviction = make_eviction(PagedOptions(block_size=4, eviction="streaming", **knobs))
+    machine = make(Continuous(4, 64), blocks=40, eviction=eviction)
+    cache = machine.scheduler.cache
+
+    def waste() -> tuple[int, int]:
+        return wasted_slots(cache, machine.scheduler.running), cache.pool.num_used
+
+    machine.add([0] * 6, 10, n=3)
+    machine.carry_out(machine.scheduler.plan())
+    assert waste() == (2, 2)  # two blocks for all three
+    machine.carry_out(machine.scheduler.plan())
+    assert waste() == (3, 4)  # one full, shared; three of their own
+    machine.run()
+    assert waste() == (0, 0)
+    machine.add([0] * 30, 10)
+    machine.step()
+    machine.step()
+    assert waste() == (2, 5)  # 12 stayed of 24, and six more
