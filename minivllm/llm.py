@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.assembly import build_engine
-from minivllm.config.compose import compose, conf_dir, given_knobs
+from minivllm.config.compose import compose, conf_dir
 from minivllm.config.decoding import check_streamable, params_of, params_of_each
-from minivllm.config.overrides import written
+from minivllm.config.overrides import given_knobs, written
 from minivllm.config.typed import Config
 from minivllm.config.words import model_overrides
 from minivllm.engine.options import SamplingParams

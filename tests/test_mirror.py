@@ -16,7 +16,6 @@ ACROSS = {
     "engine/test_non_finite.py": "NaN from any layer through any sampler",
     "evaluation/test_tasks.py": "whole tasks through lm-eval",
     "experiments/test_ablation_sweep.py": "ablations from the command line to verdicts",
-    "experiments/test_launchers.py": "every launcher leaves the same records",
     "experiments/test_resume.py": "kills of a whole sweep",
     "extras/test_draft_graphs.py": "drafts made and verified in graphs, by any way of drafting",
     "extras/speculative/test_lossless.py": "one property of every way of drafting",

@@ -14,7 +14,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from hydra_plugins.minivllm_sweeper.launching import launch
 from minivllm.config.loader import remembering
 from minivllm.config.overrides import without_secrets
 from minivllm.errors import BadInput, install
@@ -76,6 +75,7 @@ class PlanSweeper(Sweeper):
         """Run the sweep of these overrides; its exit code goes to the command line."""
         from minivllm.cli import note_exit_code, sweep_overrides
         from minivllm.experiments.arms import ablation
+        from minivllm.experiments.launching import launch
         from minivllm.experiments.plan import product
         from minivllm.experiments.studies import expand
         from minivllm.experiments.sweep import run_sweep

@@ -14,7 +14,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from hydra_plugins.minivllm_sweeper.launching import launch
 from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
 from minivllm.config.loader import remembering
 from minivllm.platform.folders import TemporaryFolder
@@ -52,6 +51,7 @@ class TuneSweeper(Sweeper):
         from minivllm.config.typed import Config
         from minivllm.errors import BadInput, install
         from minivllm.experiments.ending import require_writable_reports
+        from minivllm.experiments.launching import launch
         from minivllm.experiments.search import Search, goal_of
 
         try:

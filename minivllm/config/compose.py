@@ -20,6 +20,7 @@ from minivllm.cache.options import PagedOptions
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
+from minivllm.config.overrides import given_knobs
 from minivllm.config.tensor import OWN_ENGINE, require_tensor
 from minivllm.config.typed import make_options, plain
 from minivllm.errors import BadInput, nearest
@@ -88,11 +89,11 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
     Raises:
         BadInput: an override or a value is wrong.
     """
-    from minivllm.config.explain import explain, is_config_error
-
     try:
         loaded = load(overrides, config_dir)
     except Exception as error:
+        from minivllm.config.explain import explain, is_config_error
+
         if not is_config_error(error):
             raise
         raise explain(error, overrides, lambda chosen: load(chosen, config_dir)) from error
@@ -170,13 +171,14 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
     from omegaconf.errors import OmegaConfBaseException
 
     from minivllm.config import interpolation
-    from minivllm.config.explain import omegaconf_line, several
 
     if choices is None:
         choices = (
             OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
         )
         for group in sorted({*GROUPS} & {*cfg} - {*choices}):  # Hydra merged a list of options
+            from minivllm.config.explain import several
+
             raise several(group)
     chosen = {
         str(k): None if v is None else str(v) for k, v in choices.items() if "/" not in str(k)
@@ -186,6 +188,8 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
         with _without_hydra(cfg):
             plain, written = interpolation.resolve(cfg)
     except OmegaConfBaseException as error:
+        from minivllm.config.explain import omegaconf_line
+
         raise BadInput(omegaconf_line(error)) from error
     finished = {str(key): value for key, value in plain.items()}
     if written:
@@ -211,17 +215,6 @@ def _without_hydra(cfg: DictConfig) -> Iterator[None]:
     finally:
         if node is not None:
             content["hydra"] = node
-
-
-def given_knobs(group: str, overrides: Sequence[str]) -> list[str]:
-    """The knobs of a group that overrides set, and the group's own name where they choose an option
-    of it."""
-    names = [text.lstrip("+~").partition("=")[0] for text in overrides]
-    return [
-        name.removeprefix(f"{group}.")
-        for name in names
-        if name == group or name.startswith(f"{group}.")
-    ]
 
 
 # ---- validation

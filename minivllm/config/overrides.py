@@ -1,12 +1,12 @@
-"""Overrides without secrets, as they are stored, name arms and are handed to a launcher.
-Torch-free."""
+"""Overrides: without secrets, as they are stored, name arms and are handed to a launcher, and what
+they set. Torch-free."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minivllm.masking import MASK, is_secret
@@ -95,3 +95,14 @@ def _differences(
             yield from _differences(value, after[index], (*path, index))
     elif before != after:
         yield path, after
+
+
+def given_knobs(group: str, overrides: Sequence[str]) -> list[str]:
+    """The knobs of a group that overrides set, and the group's own name where they choose an option
+    of it."""
+    names = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    return [
+        name.removeprefix(f"{group}.")
+        for name in names
+        if name == group or name.startswith(f"{group}.")
+    ]

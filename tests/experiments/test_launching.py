@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hydra_plugins.minivllm_sweeper import launching
 from minivllm.cli import _verbatim
 from minivllm.config import compose
+from minivllm.experiments import launching
 from minivllm.experiments.jobs import QUEUED, FailedJob, JobsContinue, LostJob
 from tests.experiments import cluster
 from tests.test_docs import LAUNCHER, PAGES, commands
