@@ -43,15 +43,16 @@ PEERS = {name: knobs for name, knobs in ENGINES.items() if name not in OURS}
 def table() -> str:
     groups = dict.fromkeys(group for knobs in PEERS.values() for group in knobs)
     lines = [
-        f"| | {' | '.join(f'`{name}`' for name in PEERS)} |",
-        "| --- " * (len(PEERS) + 1) + "|",
+        f"| | every peer | {' | '.join(f'`{name}`' for name in PEERS)} |",
+        "| --- " * (len(PEERS) + 2) + "|",
     ]
     for group in groups:
-        cells = []
-        for peer in PEERS.values():
-            names = peer[group].names if group in peer else ()
-            cells.append("all" if names == ALL else ", ".join(f"`{name}`" for name in names) or "–")
-        lines.append(f"| `{group}` | {' | '.join(cells)} |")
+        of_peers = [peer[group].names if group in peer else () for peer in PEERS.values()]
+        assert ALL not in of_peers
+        common = [name for name in of_peers[0] if all(name in names for names in of_peers)]
+        rest = [[name for name in names if name not in common] for names in of_peers]
+        cells = (", ".join(f"`{name}`" for name in names) for names in (common, *rest))
+        lines.append(f"| `{group}` | {' | '.join(cell or '–' for cell in cells)} |")
     return "\n".join(lines)
 
 
