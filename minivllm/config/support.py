@@ -27,13 +27,18 @@ def support_of(config: Mapping[str, Any]) -> Support:
     if isinstance(found, str):
         inherited = _options(found)
         assert inherited is not None  # `declaration` says so
-        found = inherited.supported(config)
-        knobs = {group: of for group, of in found.knobs.items() if group != "parallel"}
-        if found.supports("parallel", "tensor"):  # replicas are of the project's own class
-            knobs["parallel"] = Knobs(("tensor",))
-        found = replace(found, knobs=knobs, engine="")
-    found = found or Support()
+        found = replace(inherited.supported(config), engine="")
+    found = _without_replicas(found or Support())
     return found if found.engine else replace(found, engine=name)
+
+
+def _without_replicas(support: Support) -> Support:
+    """What a class of the user's own supports: no replicas that are built around the project's own
+    class alone, nor those that it has not named."""
+    if not support.replicated and support.knobs.get("parallel", Knobs()).names != ALL:
+        return support
+    alone = Knobs(("tensor",) if support.supports("parallel", "tensor") else ())
+    return replace(support, knobs={**support.knobs, "parallel": alone})
 
 
 def _options(target: str) -> type[EngineOptions] | None:

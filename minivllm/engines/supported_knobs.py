@@ -98,7 +98,8 @@ def _check(support: Support, group: str, node: Mapping[str, Any], choice: Any) -
             raise _rejection(support, group, f"{group}={choice or target}", f"{group}={usual}")
         standard = _knob_defaults(str(target))
     # The knobs of a user's own class are its own matter.
-    if knobs.names == ALL or (knobs.targets == ALL and target not in OPTIONS):
+    users = target is not None and target not in OPTIONS
+    if knobs.names == ALL or (knobs.targets == ALL and users):
         return
     for name, value in node.items():
         if name == "_target_" or name in knobs.names:

@@ -71,7 +71,8 @@ class Support:
     declares.
 
     A class of the user's own has it as its attribute `support`, or inherits it from the engine that
-    it is derived from.
+    it is derived from. It supports the knobs of `parallel` but `tensor` only where it names them,
+    as it starts its replicas itself.
 
     Args:
         engine: how messages call it, e.g. "engine=transformers"; "" is by its option.
@@ -85,6 +86,8 @@ class Support:
             server's name for it, and its weights and memory are not known.
         own_torch: whether it computes with the torch of this interpreter.
         several_devices: whether `runtime.device` may name several.
+        replicated: whether its replicas are engines that are built around it, and not the class's
+            own work: a class that is derived from it has none.
     """
 
     engine: str = ""
@@ -97,6 +100,7 @@ class Support:
     remote: bool = False
     own_torch: bool = False
     several_devices: bool = False
+    replicated: bool = False
 
     def supports(self, group: str, name: str) -> bool:
         """Whether a knob of another group may be set."""

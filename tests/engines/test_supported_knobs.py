@@ -280,6 +280,22 @@ DERIVED = (
 OF_A_SERVER = (
     "from minivllm.engines.openai.engine import OpenAIEngine\nclass Mine(OpenAIEngine): pass\n"
 )
+EVERYTHING = (
+    "from minivllm.platform.support import EVERY_KNOB, Support\n"
+    "class Mine:\n"
+    "    support = Support(knobs=EVERY_KNOB)\n"
+    "    def __init__(self, config): raise RuntimeError('it was built')\n"
+)
+BORROWED = EVERYTHING.replace("Support(knobs=EVERY_KNOB)", "SimulatedOptions.support").replace(
+    "minivllm.platform.support import EVERY_KNOB, Support",
+    "minivllm.engines.simulated.options import SimulatedOptions",
+)
+SIMULATED = (
+    "from minivllm.engines.simulated.engine import SimulatedEngine\n"
+    "class Mine(SimulatedEngine): pass\n"
+)
+NAMED = DECLARED.replace("'cache': Knobs(('block_size',))", "'parallel': Knobs(('replicas',))")
+OF_REPLICAS = "from minivllm.engines.vllm.server import VllmServer\nclass Mine(VllmServer): pass\n"
 WRONG = "class Mine:\n    support = {'quant': ['dtype']}\n    def __init__(self, config): pass\n"
 
 
@@ -298,6 +314,24 @@ WRONG = "class Mine:\n    support = {'quant': ['dtype']}\n    def __init__(self,
         (DECLARED, ["quant=nf4"], "it supports quant.dtype, cache.block_size, engine.*"),
         (DECLARED, ["cache.num_blocks=9"], "cache.num_blocks=9 is not supported by engine=mine"),
         (DERIVED, ["parallel.replicas=2"], "parallel.replicas=2 is not supported by engine=mine"),
+        (
+            EVERYTHING,
+            ["parallel.replicas=2"],
+            "parallel.replicas=2 is not supported by engine=mine",
+        ),
+        (
+            EVERYTHING,
+            ["parallel.backend=ray"],
+            "parallel.backend='ray' is not supported by engine=mine: use "
+            "parallel.backend='processes'",
+        ),
+        (
+            DECLARED.replace("'cache': Knobs(('block_size',))", "'parallel': Knobs((), ('*',))"),
+            ["parallel.replicas=2"],
+            "parallel.replicas=2 is not supported by engine=mine",
+        ),
+        (BORROWED, ["parallel.replicas=2"], "parallel.replicas=2 is not supported by"),
+        (SIMULATED, ["parallel.replicas=2"], "parallel.replicas=2 is not supported by engine=mine"),
         (OF_A_SERVER, ["attention=eager"], "attention=eager is not supported by engine=mine"),
         (WRONG, [], "engine: my_engine.Mine.support must be a minivllm.platform.support.Support"),
     ],
@@ -330,6 +364,30 @@ def test_what_a_class_declares_or_inherits_may_be_set(
         require_supported(config)
         assert support_of(config).own_torch
         assert not support_of(config).supports("parallel", "replicas")
+
+
+@pytest.mark.parametrize("source", [NAMED, OF_REPLICAS], ids=["named", "derived"])
+def test_a_class_that_starts_replicas_itself_takes_their_number(
+    user_dir: Path, plug_in: Callable[[str, str, str], None], source: str
+) -> None:
+    (user_dir / "my_engine.py").write_text(source)
+    plug_in("engine", "mine", "_target_: my_engine.Mine\n")
+    overrides = ["engine=mine", "parallel.replicas=2"]
+    require_supported(compose(overrides, config_dir=user_dir / "conf"))
+    with pytest.raises(BadInput, match=r"parallel\.router='session' is not supported by"):
+        settings = [*overrides, "parallel.router=session"]
+        require_supported(compose(settings, config_dir=user_dir / "conf"))
+
+
+def test_a_class_that_takes_every_knob_may_split_its_model(
+    user_dir: Path, plug_in: Callable[[str, str, str], None]
+) -> None:
+    (user_dir / "my_engine.py").write_text(EVERYTHING)
+    plug_in("engine", "mine", "_target_: my_engine.Mine\n")
+    settings = ["engine=mine", "parallel.tensor=2", "attention=eager"]
+    config = compose(settings, config_dir=user_dir / "conf")
+    require_supported(config)
+    assert support_of(config).knobs["parallel"] == Knobs(("tensor",))
 
 
 def test_a_declaration_is_the_same_from_another_process(

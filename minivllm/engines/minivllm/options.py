@@ -17,4 +17,5 @@ class MinivllmOptions(EngineOptions):
         "engine=minivllm",
         EVERY_KNOB,
         own_torch=True,
+        replicated=True,
     )

@@ -99,7 +99,7 @@ class SimulatedOptions(EngineOptions):
         step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
     """
 
-    support = Support("engine=simulated", _BY_ROOFLINE)
+    support = Support("engine=simulated", _BY_ROOFLINE, replicated=True)
     steps: str | None = None
     bandwidth_gb_s: float | None = knob(None, above=0)
     tflops: float | None = knob(None, above=0)
