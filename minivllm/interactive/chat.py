@@ -14,8 +14,7 @@ from minivllm.analysis.format import count
 from minivllm.errors import BadInput, meant, nearest
 from minivllm.interactive.answer import Answer
 from minivllm.interactive.comparison import Build, EngineComparison, state
-from minivllm.interactive.model import ChatDecoding, TerminalModel, Turn
-from minivllm.interactive.picture import picture_uri
+from minivllm.interactive.model import ChatDecoding, TerminalModel, Turn, picture_uri
 from minivllm.interactive.screen import Screen
 
 COMPARE = """\

@@ -13,8 +13,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.extras.vision.pictures import NO_IMAGES
 from minivllm.interactive.answer import Answer, AnswerPiece, collect
-from minivllm.interactive.model import ChatDecoding, Turn
-from minivllm.interactive.picture import picture_bytes
+from minivllm.interactive.model import ChatDecoding, Turn, picture_bytes
 from minivllm.llm import LLM
 from minivllm.models.load.messages import has_images, parse_messages
 from minivllm.platform.threads import thread_count

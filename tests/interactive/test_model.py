@@ -10,7 +10,7 @@ import pytest
 from minivllm.errors import BadInput
 from minivllm.interactive.chat import TerminalChat
 from minivllm.interactive.local import LocalModel
-from minivllm.interactive.picture import picture_bytes, picture_uri
+from minivllm.interactive.model import picture_bytes, picture_uri
 from minivllm.llm import LLM
 from tests.interactive.characters import TEMPLATE, character_folder
 from tests.interactive.test_chat import Shown
@@ -48,7 +48,7 @@ def test_a_picture_goes_with_the_next_text_and_stays_in_the_conversation(
     assert len(expected.prompt_token_ids) == seen
     chat.handle("and")
     after = chat.answers[-1].num_prompt_tokens
-    assert after is not None and seen < after < 2 * seen  # it is not shown anew
+    assert after is not None and seen < after < 2 * seen  # it is not shown again
     chat.handle(f"/image {path}")
     chat.handle("/reset")
     chat.handle("what")
