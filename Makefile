@@ -1,6 +1,6 @@
 # make run     the main job on the embedded model (the environment is made on first use, of what running needs)
 # make test    every test within the project (installs what tests, launchers and peers need first)
-# make test-real  the tests that start other programs: Slurm, Ray, agents' clients; each skips where its program is absent
+# make test-real  the tests that start other programs: browsers, compilers, Slurm, Ray, agents' clients; each skips where its program is absent
 # make clients the agents' clients, of npm, that tests of the server start (0.7 GB)
 # make fuzz    thousands of damaged files and streams, and of configurations beside the plainest one
 # make check   lint, format, types

@@ -32,7 +32,7 @@ def classes(cls: type = Record) -> dict[str, type]:
 
 
 def kind(hint: Any) -> str:
-    """A type as JSON names it; `[]` after that of a list's items, `?` after one that may be null."""
+    """A type as JSON names it: with `[]` for a list of it, and `?` where it may be null."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         (known,) = (part for part in inner if part is not NoneType)
@@ -65,7 +65,7 @@ def field_table(cls: type) -> str:
 def glossary_table(figures: Iterable[Figure]) -> str:
     """Everything that the glossary says of each figure."""
     rows = (
-        f"| `{f.name}` | {f.unit}{f.direction and f', {f.direction}' or ''} | {f.description} | "
+        f"| `{f.name}` | {', '.join(filter(None, (f.unit, f.direction)))} | {f.description} | "
         f"{f.formula} | {f.example} |"
         for f in figures
     )

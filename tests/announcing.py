@@ -21,7 +21,6 @@ EXTRAS = {
 }
 # What tests take that pip does not install, by what is skipped without it.
 PROGRAMS = {
-    "of pages in a browser": ("chromium", "google-chrome", "chrome"),
     "of C++ kernels": ("c++",),
 }
 

@@ -83,8 +83,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Fuzz())
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip GPU tests where there is no GPU; torch is only imported to find out if there are any."""
+    """Mark tests in a browser as `real`, and skip GPU tests where there is no GPU; torch is only
+    imported to find out if there are any."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return

@@ -17,7 +17,7 @@ SVG = '<svg id="d" width="100%" xmlns="x" style="max-width: 4px;" viewBox="-1 0 
 
 
 @pytest.fixture
-def browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A browser that has drawn a diagram, and what it was asked to show."""
     shown: list[str] = []
 
@@ -34,13 +34,13 @@ def browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def test_a_diagram_has_its_own_width_and_a_background(browser: list[str]) -> None:
+def test_a_diagram_has_its_own_width_and_a_background(launched: list[str]) -> None:
     (svg,) = script.draw(['flowchart LR\n a --> b["c"]'])
     assert 'width="40.5" xmlns="x" style="background: white; max-width: 4px;"' in svg
-    assert json.dumps('flowchart LR\n a --> b["c"]') in browser[0]
+    assert json.dumps('flowchart LR\n a --> b["c"]') in launched[0]
 
 
-def test_what_is_missing_is_said(browser: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert script.missing() is None
     (script.FOLDER / "mermaid.min.js").unlink()
     monkeypatch.setattr(script.shutil, "which", lambda name: name == "chromium" or None)

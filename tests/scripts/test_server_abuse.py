@@ -9,6 +9,8 @@ import pytest
 from tests.forked import fork_known
 from tests.scripts.load import load_script
 
+pytestmark = pytest.mark.real  # whole servers
+
 pytest.importorskip("uvicorn")
 abuse = load_script("server_abuse")
 

@@ -13,6 +13,8 @@ import pytest
 from tests.forked import fork_known
 from tests.scripts.load import load_script
 
+pytestmark = pytest.mark.real  # whole servers
+
 
 def test_figures_are_those_of_the_blocks() -> None:
     script = load_script("serving_overhead")

@@ -16,6 +16,8 @@ import pytest
 from minivllm.extras.speculative.verification import SameNoise
 from tests.scripts.load import load_script
 
+pytestmark = pytest.mark.real  # whole servers
+
 
 @pytest.fixture(scope="module")
 def loaded() -> Any:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.linear import Format
 
+pytestmark = pytest.mark.real  # the C++ compiler, for each kind of processor
 FOLDER = Path(library.__file__).parent
 KINDS = {
     "x86-64": "no AVX2: vectors alone",
