@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineInfo, EngineOutput
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.vision.inputs import RequestInputs
 from minivllm.models.vision.processor import ImageProcessor
-from minivllm.parallel.handover import Content, Handover
 from minivllm.processes.router import CacheShape
 
 # ---- to a replica
-
-
-class Serve(NamedTuple):
-    """Serve a request; where `confirm` a `Reply` says whether it is taken.
-
-    `prefix` is what another replica has computed of its prompt. With `hands_over` a `Prefix` goes
-    before its last output.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    confirm: bool = False
-    hands_over: Handover | None = None
-    prefix: Content = b""
-    inputs: RequestInputs | None = None  # its images
 
 
 class Ask(NamedTuple):
@@ -62,13 +43,6 @@ class Outputs(NamedTuple):
     """What one step of the engine gave."""
 
     outputs: list[EngineOutput]
-
-
-class Prefix(NamedTuple):
-    """The keys and values of a request's prompt, which another replica goes on with."""
-
-    request_id: str
-    content: Content
 
 
 class NextTokens(NamedTuple):

@@ -22,9 +22,7 @@ from minivllm.engines.replicas.messages import (
     Built,
     Loading,
     Outputs,
-    Prefix,
     Reply,
-    Serve,
     step_message,
 )
 from minivllm.errors import BadInput
@@ -32,7 +30,7 @@ from minivllm.parallel.handover import Handover
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.heartbeat import beat_over, beating
 from minivllm.platform.threads import thread_count
-from minivllm.processes.messages import failed
+from minivllm.processes.messages import Prefix, Submit, failed
 from minivllm.processes.router import CacheShape
 
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
@@ -50,7 +48,7 @@ class ReplicaLoop:
         self._engine, self._channel = engine, channel
         self._unfinished: set[str] = set()
         self._handed_over: dict[str, float] = {}  # what was given and taken, for the liveness
-        self._handing_over: dict[str, Serve] = {}
+        self._handing_over: dict[str, Submit] = {}
         self._transfers: dict[str, KvTransfer] = {}  # that the next output of a request tells
 
     def run(self) -> None:
@@ -69,9 +67,9 @@ class ReplicaLoop:
             if self._unfinished:
                 self._step()
 
-    def _handle(self, message: Serve | Ask) -> None:
+    def _handle(self, message: Submit | Ask) -> None:
         match message:
-            case Serve(request_id, prompt, params):
+            case Submit(request_id, prompt, params):
                 if message.prefix:
                     begin = time.perf_counter()
                     self._engine.put_prefix(prompt, message.prefix)
@@ -101,9 +99,9 @@ class ReplicaLoop:
     def _count(self, name: str, amount: float) -> None:
         self._handed_over[name] = self._handed_over.get(name, 0.0) + amount
 
-    def _reject(self, message: Serve | Ask, error: BadInput) -> None:
+    def _reject(self, message: Submit | Ask, error: BadInput) -> None:
         """Say that a request is not taken, as the end of it where nobody waits for an answer."""
-        if isinstance(message, Serve) and not message.confirm:
+        if isinstance(message, Submit) and not message.confirm:
             output = EngineOutput(message.request_id, (), "refused", error=str(error))
             self._channel.send(Outputs([output]))
         else:

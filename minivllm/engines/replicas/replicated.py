@@ -34,9 +34,7 @@ from minivllm.engines.replicas.messages import (
     Loading,
     NextTokens,
     Outputs,
-    Prefix,
     Reply,
-    Serve,
 )
 from minivllm.engines.replicas.routed import RoutedEngine
 from minivllm.errors import BadInput, Crashed
@@ -52,7 +50,7 @@ from minivllm.platform.processes.heartbeat import (
 )
 from minivllm.processes.group import EngineGroup
 from minivllm.processes.handover import make_handovers
-from minivllm.processes.messages import Failed
+from minivllm.processes.messages import Failed, Prefix, Submit
 from minivllm.processes.router import RoutedRequest, make_router
 from minivllm.processes.started import ConnectedProcess
 
@@ -178,7 +176,7 @@ class ReplicatedEngine(RoutedEngine):
         hands_over = None
         if self._handovers is not None and splits and wanted != 1:
             hands_over = self._handovers.by(number)
-        message = Serve(request_id, prompt_token_ids, params, confirm, hands_over, inputs=inputs)
+        message = Submit(request_id, prompt_token_ids, params, inputs, hands_over, confirm=confirm)
         self._driven.begin()
         self._channels[number].send(message)
         self._open.add(request_id)
@@ -217,7 +215,7 @@ class ReplicatedEngine(RoutedEngine):
         tokens = [*rest.prompt, *output.token_ids]
         number = self._handovers.continues_at(request_id, tokens, rest.params)
         prefix = self._prefixes.pop(request_id, b"")
-        message = Serve(request_id, tokens, rest.params, prefix=prefix)
+        message = Submit(request_id, tokens, rest.params, prefix=prefix)
         self._channels[number].send(message)
         return replace(output, finish_reason=None)
 

@@ -13,21 +13,20 @@ from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.vision.inputs import RequestInputs
-from minivllm.parallel.handover import make_folder
+from minivllm.parallel.handover import Content, make_folder
 from minivllm.processes.handover import chooser_of, lose, make_handovers
+from minivllm.processes.messages import Prefix, Submit
 from minivllm.processes.router import CacheShape, RoutedRequest, RoutingFailed, make_router
 from minivllm.serving.errors import ApiError, internal, unavailable
 from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.messages import (
     Abort,
-    HandedOver,
     Piece,
     Ready,
     Rejected,
     Reset,
     Step,
-    Submit,
     ViewFrame,
 )
 from minivllm.serving.processes.replicas import CacheReset, Replicas
@@ -74,7 +73,7 @@ class EngineClient:
         )
         self._at: dict[str, EngineLink] = {}  # who has each request
         self._unfinished: dict[str, Unfinished] = {}
-        self._to_continue: dict[str, Submit] = {}  # requests that are to be handed over
+        self._to_continue: set[str] = set()  # requests that are to be handed over
         self._begun = False  # requests can be routed
         self._count = 0
         self._reset = CacheReset()
@@ -214,10 +213,10 @@ class EngineClient:
         message, request_id = one.to_send(), one.message.request_id
         link = self.replicas.links[self._chosen(one)]
         self._at[request_id], self._unfinished[request_id] = link, one
-        self._to_continue.pop(request_id, None)
+        self._to_continue.discard(request_id)
         if one.hands_over and not one.begun and self.handovers is not None:
             message = message._replace(hands_over=self.handovers.by(link.number))
-            self._to_continue[request_id] = message
+            self._to_continue.add(request_id)
         link.send(message)
 
     def _chosen(self, one: Unfinished) -> int:
@@ -235,29 +234,27 @@ class EngineClient:
         except RoutingFailed as error:
             raise internal(str(error)) from None
 
-    def _continue(self, done: HandedOver) -> None:
+    def _continue(self, request_id: str, content: Content) -> None:
         """Let another replica continue a request, unless its client has left."""
-        message = self._to_continue.pop(done.request_id, None)
         if self.handovers is None:
             return
-        self.handovers.received(done.request_id, done.content)
-        if message is None or not self.is_alive:
-            self.handovers.end(done.request_id)
+        self.handovers.received(request_id, content)
+        if request_id not in self._to_continue or not self.is_alive:
+            self.handovers.end(request_id)
             return
-        prompt, params = message.prompt_token_ids, message.params
-        params = replace(params, seed=done.seed, prompt_logprobs=None)
-        self.router.end(done.request_id)
-        tokens = [*prompt, *done.token_ids]
-        number = self.handovers.continues_at(done.request_id, tokens, params)
-        link = self.replicas.links[number]
-        self._at[done.request_id] = link
-        link.send(Submit(done.request_id, prompt, params, rest=done))
+        self._to_continue.discard(request_id)
+        message = self._unfinished[request_id].to_send()
+        self.router.end(request_id)
+        tokens = [*message.prompt_token_ids, *message.output_token_ids]
+        number = self.handovers.continues_at(request_id, tokens, message.params)
+        link = self._at[request_id] = self.replicas.links[number]
+        link.send(message._replace(prefix=content))
 
     def _forget(self, request_id: str) -> EngineLink | None:
         """Note that a request has ended; who had it."""
         self.streams.pop(request_id, None)
         self._unfinished.pop(request_id, None)
-        self._to_continue.pop(request_id, None)
+        self._to_continue.discard(request_id)
         self.router.end(request_id)
         if self.handovers is not None:
             self.handovers.end(request_id)
@@ -293,8 +290,8 @@ class EngineClient:
             case ViewFrame():
                 for viewer in self.viewers:
                     viewer(message)
-            case HandedOver():
-                self._continue(message)
+            case Prefix(request_id, content):
+                self._continue(request_id, content)
             case Rejected(request_id, text):
                 if (stream := self.streams.get(request_id)) is not None:
                     self._forget(request_id)

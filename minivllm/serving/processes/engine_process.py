@@ -24,19 +24,17 @@ from minivllm.parallel.handover import Handover, HandoverFailed
 from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.children import die_with
 from minivllm.platform.processes.heartbeat import BEAT_S, Progress, beat_over, beating
-from minivllm.processes.messages import failed
+from minivllm.processes.messages import Prefix, Submit, failed
 from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
-    HandedOver,
     Piece,
     Ready,
     Rejected,
     Reset,
     ResetPrefixCache,
     Step,
-    Submit,
     Watch,
 )
 from minivllm.serving.view.outlet import ViewOutlet
@@ -139,9 +137,9 @@ class EngineLoop:
     def _submit(self, message: Submit) -> None:
         request_id = message.request_id
         try:
-            ids, inputs, rest = message.prompt_token_ids, message.inputs, message.rest
-            if rest is not None:
-                put_prefix(self.engine.cache, self.engine.transfers, ids, rest.content)
+            ids, inputs = message.prompt_token_ids, message.inputs
+            if message.prefix:
+                put_prefix(self.engine.cache, self.engine.transfers, ids, message.prefix)
             first = self.engine.add_request(request_id, ids, message.params, inputs=inputs)
         except HandoverFailed as error:
             self._send([_failed(request_id, 0, error)])
@@ -149,10 +147,10 @@ class EngineLoop:
         except BadInput as error:
             self._reject(message, error)
             return
-        if rest is None:
-            self._unbegun.add(request_id)
+        if message.output_token_ids:
+            resume(self.engine, first, message.output_token_ids)
         else:
-            resume(self.engine, first, rest.token_ids)
+            self._unbegun.add(request_id)
         if message.hands_over is not None:
             self._handing_over[request_id] = message.hands_over
         members = self._members[request_id] = [first, *first.unstarted]
@@ -190,8 +188,7 @@ class EngineLoop:
         except HandoverFailed as error:
             self._send([_failed(request_id, 0, error)])
             return
-        tokens = request.output_token_ids
-        self.channel.send(HandedOver(request_id, tokens, request.seed, given))
+        self.channel.send(Prefix(request_id, given))
 
     def _fail(self, error: Exception) -> None:
         """End all requests: the step may have lost tokens of each."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.extras.masks.structured import Grammars
-from minivllm.serving.processes.messages import Submit
+from minivllm.processes.messages import Submit
 
 POLL_S = 0.001  # while nothing else is to be done
 LARGE = 1 << 15  # characters of a grammar

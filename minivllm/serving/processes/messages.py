@@ -5,22 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from minivllm.engine.options import SamplingParams
-from minivllm.models.vision.inputs import RequestInputs
-from minivllm.parallel.handover import Content, Handover
 
 # ---- to the engine
-
-
-class Submit(NamedTuple):
-    """Serve a request, or with `hands_over` its prompt and the first token alone, after which a
-    `HandedOver` comes. `rest` is what another engine has handed over of it: serve the rest."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    inputs: RequestInputs | None = None  # its images
-    hands_over: Handover | None = None
-    rest: HandedOver | None = None
 
 
 class Abort(NamedTuple):
@@ -60,15 +46,6 @@ class Rejected(NamedTuple):
 
     request_id: str
     message: str
-
-
-class HandedOver(NamedTuple):
-    """What another engine needs to continue a request."""
-
-    request_id: str
-    token_ids: list[int]  # of its answer so far
-    seed: int
-    content: Content  # keys and values of its prompt's full blocks
 
 
 class Piece(NamedTuple):

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from minivllm.processes.messages import Submit
 from minivllm.processes.router import RoutedRequest
-from minivllm.serving.processes.messages import HandedOver, Piece, Submit
+from minivllm.serving.processes.messages import Piece
 
 LEAST_MS = 1e-3  # a deadline that has passed
 
@@ -62,6 +63,6 @@ class Unfinished:
         if not self.begun:
             return self.message._replace(params=params, hands_over=None)
         assert params.seed is not None  # with several replicas each request has one
-        rest = HandedOver(self.message.request_id, list(self.token_ids), params.seed, b"")
         params = replace(params, prompt_logprobs=None)  # the client has them
-        return self.message._replace(params=params, hands_over=None, rest=rest)
+        tokens = list(self.token_ids)
+        return self.message._replace(params=params, hands_over=None, output_token_ids=tokens)

@@ -14,7 +14,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
 from minivllm.platform.processes.channel import Frames
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Beat, Silence
-from minivllm.processes.messages import Failed
+from minivllm.processes.messages import Failed, Prefix, Submit
 from minivllm.processes.router import RoutedRequest, Router
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes.engine_client import EngineClient
@@ -22,13 +22,11 @@ from minivllm.serving.processes.engine_link import EngineLink
 from minivllm.serving.processes.messages import (
     Abort,
     EngineState,
-    HandedOver,
     Piece,
     Ready,
     Reset,
     ResetPrefixCache,
     Step,
-    Submit,
     Watch,
 )
 from minivllm.serving.processes.token_stream import TokenStream
@@ -250,10 +248,10 @@ def test_of_a_dead_replica_no_request_is_lost(router: str, victim: int) -> None:
         for sent in replicas.sent:
             sent.clear()
         replicas.die(victim)
-        moved = {one.request_id: one.rest for sent in replicas.sent for one in sent}
+        moved = {one.request_id: one for sent in replicas.sent for one in sent}
         assert sorted(moved) == sorted(mine) and not replicas.sent[victim]
-        assert [name for name, rest in moved.items() if rest is not None] == [begun]
-        assert moved[begun].token_ids == [5] and not moved[begun].content
+        assert [name for name, rest in moved.items() if rest.output_token_ids] == [begun]
+        assert moved[begun].output_token_ids == [5] and not moved[begun].prefix
         assert client.is_alive and not client.ended.is_set()
         assert not any(one.is_over for one in streams)
         for number, sent in enumerate(replicas.sent):
@@ -283,8 +281,8 @@ def test_of_an_answer_that_has_begun_another_replica_is_sent_the_rest() -> None:
             replicas.answer(0, "r1")
         replicas.die(0)
         (moved,) = replicas.sent[1]
-        assert (moved.prompt_token_ids, moved.rest.token_ids) == ([1, 2], [5, 5, 5])
-        assert moved.params.seed == whole.params.seed == moved.rest.seed
+        assert (moved.prompt_token_ids, moved.output_token_ids) == ([1, 2], [5, 5, 5])
+        assert moved.params.seed == whole.params.seed is not None
         assert moved.params.max_tokens == 9 and moved.params.prompt_logprobs is None
         assert 0 < moved.params.deadline_ms < 60_000
         replicas.answer(1, "r1", "length")
@@ -423,13 +421,16 @@ def test_another_replica_continues_what_has_its_prompt_computed() -> None:
     async def run() -> None:
         replicas = Replicas(3, disaggregated=True, prefill_replicas=1)
         client, sent = replicas.client, replicas.sent
-        streams = [client.submit([1, 2], SamplingParams(max_tokens=9)) for _ in range(2)]
+        params = SamplingParams(max_tokens=9, deadline_ms=60_000.0)
+        streams = [client.submit([1, 2], params) for _ in range(2)]
         assert [len(one) for one in sent] == [2, 0, 0] and sent[0][0].hands_over
-        done = HandedOver("r1", [5], 77, b"keys")
+        done = Prefix("r1", b"keys")
         replicas.answer(0, "r1")
         client.replicas.links[0].receive(done)
         (rest,) = sent[1]
-        assert rest.rest == done and rest.params.seed == 77 and not rest.hands_over
+        assert (rest.prefix, rest.output_token_ids, rest.hands_over) == (b"keys", [5], None)
+        assert rest.params.seed == sent[0][0].params.seed is not None
+        assert 0 < rest.params.deadline_ms < 60_000
         replicas.answer(1, "r1", "length")
         assert streams[0].is_over and streams[0].num_output_tokens == 2
         client._abort(streams[1])  # its client has left
@@ -454,7 +455,7 @@ def test_the_file_of_a_request_that_ends_is_deleted(tmp_path: Path) -> None:
             if number == 2:
                 client._abort(streams[2])  # its client leaves before the handover comes
             given = message.hands_over.give(b"keys")
-            client.replicas.links[0].receive(HandedOver(message.request_id, [5], 77, given))
+            client.replicas.links[0].receive(Prefix(message.request_id, given))
         assert len(list(tmp_path.glob("*/0-*"))) == 2
         client._abort(streams[0])  # before another replica has read it
         assert len(list(tmp_path.glob("*/*"))) == 1
@@ -473,10 +474,10 @@ def test_requests_are_served_while_a_replica_of_each_kind_lives() -> None:
         client = replicas.client
         moved, waiting = (client.submit([1], SamplingParams(max_tokens=9)) for _ in range(2))
         replicas.answer(0, "r1")
-        client.replicas.links[0].receive(HandedOver("r1", [5], 7, b""))
+        client.replicas.links[0].receive(Prefix("r1", b""))
         replicas.die(1)
         (rest,) = replicas.sent[2]  # another of its kind goes on with it
-        assert rest.request_id == "r1" and rest.rest.token_ids == [5] and not rest.hands_over
+        assert rest.request_id == "r1" and rest.output_token_ids == [5] and not rest.hands_over
         assert client.is_alive and not moved.is_over and not waiting.is_over
         replicas.die(2)
         assert moved.error is not None and moved.error.status == 503

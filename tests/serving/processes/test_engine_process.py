@@ -12,10 +12,11 @@ import pytest
 from minivllm import LLM, SamplingParams
 from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import Crashed
-from minivllm.parallel.handover import Handover, Stored
+from minivllm.parallel.handover import Content, Handover, Stored
 from minivllm.platform.processes.heartbeat import Progress
+from minivllm.processes.messages import Prefix, Submit
 from minivllm.serving.processes.engine_process import EngineLoop
-from minivllm.serving.processes.messages import Abort, HandedOver, Piece, Step, Submit
+from minivllm.serving.processes.messages import Abort, Piece, Step
 
 KNOBS = ["quant=fp32", "runtime.threads=1", "cache.num_blocks=64", "cache.block_size=4"]
 KNOBS += ["cache.prefix_caching=true", "runtime.overlap=false"]
@@ -51,7 +52,7 @@ class Loop:
         self.loop._handle(Abort(message.request_id))
         return member.seed
 
-    def serve(self, message: Submit) -> tuple[list[Piece], list[HandedOver], list[str]]:
+    def serve(self, message: Submit) -> tuple[list[Piece], list[Prefix], list[str]]:
         """What a request gives: pieces, a handover, and who has begun."""
         self.channel.messages.clear()
         self.loop._handle(message)
@@ -60,9 +61,17 @@ class Loop:
         while self.engine.has_unfinished:
             self.loop._step()
         steps = [one for one in self.channel.messages if isinstance(one, Step)]
-        handed = [one for one in self.channel.messages if isinstance(one, HandedOver)]
+        handed = [one for one in self.channel.messages if isinstance(one, Prefix)]
         begun = [request_id for step in steps for request_id, _ in step.begun]
         return [piece for step in steps for piece in step.pieces], handed, begun
+
+
+def continued(
+    request_id: str, ids: list[int], params: SamplingParams, begun: list[Piece], content: Content
+) -> Submit:
+    """What another engine is sent of a request that has begun."""
+    tokens = [one.token_id for one in begun if one.token_id is not None]
+    return Submit(request_id, ids, params, prefix=content, output_token_ids=tokens)
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +111,9 @@ def test_an_answer_is_the_same_where_another_engine_continues(
     first, (handed,), begun = one.serve(Submit("r", ids, params, hands_over=how))
     assert isinstance(handed.content, Stored) == bool(how.folder) == bool(list(tmp_path.iterdir()))
     assert begun == ["r"] and len(first) == 1 and first[0].finish_reason is None
-    assert handed.token_ids == [first[0].token_id] and not one.engine.has_unfinished
+    assert not one.engine.has_unfinished
     params = replace(params, prompt_logprobs=None)
-    rest, none, begun = other.serve(Submit("r", ids, params, rest=handed))
+    rest, none, begun = other.serve(continued("r", ids, params, first, handed.content))
     assert not none and not begun and not list(tmp_path.iterdir())
     assert rest[0].num_cached_tokens == len(ids) // 4 * 4
     for both, alone in zip([*first, *rest], whole, strict=True):
@@ -135,8 +144,7 @@ def test_an_answer_that_has_begun_goes_on_elsewhere_as_if_nothing_had_happened(
     for seen in sorted({1, len(whole) // 2, len(whole) - 1} - {0}):
         tokens = [piece.token_id for piece in whole[:seen] if piece.token_id is not None]
         sent = replace(params, prompt_logprobs=None, seed=seed)
-        done = HandedOver("r", tokens, seed, b"")
-        rest, none, begun = other.serve(Submit("r", ids, sent, rest=done))
+        rest, none, begun = other.serve(Submit("r", ids, sent, output_token_ids=tokens))
         assert not none and not begun and len(rest) == len(whole) - seen
         for new, old in zip(rest, whole[seen:], strict=True):
             assert new._replace(request_id="", logprobs=None, num_cached_tokens=0) == old._replace(
@@ -153,7 +161,7 @@ def test_a_stop_string_may_begin_in_the_first_token(llms: tuple[LLM, LLM]) -> No
     stopping = SamplingParams(max_tokens=24, ignore_eos=True, stop=(text[:6],))
     first, (handed,), _ = one.serve(Submit("r", ids, stopping, hands_over=Handover()))
     assert first[0].text == ""  # it may be the beginning of the stop string
-    rest, _, _ = other.serve(Submit("r", ids, stopping, rest=handed))
+    rest, _, _ = other.serve(continued("r", ids, stopping, first, handed.content))
     assert rest[-1].finish_reason == "stop" and "".join(piece.text for piece in rest) == ""
 
 
@@ -180,11 +188,11 @@ def test_a_handover_that_fails_ends_its_request_alone(
     assert first.finish_reason is None and last.finish_reason == "error" and not none
     assert not last.bad_input and "cannot be written to" in str(last.error)
     how = Handover(str(tmp_path))
-    _, (handed,), _ = one.serve(Submit("r", ids, params, hands_over=how))
+    begun, (handed,), _ = one.serve(Submit("r", ids, params, hands_over=how))
     assert isinstance(handed.content, Stored)
     Path(handed.content.path).unlink()
     for content, words in ((handed.content, "cannot be read"), (b"keys", "the replicas differ")):
-        wrong = Submit("r", ids, params, rest=handed._replace(content=content))
+        wrong = continued("r", ids, params, begun, content)
         (only,), none, _ = other.serve(wrong)
         assert only.finish_reason == "error" and not only.bad_input and not none
         assert words in str(only.error) and not other.engine.has_unfinished

@@ -7,8 +7,8 @@ from typing import Any
 
 from minivllm.engine.options import SamplingParams, StructuredOutputs
 from minivllm.errors import BadInput
+from minivllm.processes.messages import Submit
 from minivllm.serving.processes.grammar_compiler import GrammarCompiler
-from minivllm.serving.processes.messages import Submit
 
 
 class Grammars:

@@ -140,7 +140,7 @@ def test_what_takes_too_long_goes_on_elsewhere() -> None:
         client.resize(1, 0.0)
         await until_settled(replicas)
         rest = replicas.sent[0][-1]
-        assert rest.request_id == moved.request_id and rest.rest.token_ids == [5]
+        assert rest.request_id == moved.request_id and rest.output_token_ids == [5]
         assert not plain.is_over and not moved.is_over and client._at["r2"].number == 0
 
     asyncio.run(run())
