@@ -36,10 +36,9 @@ from minivllm.extras.speculative.fit import is_of_models, require_drafts_fit
 from minivllm.extras.speculative.proposer import NoProposer, Proposer
 from minivllm.extras.vision.encoder import Encoder, make_encoder
 from minivllm.extras.vision.fit import fitting_processor
-from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
-from minivllm.kernels.device import free_memory, select_device
+from minivllm.kernels.device import free_memory, select_device, takes_triton
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import BYTES, architecture_costs
 from minivllm.models.load.loading import LoadedModel
@@ -49,13 +48,13 @@ from minivllm.parallel.ranks import Join, alone
 from minivllm.parallel.team import Team
 from minivllm.passes.base import ModelPass, PassContext, apply_passes
 from minivllm.passes.determinism import deterministic_kernels
-from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
 from minivllm.passes.pruning.options import NOT_PRUNING
 from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.passes.pruning.shapes import pruned_config
 from minivllm.passes.shard import Shard
 from minivllm.passes.shard_sizes import require_shares
+from minivllm.passes.small import FuseLayers
 from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import pin, thread_count
 from minivllm.quant.base import QuantMethod

@@ -185,7 +185,7 @@ for part in $PARTS; do
         run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"
         ;;
     kernel-tests)
-        tests kernel-tests tests/attention/test_triton.py tests/quant/kernels/test_products.py tests/quant/kernels/test_narrow.py tests/passes/test_fuse.py \
+        tests kernel-tests tests/attention/test_triton.py tests/quant/kernels/test_products.py tests/quant/kernels/test_narrow.py tests/passes/test_fused.py \
             tests/engine/kernels/test_sampling.py tests/gpu/test_kernels.py
         ;;
     table)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.cache.spec import AttentionSpec
 
 SMALL = {

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 

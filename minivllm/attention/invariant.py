@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.attention.eager import visible
 from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.attention.eager import visible
 from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.attention.kernels import tiles
 from minivllm.attention.kernels.tiles import Tiles
 from minivllm.attention.options import TritonAttentionOptions

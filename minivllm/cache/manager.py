@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from minivllm.cache.eviction.evictor import Evictor
 from minivllm.cache.pool import BlockPool
-from minivllm.cache.prefix import PrefixIndex, TokenSequence, block_keys
-from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.prefix import CachedSequence, PrefixIndex, TokenSequence, block_keys
 from minivllm.cache.spec import NOTHING, CacheCounters, CacheLayout, PendingTransfers, Transfers
 from minivllm.cache.tiers.offload import Disk, OffloadTiers
 from minivllm.cache.tiers.swap import SwapSpace

@@ -1,9 +1,13 @@
-"""Prefix caching: which computed blocks hold the first tokens of a prompt. Pure Python."""
+"""Prefix caching: which computed blocks hold the first tokens of a prompt; and what the cache keeps
+for one sequence. Pure Python."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from minivllm.cache.pool import BlockTable
 
 # A list, or any object with a length and slices. Tokens of a simulation have `block_keys`, too.
 TokenSequence = Sequence[int]
@@ -126,3 +130,19 @@ class PrefixIndex:
             self._note(one, one.block, False)
             one.block = 0
         return gone
+
+
+@dataclass(eq=False, slots=True)
+class CachedSequence:
+    """Where the keys and values of one sequence are stored. Only the cache changes it; a request
+    owns it."""
+
+    block_table: BlockTable = field(default_factory=BlockTable)
+    num_evicted: int = 0  # computed tokens that the cache no longer holds
+    num_reused: int = 0  # tokens that other requests had computed when it was last admitted
+    prefix_nodes: list[PrefixNode] = field(default_factory=list)  # of full, cached blocks
+    # Attention scores of each block, where eviction needs them.
+    block_scores: list[float] = field(default_factory=list)
+    host_slots: list[int] = field(default_factory=list)  # of its blocks while it is swapped out
+    was_looked_ahead: bool = False  # whether its blocks were read from disk ahead
+    disk_ticket: int | None = None  # None until its blocks are requested

@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.cache.eviction.policies import Eviction
 from minivllm.engine.batch_inputs import PackedStep, StepInputs
 from minivllm.engine.request import placeholder

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from minivllm.cache.manager import CacheManager
-from minivllm.cache.prefix import TokenSequence
-from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.prefix import CachedSequence, TokenSequence
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs, keyed
 

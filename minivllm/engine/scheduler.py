@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from minivllm.cache.manager import CacheManager
-from minivllm.engine.batching import BatchingPolicy, may_chunk, require_servable
+from minivllm.engine.batching import BatchingPolicy, WaitingQueue, may_chunk, require_servable
 from minivllm.engine.events import EventBus, StateChanged, StepPlanned
 from minivllm.engine.preemption import Preemption, Recompute
-from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.step import Held, HeldFor, Preempted, ScheduledRequest, StepPlan
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from minivllm.cache.manager import CacheManager
-from minivllm.cache.prefix import TokenSequence
-from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.prefix import CachedSequence, TokenSequence
 from minivllm.engine.request import Request
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.capabilities import GraphBackend
+from minivllm.attention.base import AttentionBackend, GraphBackend
 from minivllm.cache.spec import CacheLayout
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner

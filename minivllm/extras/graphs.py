@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.engine.batch_inputs import Draw, PackedStep, SamplingColumns, StepShape
 from minivllm.engine.executor import ModelRunner, StepResult, fill_in
 from minivllm.engine.options import SamplingParams

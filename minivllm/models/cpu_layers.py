@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
-from minivllm.models.head_norm import HeadNorm
-from minivllm.models.layers import ACTIVATIONS, MLP, Attention, Embedding, RMSNorm
+from minivllm.models.layers import ACTIVATIONS, MLP, Attention, Embedding, HeadNorm, RMSNorm
 
 _VECTOR = 16  # numbers that a kernel computes at a time
 

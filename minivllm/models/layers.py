@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.models.config import ModelConfig
 from minivllm.models.rope import rotate
 
@@ -177,3 +176,20 @@ class DecoderLayer(nn.Module):
         attended = self.self_attn(self.input_layernorm(x), cos, sin, batch, attention)
         x = remaining_rows(attended, x, batch) + attended
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of every query and key head at once, [tokens, heads + kv_heads, head_dim].
+
+    `parts` holds for each tensor [head_dim] of the checkpoint how many heads share it; the loader
+    repeats the tensor.
+    """
+
+    def __init__(self, head_dim: int, parts: dict[str, int], eps: float) -> None:
+        super().__init__()
+        self.parts, self.shape, self.eps = parts, (head_dim,), eps
+        self.weight = weight(sum(parts.values()), head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, heads, head_dim] to the same."""
+        return F.rms_norm(x, self.shape, None, self.eps) * self.weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.rope import Rotary
 from minivllm.models.rope_config import RopeConfig

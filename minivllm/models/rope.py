@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.models.rope_config import RopeConfig
 
 # Positions of a table computed at a time: its float32 intermediates take six times its memory.

@@ -1,13 +1,14 @@
-"""The protocol of a pass, and how passes are applied."""
+"""The protocol of a pass, how passes are applied, and the linear layers that they may wrap."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
@@ -69,3 +70,26 @@ def apply_passes(passes: Sequence[ModelPass], loaded: LoadedModel, context: Pass
             )
         loaded.passes.append(replace(report, seconds=report.seconds or time.perf_counter() - begin))
         loaded.warnings += report.notes
+
+
+class Wrapper(nn.Module):
+    """A module that a pass has put around another."""
+
+    inner: nn.Module
+
+
+def linear_layers(loaded: LoadedModel) -> Iterator[nn.Module]:
+    """The module that multiplies in place of each linear layer of the loaded model; grouped experts
+    are left out."""
+    for name, module in _unwrapped(loaded.model):
+        if name in loaded.linear_inputs:
+            yield module
+
+
+def _unwrapped(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """A module and all modules below it, under the names that they have without wrappers."""
+    while isinstance(module, Wrapper):
+        module = module.inner
+    yield name, module
+    for part, child in module.named_children():
+        yield from _unwrapped(child, f"{name}.{part}" if name else part)

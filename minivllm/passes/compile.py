@@ -15,16 +15,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput, first_line
 from minivllm.extras.scoring import sequence_logits
 from minivllm.models.layers import Attention
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.moe import MoE
-from minivllm.passes.base import PassContext, PassReport
-from minivllm.passes.linear_layers import Wrapper
+from minivllm.passes.base import PassContext, PassReport, Wrapper
 from minivllm.quant.fp8 import FP8Linear
 from minivllm.quant.int8 import Int8Linear
 from minivllm.quant.plain import PlainLinear

@@ -21,8 +21,7 @@ from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.models.layers import MLP
 from minivllm.models.load.loading import LoadedModel
-from minivllm.passes.base import PassContext, PassReport
-from minivllm.passes.linear_layers import Wrapper
+from minivllm.passes.base import PassContext, PassReport, Wrapper
 
 ROWS = 16  # rows of every matrix product at the level "batch"
 # Models of engines with deterministic kernels.

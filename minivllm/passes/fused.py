@@ -7,19 +7,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.kernels.write import rotate
 from minivllm.models.cpu_layers import plain_class
 from minivllm.models.families.gemma import GemmaHeadNorm, GemmaNorm
 from minivllm.models.families.gemma2 import SandwichLayer
 from minivllm.models.families.llama import Decoder
-from minivllm.models.head_norm import HeadNorm
 from minivllm.models.layers import (
     ACTIVATIONS,
     MLP,
     Attention,
     DecoderLayer,
+    HeadNorm,
     RMSNorm,
     remaining_rows,
     rows_with_logits,

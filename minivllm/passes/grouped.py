@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
-from minivllm.kernels.cpu.packed import PackedLinear
+from minivllm.kernels.cpu.linear import PackedLinear
 from minivllm.models.config import require_experts
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.moe import MoE

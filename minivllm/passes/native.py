@@ -11,15 +11,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
 from minivllm.models.families.llama import Decoder, LlamaForCausalLM
-from minivllm.models.head_norm import HeadNorm
-from minivllm.models.layers import DecoderLayer, Embedding
+from minivllm.models.layers import DecoderLayer, Embedding, HeadNorm
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.rope import Rotary
 from minivllm.passes.base import PassContext, PassReport

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from minivllm.passes.base import RuntimePass
-from minivllm.passes.choose import ChooseKernels
 from minivllm.passes.compile import CompileLayers
-from minivllm.passes.cpu_kernels import UseKernels
 from minivllm.passes.determinism import FixShapes
-from minivllm.passes.fuse import FuseLayers
 from minivllm.passes.grouped import GroupExperts
 from minivllm.passes.native import NativeLayers
 from minivllm.passes.pruning.shapes import PASS
 from minivllm.passes.shard import ShardLayers
-from minivllm.passes.streamed import StreamLinears
-from minivllm.passes.trim import TrimLastLayer
+from minivllm.passes.small import (
+    ChooseKernels,
+    FuseLayers,
+    StreamLinears,
+    TrimLastLayer,
+    UseKernels,
+)
 
 # Applied before the engine is built: the cache takes memory that these passes leave.
 BEFORE_ENGINE: tuple[RuntimePass, ...] = (

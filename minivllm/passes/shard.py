@@ -37,8 +37,7 @@ from minivllm.models.load.loading import LoadedModel, tensor_shapes
 from minivllm.models.load.weights import LoadTransform, WeightSource
 from minivllm.models.moe import MoE
 from minivllm.parallel.ranks import Ranks
-from minivllm.passes.base import PassContext, PassReport
-from minivllm.passes.linear_layers import Wrapper
+from minivllm.passes.base import PassContext, PassReport, Wrapper
 from minivllm.passes.shard_sizes import BY_INPUTS, part_config
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.row_scales import RowScaled

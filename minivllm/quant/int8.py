@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
-from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import MOST_IN_GROUP, Format, PanelLinear
+from minivllm.kernels.device import takes_triton
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.activations import IntegerQuantizer, Panels
 from minivllm.quant.base import frozen

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.kernels.choice import takes_triton
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
+from minivllm.kernels.device import takes_triton
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes, require_bitsandbytes

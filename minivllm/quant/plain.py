@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.kernels.cpu.library import Kernels
-from minivllm.kernels.cpu.linear import Format, PanelLinear, panels_for
-from minivllm.kernels.cpu.packed import PackedLinear, can_pack
+from minivllm.kernels.cpu.linear import Format, PackedLinear, PanelLinear, can_pack, panels_for
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Method, frozen
 

@@ -156,9 +156,8 @@ def _setting(config: dict[str, Any]) -> tuple[Setting, Callable[[], object]]:
 
     from minivllm.bench.hardware.limits import last_level_cache
     from minivllm.bench.microbench.case import Setting
-    from minivllm.kernels.choice import takes_triton
     from minivllm.kernels.cpu import library
-    from minivllm.kernels.device import select_device
+    from minivllm.kernels.device import select_device, takes_triton
 
     view = Config.of(config)
     runtime, task = view.runtime, view.task

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm import LLM, SamplingParams
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.kernels import paged, write
 from minivllm.attention.kernels.tiles import LEAST_PIECE

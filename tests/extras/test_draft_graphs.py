@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from minivllm import LLM
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.options import TritonAttentionOptions
 from minivllm.attention.triton import TritonBackend
 from minivllm.cache.compression.eight_bits import kv_cache

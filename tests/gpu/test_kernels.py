@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.flash import FlashBackend
 from minivllm.attention.triton import TritonBackend

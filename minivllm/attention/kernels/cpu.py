@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import StepBatch
 from minivllm.attention.kernels.storage import FORMATS, widen
 from minivllm.attention.kernels.tiles import Tiles, keys_per_step, launch_options, power_of_two
 from minivllm.cache.kv import KVCache

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend

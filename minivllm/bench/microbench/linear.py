@@ -102,7 +102,7 @@ def _layers(setting: Setting, weight: Tensor, form: str, own: bool) -> list[nn.M
 
     layers = nn.ModuleList(make() for _ in range(copies))
     if own and setting.triton:
-        from minivllm.quant.kernels.streamed import stream  # imports Triton
+        from minivllm.quant.kernels.products import stream  # imports Triton
 
         stream(layers)
     return list(layers)

@@ -13,8 +13,7 @@ from minivllm.bench.microbench.case import DTYPE, ITEM, MOST_COPIES, Case, Setti
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.models.cpu_layers import use_kernels
-from minivllm.models.head_norm import HeadNorm
-from minivllm.models.layers import MLP, RMSNorm
+from minivllm.models.layers import MLP, HeadNorm, RMSNorm
 from minivllm.models.rope import rotate
 
 EPS = 1e-6

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from minivllm.cache.eviction.policies import Eviction
 from minivllm.cache.pool import BlockPool
-from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.prefix import CachedSequence
 from minivllm.cache.spec import CacheCounters
 
 

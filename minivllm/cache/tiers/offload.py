@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from minivllm.cache.prefix import PrefixIndex, PrefixNode, TokenSequence
-from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.prefix import CachedSequence, PrefixIndex, PrefixNode, TokenSequence
 from minivllm.cache.spec import CacheCounters, CacheLayout, PendingTransfers
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm.cache.pool import BlockPool
-from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.prefix import CachedSequence
 from minivllm.cache.spec import CacheCounters, PendingTransfers
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.profiler import record_function
 
 from minivllm.assembly import build_engine
-from minivllm.attention.capabilities import CountingBackend, LibraryBackend
+from minivllm.attention.base import CountingBackend, LibraryBackend
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.config.typed import Config
 from minivllm.engine.engine import Engine
@@ -50,9 +50,9 @@ from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import Content
+from minivllm.passes.base import linear_layers
 from minivllm.passes.compile import CompileLayers
 from minivllm.passes.determinism import close_engine
-from minivllm.passes.linear_layers import linear_layers
 from minivllm.passes.order import OWN_NAMES
 
 

@@ -6,14 +6,13 @@ import heapq
 import sys
 from collections.abc import Iterator
 
-from minivllm.engine.batching import Batching, requests_that_fit
+from minivllm.engine.batching import Batching, WaitingQueue, requests_that_fit
 from minivllm.engine.options import (
     DynamicOptions,
     PreemptionChoice,
     SequentialOptions,
     StaticOptions,
 )
-from minivllm.engine.queue import WaitingQueue
 from minivllm.engine.request import Request
 
 

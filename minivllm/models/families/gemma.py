@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from minivllm.models.config import ModelConfig
 from minivllm.models.families.llama import LlamaForCausalLM
-from minivllm.models.head_norm import HeadNorm
-from minivllm.models.layers import Embedding, RMSNorm
+from minivllm.models.layers import Embedding, HeadNorm, RMSNorm
 
 
 class GemmaNorm(RMSNorm):

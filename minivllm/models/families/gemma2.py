@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.models.families.gemma import GemmaForCausalLM
 from minivllm.models.layers import remaining_rows
 

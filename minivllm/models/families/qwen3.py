@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from minivllm.models.families.llama import LlamaForCausalLM
-from minivllm.models.head_norm import HeadNorm
-from minivllm.models.layers import Attention
+from minivllm.models.layers import Attention, HeadNorm
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):

@@ -6,8 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.models.config import ModelConfig
 from minivllm.models.families.llama import Decoder
 from minivllm.models.families.qwen3 import Qwen3ForCausalLM

@@ -21,8 +21,7 @@ from minivllm.kernels.cpu.linear import PanelLinear
 from minivllm.models.config import ModelConfig, require_experts
 from minivllm.models.cpu_layers import share_packed
 from minivllm.models.families.llama import LlamaForCausalLM
-from minivllm.models.head_norm import HeadNorm
-from minivllm.models.layers import Linear
+from minivllm.models.layers import HeadNorm, Linear
 from minivllm.models.load.generation import decoding_defaults
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, open_checkpoint
 from minivllm.models.load.gguf.packed import PackedLayers

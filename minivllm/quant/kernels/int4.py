@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.kernels.choice import takes_triton
+from minivllm.kernels.device import takes_triton
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import frozen
 from minivllm.quant.kernels.common import SLICE, triton_products

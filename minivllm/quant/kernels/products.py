@@ -15,11 +15,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from minivllm.kernels.common import INTERPRETED
 from minivllm.quant.kernels import few_rows
 from minivllm.quant.kernels.lookup import LEVELS, STRETCH
+from minivllm.quant.plain import PlainLinear
 
 MOST_ROWS = 64  # with more rows, converting the weight once and multiplying in 16 bits costs less
 _WARPS = 2048  # about 16 for each processor of a large GPU
@@ -230,3 +231,29 @@ def _four_bit_product(
         num_stages=4,
         **form,
     )
+
+
+class StreamedLinear(PlainLinear):
+    """PlainLinear whose kernel reads the weight once for up to 64 rows; torch multiplies more
+    rows."""
+
+    kernel_name = "StreamedLinear"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        if x.shape[0] > MOST_ROWS:
+            return super().forward(x)
+        return whole_product(x, self.weight, None, self.bias)
+
+
+def stream(model: nn.Module) -> int:
+    """Replace every PlainLinear in 16 bits below `model` by a StreamedLinear. Returns the number of
+    replaced layers.
+
+    The layers keep their weights."""
+    replaced = 0
+    for name, module in list(model.named_modules()):
+        if type(module) is PlainLinear and module.weight.itemsize == 2:
+            model.set_submodule(name, StreamedLinear(module.weight, module.bias))
+            replaced += 1
+    return replaced

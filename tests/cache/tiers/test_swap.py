@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm.cache.manager import CacheManager
-from minivllm.cache.sequence import CachedSequence
+from minivllm.cache.prefix import CachedSequence
 from minivllm.cache.spec import CacheLayout
 
 

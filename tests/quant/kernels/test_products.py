@@ -24,7 +24,7 @@ from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4, Int4Linear
 from minivllm.quant.int8 import Int8, Int8Linear
 from minivllm.quant.kernels import products
-from minivllm.quant.kernels.streamed import StreamedLinear
+from minivllm.quant.kernels.products import StreamedLinear
 from minivllm.quant.nf4 import NF4, NF4Linear, quantize, single_scales
 from minivllm.quant.plain import PlainLinear
 from tests.reference import make_checkpoint

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.cache.compression.eight_bits import kv_cache
 from minivllm.cache.kv import bytes_per_token
 from minivllm.engine.engine import Engine

@@ -13,8 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner
 from minivllm.errors import BadInput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.attention.capabilities import CountingBackend, GraphBackend, LibraryBackend
+from minivllm.attention.base import CountingBackend, GraphBackend, LibraryBackend
 from tests.reference import CausalAttention
 
 

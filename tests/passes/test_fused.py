@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minivllm import LLM, SamplingParams
-from minivllm.attention.base import AttentionBackend
-from minivllm.attention.batch import StepBatch
+from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.config.compose import compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
@@ -30,7 +29,7 @@ from minivllm.models.load.loading import load_model
 from minivllm.models.options import ModelOptions
 from minivllm.passes.fused import FusedDecoder, FusedSandwich, fuse
 from minivllm.passes.kernels import small
-from minivllm.passes.trim import trim
+from minivllm.passes.small import trim
 from minivllm.quant.plain import Plain
 from tests.reference import CausalAttention, make_batch, make_checkpoint
 
