@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from minivllm.engine.options import SamplingParams
-from minivllm.engines.adapter import Adapter
-from minivllm.engines.base import EngineOutput
+from minivllm.engines.base import Adapter, EngineOutput
 from minivllm.engines.peer_process import Child
 from minivllm.errors import BadInput
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from minivllm.engines.llamacpp.options import LlamaOptions
 from minivllm.engines.openai.stream_event import ServerError
-from minivllm.engines.servers.metrics_page import MetricsPage
-from minivllm.engines.servers.server import HOST, StartedServer, merged, words
+from minivllm.engines.servers.server import HOST, MetricsPage, StartedServer, merged, words
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import Source

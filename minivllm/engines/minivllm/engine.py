@@ -22,8 +22,7 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import RequestState
-from minivllm.engines.adapter import Adapter
-from minivllm.engines.base import EngineInfo, EngineOutput
+from minivllm.engines.base import Adapter, EngineInfo, EngineOutput
 from minivllm.engines.engine_pictures import EnginePictures, require_pictures
 from minivllm.engines.minivllm.liveness import (
     Counters,

@@ -17,17 +17,16 @@ from minivllm.bench.hardware.gpu import visible_devices
 from minivllm.config.support import is_remote
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
-from minivllm.engines.adapter import Adapter
-from minivllm.engines.base import EngineInfo, EngineOutput
+from minivllm.engines.base import Adapter, EngineInfo, EngineOutput
 from minivllm.engines.engine_pictures import SentPictures, require_pictures
 from minivllm.engines.openai.bodies import COUNTING, PATHS, SENT, Bodies
 from minivllm.engines.openai.counters import stream_counters
 from minivllm.engines.openai.options import OpenAIOptions
-from minivllm.engines.openai.response_event import read_response_event
 from minivllm.engines.openai.stream import Tokens, read_stream
 from minivllm.engines.openai.stream_event import (
     ServerError,
     read_event,
+    read_response_event,
     served_models,
     server_words,
 )

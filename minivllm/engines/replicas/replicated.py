@@ -22,6 +22,7 @@ from minivllm.engines.engine_pictures import EnginePictures, require_pictures
 from minivllm.engines.replicas.local import make_group
 from minivllm.engines.replicas.merging import (
     Liveness,
+    RoutedEngine,
     merged_info,
     merged_liveness,
     merged_speculation,
@@ -36,7 +37,6 @@ from minivllm.engines.replicas.messages import (
     Outputs,
     Reply,
 )
-from minivllm.engines.replicas.routed import RoutedEngine
 from minivllm.errors import BadInput, Crashed
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.parallel.handover import Content, make_folder

@@ -12,8 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm.bench.hardware.gpu import visible_devices
-from minivllm.engines.servers.metrics_page import MetricsPage
-from minivllm.engines.servers.server import HOST, StartedServer, interpreter, merged, words
+from minivllm.engines.servers.server import (
+    HOST,
+    MetricsPage,
+    StartedServer,
+    interpreter,
+    merged,
+    words,
+)
 from minivllm.engines.sglang.options import SglangOptions
 from minivllm.engines.supported_knobs import degrees, is_default
 from minivllm.models.load.source import Source

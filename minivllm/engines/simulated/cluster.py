@@ -17,12 +17,12 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput, KvTransfer
 from minivllm.engines.replicas.merging import (
     Liveness,
+    RoutedEngine,
     merged_liveness,
     merged_speculation,
     merged_steps,
     routing_counters,
 )
-from minivllm.engines.replicas.routed import RoutedEngine
 from minivllm.engines.simulated.engine import IDLE_S, SimulatedEngine
 from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.request import SimulatedTokens

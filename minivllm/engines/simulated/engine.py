@@ -18,8 +18,7 @@ from minivllm.engine.events import StepEnded
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.step import StepPlan
-from minivllm.engines.adapter import Adapter
-from minivllm.engines.base import EngineInfo, EngineOutput
+from minivllm.engines.base import Adapter, EngineInfo, EngineOutput
 from minivllm.engines.minivllm.liveness import (
     Counters,
     draft_counters,
@@ -40,8 +39,7 @@ from minivllm.engines.simulated.request import (
 )
 from minivllm.engines.simulated.speculation import simulated_speculation
 from minivllm.engines.simulated.steady_decoding import SteadyDecoding
-from minivllm.engines.simulated.step_times import RooflineTimes
-from minivllm.engines.simulated.tensor_costs import Communication
+from minivllm.engines.simulated.step_times import Communication, RooflineTimes
 from minivllm.extras.cached_blocks import insert_prefix, wasted_slots
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver

@@ -12,8 +12,13 @@ from minivllm.config.typed import Config
 from minivllm.engine.step import ScheduledRequest
 from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.recorded_steps import fit_records, measured_driver_us
-from minivllm.engines.simulated.step_times import FittedTimes, RooflineTimes, StepTimes
-from minivllm.engines.simulated.tensor_costs import communication, rank_costs
+from minivllm.engines.simulated.step_times import (
+    FittedTimes,
+    RooflineTimes,
+    StepTimes,
+    communication,
+    rank_costs,
+)
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs, trims

@@ -16,8 +16,7 @@ import torch
 
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
-from minivllm.engines.adapter import Adapter
-from minivllm.engines.base import EngineOutput
+from minivllm.engines.base import Adapter, EngineOutput
 from minivllm.engines.supported_knobs import is_default, require_supported
 from minivllm.engines.transformers.options import TransformersContinuousOptions
 from minivllm.engines.transformers.pretrained import import_transformers, load

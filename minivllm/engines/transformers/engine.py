@@ -15,8 +15,7 @@ import torch
 
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
-from minivllm.engines.adapter import Adapter
-from minivllm.engines.base import EngineOutput
+from minivllm.engines.base import Adapter, EngineOutput
 from minivllm.engines.engine_pictures import require_pictures
 from minivllm.engines.supported_knobs import require_supported
 from minivllm.engines.transformers.options import TransformersOptions

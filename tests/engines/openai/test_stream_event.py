@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.engines.openai.response_event import read_response_event
-from minivllm.engines.openai.stream_event import ServerError
+from minivllm.engines.openai.stream_event import ServerError, read_response_event
 
 USAGE = {
     "input_tokens": 7,

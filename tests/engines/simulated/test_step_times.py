@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minivllm.config.compose import compose
-from minivllm.engines.simulated.step_times import RooflineTimes
-from minivllm.engines.simulated.tensor_costs import Communication, rank_costs
+from minivllm.engines.simulated.step_times import Communication, RooflineTimes, rank_costs
 from minivllm.models.config import ModelConfig
 from minivllm.models.costs import architecture_costs
 
