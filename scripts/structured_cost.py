@@ -93,6 +93,7 @@ def masks(grammars: Grammars, form: str, vocab_size: int, walks: int) -> dict[st
     for walk in range(walks + 1):
         rng, output = random.Random(max(walk, 1)), []
         request = Request(f"{walk}", [1], params, max_num_tokens=400, seed=0)
+        state = grammars.state(request)  # which ends when nobody holds it
         while len(output) < 200:
             begin = time.perf_counter()
             row = grammars.mask(request, output)
@@ -102,7 +103,7 @@ def masks(grammars: Grammars, form: str, vocab_size: int, walks: int) -> dict[st
             if not allowed:
                 break
             output.append(rng.choice(allowed))
-        grammars.ended(request)
+        del state
     cuts = statistics.quantiles(taken, n=100)
     return {
         "form": form,
