@@ -15,7 +15,7 @@ structure = load_script("structure")
 CEILINGS = {
     "token": (15, 1_750),
     "prompt": (28, 2_950),
-    "build": (122, 11_700),
+    "build": (115, 11_700),
     "http": (58, 6_800),
 }
 
