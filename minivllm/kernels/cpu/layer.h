@@ -68,12 +68,11 @@ struct DecoderLayer : torch::CustomClassHolder {
                          head_norm ? std::get<1>(*head_norm) : 0, cos, sin);
     });
     Tensor attended = named("minivllm_cpu::paged_attention", [&] {
-      return paged_attention(q, k, v, k_cache, v_cache, slots, starts, lengths, table, scale,
-                             window, soft_cap);
-    }).view({tokens, heads * head_dim});
+                        return paged_attention(q, k, v, k_cache, v_cache, slots, starts, lengths,
+                                               table, scale, window, soft_cap);
+                      }).view({tokens, heads * head_dim});
     if (rows) attended = attended.index_select(0, *rows);
-    const Tensor between =
-        compute(o_proj, attended).add_(rows ? x.index_select(0, *rows) : x);
+    const Tensor between = compute(o_proj, attended).add_(rows ? x.index_select(0, *rows) : x);
     const Tensor gate_up = compute(gate_up_proj, compute(post_attention_norm, between));
     const Tensor gated =
         named("minivllm_cpu::silu_and_multiply", [&] { return silu_and_multiply_op(gate_up); });
