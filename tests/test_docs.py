@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -138,6 +139,31 @@ def test_the_code_names_pages_that_exist() -> None:
     )
     named = set(re.findall(r"\bdocs/[\w/-]+\.md", text))
     assert named and [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_files_that_pages_name_exist() -> None:
+    """Those of the project; a path may begin at any of its folders."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False
+    ).stdout.split()
+    if "pyproject.toml" not in listed:
+        pytest.skip("not this project's git checkout")
+    known = {
+        "/".join(parts[start:])
+        for parts in (Path(name).parts for name in listed)
+        for start in range(len(parts))
+    }
+    missing = []
+    for page in PAGES:
+        named = re.findall(
+            r"`([\w.-]+/[\w./-]+\.(?:py|h|cpp|yaml|sh))`", page.read_text(encoding="utf-8")
+        )
+        missing += [
+            f"{page.name}: {name}"
+            for name in named
+            if name not in known and not name.startswith(("mine/", "my/"))
+        ]
+    assert missing == []
 
 
 def test_the_index_lists_every_page() -> None:
