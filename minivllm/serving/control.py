@@ -9,7 +9,7 @@ from minivllm import __version__
 from minivllm.parallel.options import MOST_REPLICAS
 from minivllm.serving.errors import ApiError, unavailable
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.openai.fields import Body
+from minivllm.serving.openai.forms import Body
 from minivllm.serving.processes.engine_client import DIED
 from minivllm.serving.service import EngineService
 

@@ -12,7 +12,7 @@ from minivllm.errors import BadInput
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.answers import JsonAnswer
-from minivllm.serving.openai.fields import Body
+from minivllm.serving.openai.forms import Body
 from minivllm.serving.service import Service
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))  # whose `iterencode` lets other threads run

@@ -18,8 +18,14 @@ from minivllm.serving.errors import ApiError, internal, naming
 from minivllm.serving.http.access import ApiKeys, unauthorized
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, log_call, request_id_of
 from minivllm.serving.http.limits import require_form
-from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
-from minivllm.serving.openai.forms import error_body, finish_reason, usage
+from minivllm.serving.openai.forms import (
+    DEFAULT_MAX_TOKENS,
+    MOST_LOGPROBS,
+    SamplingFields,
+    error_body,
+    finish_reason,
+    usage,
+)
 from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service, merged
@@ -45,7 +51,6 @@ class GenerateMessage(SamplingFields):
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
     def paths(self, **forms: Any) -> dict[str, str]:
-        """See SamplingFields."""
         given = [name for name in PROMPTS if getattr(self, name) is not None]
         return super().paths(**forms) | ({"prompt": given[0]} if given else {})
 

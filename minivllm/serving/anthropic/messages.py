@@ -10,13 +10,13 @@ from fastapi import APIRouter, Response
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.serving.answers.chat_model import EFFORT, ChatModel, ChatPrompt
-from minivllm.serving.anthropic.call import MessageCall
+from minivllm.serving.anthropic.answer import FORM, MessageAnswer
 from minivllm.serving.anthropic.conversation import conversation, read_tools
-from minivllm.serving.anthropic.forms import PATH, error_event
+from minivllm.serving.anthropic.forms import PATH
 from minivllm.serving.anthropic.schemas import CountBody, MessagesBody, Thinking
 from minivllm.serving.errors import ApiError, form_paths, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.answers import STREAMED, JsonAnswer, event_stream
+from minivllm.serving.http.answers import STREAMED
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.openai.tools import Tools, schema_paths
 from minivllm.serving.parsing.reasoning import THINK_OPEN
@@ -26,7 +26,6 @@ _SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k"),
     *("seed", "ignore_eos", "priority", "deadline_ms", "cache_salt"),
 )
-FORM = "output_config.format.schema"
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
@@ -122,10 +121,8 @@ def router(service: Service) -> APIRouter:
         prompt, tools = await _prompt(chat_model, body)
         with naming(_paths(body, tools)):
             params = _params(chat_model, body, tools)
-            call = await MessageCall(service, chat_model, body, prompt, tools, params).start()
-            if body.stream:
-                return await event_stream(call.chunks(), error_event)
-            return JsonAnswer(await call.whole())
+            answer = await MessageAnswer(service, chat_model, body, prompt, tools, params).begin()
+            return await answer.response(body.stream)
 
     @routes.post(f"{PATH}/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.first_error import FirstErrorModel
-from minivllm.serving.openai.fields import MOST_WORDS, Body
+from minivllm.serving.openai.forms import MOST_WORDS, Body
 
 LEAST_BUDGET = 1024  # tokens of thinking, as Anthropic's
 T = TypeVar("T", bound=BaseModel)

@@ -1,21 +1,28 @@
-"""Answers over HTTP: JSON that can hold whatever a client has sent, and streams of server-sent
-events (WHATWG HTML, section 9.2)."""
+"""Answers over HTTP, in one piece or as server-sent events (WHATWG HTML, section 9.2)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar, Self, TypeVar
 
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from minivllm.engine.options import SamplingParams
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.errors import ApiError, internal
+from minivllm.serving.processes.messages import Piece
+from minivllm.serving.processes.token_stream import TokenStream
+from minivllm.serving.service import Service, merged
 
 logger = logging.getLogger("minivllm.serving")
 
 T = TypeVar("T")
+StreamEvent = dict[str, Any]
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -100,3 +107,94 @@ async def with_silences(
             task.cancel()
             await asyncio.wait({task})
         await items.aclose()
+
+
+class Answer(ABC):
+    """A call while it is answered: its requests to the engine, and what came of them, in one piece
+    or as a stream of events. An API says how both are written.
+
+    Args:
+        service: computes it.
+
+    Attributes:
+        streams: of its requests, from `start` on.
+        TAIL: behind the last event of a stream.
+        SILENCE_S: seconds without a piece, after which a stream has the events of no pieces; None:
+            it has none.
+    """
+
+    TAIL: ClassVar[bytes] = b""
+    SILENCE_S: ClassVar[float | None] = None
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.streams: list[TokenStream] = []
+
+    def start(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        inputs: RequestInputs | None = None,
+    ) -> Self:
+        """Send the requests to the engine; see `Service.start`."""
+        self.streams = self.service.start(prompts, params, inputs)
+        return self
+
+    @abstractmethod
+    def usage(self) -> dict[str, Any]:
+        """How many tokens the call has taken so far."""
+
+    @abstractmethod
+    def events(self, number: int, pieces: list[Piece]) -> Sequence[StreamEvent]:
+        """The events of a stream for the next pieces of a request."""
+
+    @abstractmethod
+    def rendered(self) -> dict[str, Any]:
+        """The answer, once all pieces are collected."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> bytes:
+        """An error after the headers of a stream, as its last events."""
+
+    def collect(self, number: int, pieces: list[Piece]) -> None:
+        """Take the next pieces of a request, for `rendered`."""
+        self.events(number, pieces)
+
+    def closing(self) -> Sequence[StreamEvent]:
+        """The events behind the last piece."""
+        return ()
+
+    def written(self, events: Sequence[StreamEvent]) -> bytes:
+        """Events as bytes."""
+        return b"".join(map(event, events))
+
+    def batches(self) -> AsyncGenerator[tuple[int, list[Piece]], None]:
+        """The pieces as they come, each batch with the number of its request; the next one is made
+        when the one before has been taken. Raises ApiError where a request failed."""
+        return merged(self.streams)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        async with aclosing(self.batches()) as batches:
+            async for number, pieces in batches:
+                self.collect(number, pieces)
+        return self.rendered()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events, those of one batch at a time."""
+        each, silence_s = self.batches(), self.SILENCE_S
+        async with aclosing(each if silence_s is None else with_silences(each, silence_s)) as found:
+            async for batch in found:
+                if events := self.events(*(batch or (0, []))):
+                    yield self.written(events)
+        yield self.written(self.closing()) + self.TAIL
+
+    async def response(self, is_streamed: bool | None) -> Response:
+        """The answer over HTTP.
+
+        Raises:
+            ApiError: a request failed, of a stream before its first event.
+        """
+        if is_streamed:
+            return await event_stream(self.chunks(), self.failed)
+        return JsonAnswer(await self.whole())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -14,13 +11,19 @@ from minivllm.engine.options import SamplingParams
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.answers import STREAMED, JsonAnswer, event, event_stream
+from minivllm.serving.http.answers import STREAMED, StreamEvent
 from minivllm.serving.openai.chat_choice import ChatChoice
-from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
-from minivllm.serving.openai.forms import error_event, usage
+from minivllm.serving.openai.forms import (
+    MOST_LOGPROBS,
+    Body,
+    ChoiceAnswer,
+    ReasoningFields,
+    SamplingFields,
+)
 from minivllm.serving.openai.tools import Tools, read_tools, schema_paths
+from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.processes.messages import Piece
-from minivllm.serving.service import Service, merged
+from minivllm.serving.service import Service
 
 
 class ChatBody(SamplingFields):
@@ -45,7 +48,6 @@ class ChatBody(SamplingFields):
     store: bool | None = None
 
     def paths(self, **forms: Any) -> dict[str, str]:
-        """See SamplingFields."""
         most = "max_tokens" if self.max_tokens is not None else "max_completion_tokens"
         return super().paths(**forms) | {"prompt": "messages", "max_tokens": most}
 
@@ -59,95 +61,52 @@ class ChatBody(SamplingFields):
         return given.pop() if given else None
 
 
-class ChatCompletion:
+class ChatCompletion(ChoiceAnswer):
     """One call, while it is answered.
 
     Args:
         service: answers it.
-        chat_model: reads the answers.
         body: what is asked.
         prompt: the conversation.
-        tools: that the answer may call.
-        params: how to decode.
+        parsers: of each completion.
     """
 
+    PREFIX, OBJECT, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
     def __init__(
-        self,
-        service: Service,
-        chat_model: ChatModel,
-        body: ChatBody,
-        prompt: ChatPrompt,
-        tools: Tools | None,
-        params: SamplingParams,
+        self, service: Service, body: ChatBody, prompt: ChatPrompt, parsers: list[AnswerParser]
     ) -> None:
-        self.body, self.prompt = body, prompt
-        self.head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": service.model,
-        }
+        super().__init__(service, body)
         texts = service.token_texts() if body.logprobs else None
+        top, with_ids = body.top_logprobs or 0, body.return_token_ids
         self.choices = [
-            ChatChoice(
-                index,
-                chat_model.parser(prompt, tools),
-                texts,
-                body.top_logprobs or 0,
-                body.return_token_ids,
-            )
-            for index in range(params.n)
+            ChatChoice(index, parser, texts, top, with_ids) for index, parser in enumerate(parsers)
         ]
-        self.streams = service.start([prompt.token_ids], params, prompt.inputs)
+        # The prompt's token ids, where they are asked for: of a stream with its first event.
+        self._ids = {"prompt_token_ids": prompt.token_ids} if with_ids else {}
 
     def usage(self) -> dict[str, Any]:
-        """The tokens so far."""
         thoughts = sum(choice.num_reasoning_tokens for choice in self.choices)
         return {
-            **usage(self.streams),
+            **super().usage(),
             "completion_tokens_details": {"reasoning_tokens": thoughts},
         }
 
-    def ids(self) -> dict[str, Any]:
-        """The prompt's token ids, where they are asked for."""
-        return {"prompt_token_ids": self.prompt.token_ids} if self.body.return_token_ids else {}
+    def events(self, number: int, pieces: list[Piece]) -> list[StreamEvent]:
+        """One for each token that adds to the answer."""
+        events = []
+        for piece in pieces:
+            choice = self.choices[piece.completion]
+            if not choice.has_begun:
+                events.append(self.chunk([choice.role()], **self._ids))
+                self._ids = {}
+            if (delta := choice.delta(piece)) is not None:
+                events.append(self.chunk([delta]))
+        return events
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
-        collected: list[list[Piece]] = [[] for _ in self.choices]
-        async for _, pieces in merged(self.streams):
-            for piece in pieces:
-                collected[piece.completion].append(piece)
-        choices = [
-            choice.whole(pieces) for choice, pieces in zip(self.choices, collected, strict=True)
-        ]
-        return {**self.head, "choices": choices, "usage": self.usage(), **self.ids()}
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events: one for each token that adds to it."""
-        options = self.body.stream_options
-        running = options is not None and options.continuous_usage_stats
-        head = {**self.head, "object": "chat.completion.chunk"}
-
-        def chunk(choices: list[dict[str, Any]], **further: Any) -> bytes:
-            used = {"usage": self.usage()} if running else {}
-            return event({**head, "choices": choices, **used, **further})
-
-        ids = self.ids()
-        async for _, pieces in merged(self.streams):
-            events = []
-            for piece in pieces:
-                choice = self.choices[piece.completion]
-                if not choice.has_begun:
-                    events.append(chunk([choice.role()], **ids))
-                    ids = {}
-                if (delta := choice.delta(piece)) is not None:
-                    events.append(chunk([delta]))
-            if events:
-                yield b"".join(events)
-        if options is not None and options.include_usage:
-            yield event({**head, "choices": [], "usage": self.usage()})
-        yield event("[DONE]")
+    def rendered(self) -> dict[str, Any]:
+        choices = [choice.whole(self._collected[0, choice.index]) for choice in self.choices]
+        return {**self.head, "choices": choices, "usage": self.usage(), **self._ids}
 
 
 def _params(
@@ -214,9 +173,9 @@ def router(service: Service) -> APIRouter:
             )
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
             params = await chat_model.constrained(params, prompt, tools, field)
-            call = ChatCompletion(service, chat_model, body, prompt, tools, params)
-            if body.stream:
-                return await event_stream(call.chunks(), error_event)
-            return JsonAnswer(await call.whole())
+            parsers = [chat_model.parser(prompt, tools) for _ in range(params.n)]
+            answer = ChatCompletion(service, body, prompt, parsers)
+            answer.start([prompt.token_ids], params, prompt.inputs)
+            return await answer.response(body.stream)
 
     return routes

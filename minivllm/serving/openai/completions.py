@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -12,12 +9,16 @@ from fastapi import APIRouter, Response
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.answers import STREAMED, JsonAnswer, event, event_stream
-from minivllm.serving.openai.fields import DEFAULT_MAX_TOKENS, MOST_LOGPROBS, SamplingFields
-from minivllm.serving.openai.forms import error_event, finish_reason, usage
+from minivllm.serving.http.answers import STREAMED, StreamEvent
+from minivllm.serving.openai.forms import (
+    DEFAULT_MAX_TOKENS,
+    MOST_LOGPROBS,
+    ChoiceAnswer,
+    SamplingFields,
+    finish_reason,
+)
 from minivllm.serving.processes.messages import Piece
-from minivllm.serving.processes.token_stream import TokenStream
-from minivllm.serving.service import Service, merged
+from minivllm.serving.service import Service
 
 MOST_PROMPTS = 256
 
@@ -37,33 +38,29 @@ class CompletionBody(SamplingFields):
         return super().paths(**forms) | {"prompt_logprobs": "logprobs"}
 
 
-class Completion:
+class Completion(ChoiceAnswer):
     """One call, while it is answered.
 
     Args:
         service: answers it.
         body: what is asked.
         prompts: token ids of each prompt.
-        params: of all prompts.
+        num_completions: of each prompt.
     """
+
+    PREFIX, OBJECT, CHUNK = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self,
         service: Service,
         body: CompletionBody,
         prompts: list[list[int]],
-        params: SamplingParams,
+        num_completions: int,
     ) -> None:
-        self.service, self.body, self.prompts, self.params = service, body, prompts, params
-        self.head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.model,
-        }
-        self.streams: list[TokenStream] = service.start(prompts, params)
+        super().__init__(service, body)
+        self.body, self.prompts, self._each = body, prompts, num_completions
         # Characters of each choice so far, for `text_offset`.
-        self._offsets = [0] * (len(prompts) * params.n)
+        self._offsets = [0] * (len(prompts) * num_completions)
         self._has_begun = [False] * len(self._offsets)
         self._of_prompts: dict[int, list[dict[int, float]]] = {}  # log-probabilities, by prompt
 
@@ -75,7 +72,7 @@ class Completion:
             pieces: of one completion, in order.
         """
         body, last = self.body, pieces[-1]
-        index = number * self.params.n + last.completion
+        index = number * self._each + last.completion
         is_first, self._has_begun[index] = not self._has_begun[index], True
         shown = [] if body.max_tokens == 0 else pieces
         text = "".join(piece.text for piece in shown)
@@ -128,35 +125,21 @@ class Completion:
             offset += texts.num_characters(token_id)
         return result
 
-    def _usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         """The tokens so far; the one that the engine makes where none is asked is left out."""
-        found = usage(self.streams)
+        found = super().usage()
         if self.body.max_tokens == 0:
             found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
         return found
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
-        collected: dict[tuple[int, int], list[Piece]] = {}
-        async for number, pieces in merged(self.streams):
-            for piece in pieces:
-                collected.setdefault((number, piece.completion), []).append(piece)
-        choices = [self.choice(number, pieces) for (number, _), pieces in sorted(collected.items())]
-        return {**self.head, "choices": choices, "usage": self._usage()}
+    def events(self, number: int, pieces: list[Piece]) -> list[StreamEvent]:
+        """One for each token."""
+        return [self.chunk([self.choice(number, [piece])]) for piece in pieces]
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events: one for each token."""
-        options = self.body.stream_options
-        running = options is not None and options.continuous_usage_stats
-        async for number, pieces in merged(self.streams):
-            events = []
-            for piece in pieces:
-                chunk = {**self.head, "choices": [self.choice(number, [piece])]}
-                events.append(event(chunk | ({"usage": self._usage()} if running else {})))
-            yield b"".join(events)
-        if options is not None and options.include_usage:
-            yield event({**self.head, "choices": [], "usage": self._usage()})
-        yield event("[DONE]")
+    def rendered(self) -> dict[str, Any]:
+        collected = sorted(self._collected.items())
+        choices = [self.choice(number, pieces) for (number, _), pieces in collected]
+        return {**self.head, "choices": choices, "usage": self.usage()}
 
 
 async def _prompts(service: Service, given: Any) -> list[list[int]]:
@@ -204,9 +187,8 @@ def router(service: Service) -> APIRouter:
         service.admit()
         with naming(body.paths()):
             params = await service.with_checked(_params(service, body))
-            call = Completion(service, body, await _prompts(service, body.prompt), params)
-            if body.stream:
-                return await event_stream(call.chunks(), error_event)
-            return JsonAnswer(await call.whole())
+            prompts = await _prompts(service, body.prompt)
+            answer = Completion(service, body, prompts, params.n).start(prompts, params)
+            return await answer.response(body.stream)
 
     return routes

@@ -6,10 +6,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from minivllm.serving.http.answers import StreamEvent
 from minivllm.serving.parsing.answers import Event, ThinkingDelta
 from minivllm.serving.parsing.tool_calls import ArgumentsDelta, ContentDelta, ToolCallBegin
-
-StreamEvent = dict[str, Any]  # with its type, without its sequence number
 
 
 class ResponseOutput:
@@ -31,22 +30,22 @@ class ResponseOutput:
             logprobs: of the tokens of this piece.
         """
         self._logprobs += logprobs
-        told: list[StreamEvent] = []
+        found: list[StreamEvent] = []
         for event in events:
             match event:
                 case ThinkingDelta(text):
-                    told += self._grow_text("reasoning", text)
+                    found += self._grow_text("reasoning", text)
                 case ContentDelta(text):
-                    told += self._grow_text("message", text)
+                    found += self._grow_text("message", text)
                 case ToolCallBegin(_, call_id, name):
                     call = {"call_id": call_id, "name": name, "arguments": ""}
-                    told += self._open("function_call", call)
+                    found += self._open("function_call", call)
                 case ArgumentsDelta(_, text):
                     self.items[-1]["arguments"] += text
-                    told.append(self._about("function_call_arguments.delta", delta=text))
+                    found.append(self._about("function_call_arguments.delta", delta=text))
         if events:
             self._logprobs = []
-        return told
+        return found
 
     def finish(self, is_whole: bool) -> list[StreamEvent]:
         """The answer has ended; one without any item gets an empty message.
@@ -54,8 +53,8 @@ class ResponseOutput:
         Args:
             is_whole: it has not been cut off.
         """
-        told = [] if self.items else self._open("message", {"role": "assistant", "content": []})
-        return told + self._close("completed" if is_whole else "incomplete")
+        found = [] if self.items else self._open("message", {"role": "assistant", "content": []})
+        return found + self._close("completed" if is_whole else "incomplete")
 
     def _about(self, name: str, **fields: Any) -> StreamEvent:
         """An event about the last item."""
@@ -64,16 +63,16 @@ class ResponseOutput:
 
     def _open(self, kind: str, fields: dict[str, Any]) -> list[StreamEvent]:
         """Begin an item, after the end of the one before."""
-        told = self._close("completed")
+        found = self._close("completed")
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
         head = {"id": f"{prefix}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"}
         self.items.append(head | fields)
         self._is_open = True
-        told.append(self._whole_item("added"))
+        found.append(self._whole_item("added"))
         if "content" in fields:
             self.items[-1]["content"] = [_part(kind)]
-            told.append(self._about("content_part.added", content_index=0, part=_part(kind)))
-        return told
+            found.append(self._about("content_part.added", content_index=0, part=_part(kind)))
+        return found
 
     def _whole_item(self, name: str) -> StreamEvent:
         item = dict(self.items[-1])
@@ -84,10 +83,10 @@ class ResponseOutput:
         }
 
     def _grow_text(self, kind: str, text: str) -> list[StreamEvent]:
-        told: list[StreamEvent] = []
+        found: list[StreamEvent] = []
         if not self._is_open or self.items[-1]["type"] != kind:
             head: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-            told += self._open(kind, {**head, "content": []})
+            found += self._open(kind, {**head, "content": []})
         part = self.items[-1]["content"][0]
         part["text"] += text
         further: dict[str, Any] = {}
@@ -96,7 +95,7 @@ class ResponseOutput:
             further = {"logprobs": self._logprobs}
             self._logprobs = []
         return [
-            *told,
+            *found,
             self._about(f"{part['type']}.delta", content_index=0, delta=text, **further),
         ]
 
@@ -108,16 +107,16 @@ class ResponseOutput:
         item = self.items[-1]
         item["status"] = status
         if item["type"] == "function_call":
-            told = [self._about("function_call_arguments.done", arguments=item["arguments"])]
+            found = [self._about("function_call_arguments.done", arguments=item["arguments"])]
         else:
             part = item["content"][0]
             further = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
             done = f"{part['type']}.done"
-            told = [
+            found = [
                 self._about(done, content_index=0, text=part["text"], **further),
                 self._about("content_part.done", content_index=0, part=part),
             ]
-        return [*told, self._whole_item("done")]
+        return [*found, self._whole_item("done")]
 
 
 def _part(kind: str) -> dict[str, Any]:

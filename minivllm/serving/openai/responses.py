@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
-from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
+from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.answers.structured import of_text_format
 from minivllm.serving.errors import ApiError, PromptTooLong, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.answers import STREAMED, JsonAnswer, event, event_stream
+from minivllm.serving.http.answers import STREAMED, Answer, StreamEvent, event, event_stream
 from minivllm.serving.http.calls import ignore
-from minivllm.serving.openai.fields import MOST_LOGPROBS, Body, ReasoningFields, SamplingFields
-from minivllm.serving.openai.forms import logprob_entries, usage
+from minivllm.serving.openai.forms import (
+    MOST_LOGPROBS,
+    Body,
+    ReasoningFields,
+    SamplingFields,
+    logprob_entries,
+    usage,
+)
 from minivllm.serving.openai.response_input import chat_choice, chat_tools, read_input
-from minivllm.serving.openai.response_output import ResponseOutput, StreamEvent
+from minivllm.serving.openai.response_output import ResponseOutput
 from minivllm.serving.openai.tools import Tools, read_tools, schema_paths
+from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.processes.messages import Piece
-from minivllm.serving.processes.token_stream import TokenStream
-from minivllm.serving.service import Service, merged
+from minivllm.serving.service import Service
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 
@@ -68,7 +74,6 @@ class ResponseBody(SamplingFields):
     prompt: Any = None
 
     def paths(self, **forms: Any) -> dict[str, str]:
-        """See SamplingFields."""
         asked = super().paths(**forms, **{"text.format": self.text and self.text.format})
         own = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
         return asked | own
@@ -114,44 +119,31 @@ class ResponseBody(SamplingFields):
                 ignore(f"include: {name}")
 
 
-class ResponseCall:
+class ResponseAnswer(Answer):
     """One call, while it is answered.
 
     Args:
         service: answers it.
-        chat_model: reads the answer.
         body: what is asked.
-        prompt: the conversation.
-        tools: that the answer may call.
         params: how to decode.
+        parser: takes the text of the answer apart.
     """
 
     def __init__(
-        self,
-        service: Service,
-        chat_model: ChatModel,
-        body: ResponseBody,
-        prompt: ChatPrompt,
-        tools: Tools | None,
-        params: SamplingParams,
+        self, service: Service, body: ResponseBody, params: SamplingParams, parser: AnswerParser
     ) -> None:
-        self.body, self.params = body, params
-        self.id, self.model = f"resp_{uuid.uuid4().hex}", service.model
-        self.created = int(time.time())
-        self.parser = chat_model.parser(prompt, tools, body.max_tool_calls)
+        super().__init__(service)
+        self.body, self.params, self.parser = body, params, parser
+        self.id, self.created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self.output = ResponseOutput()
         self._texts = service.token_texts() if body.with_logprobs else None
         self._num_reasoning_tokens = 0
-        self._count = 0  # of events
-        self.streams: list[TokenStream] = []
+        self._has_begun, self._count = False, 0  # of events
+        self._finish_reason: str | None = None
 
-    def start(self, service: Service, prompt: ChatPrompt) -> None:
-        """Send it to the engine."""
-        self.streams = service.start([prompt.token_ids], self.params, prompt.inputs)
-
-    def take(self, pieces: list[Piece]) -> list[StreamEvent]:
-        """Take pieces of the answer; the events that tell of them."""
-        told: list[StreamEvent] = []
+    def events(self, number: int, pieces: list[Piece]) -> list[StreamEvent]:
+        """Those that say how the output grows; before the first one, that there is a response."""
+        found = [] if self._has_begun else self._begun()
         for piece in pieces:
             self._num_reasoning_tokens += self.parser.is_thinking and piece.token_id is not None
             events = self.parser.push(piece.text)
@@ -160,8 +152,9 @@ class ResponseCall:
             logprobs = []
             if self._texts is not None:
                 logprobs = logprob_entries([piece], self._texts, self.body.top_logprobs or 0)
-            told += self.output.add(events, logprobs)
-        return told
+            found += self.output.add(events, logprobs)
+        self._finish_reason = pieces[-1].finish_reason
+        return found
 
     def resource(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
         """The response as it is now.
@@ -182,11 +175,11 @@ class ResponseCall:
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
             "output": list(self.output.items),
-            "usage": self._usage() if is_over else None,
+            "usage": self.usage() if is_over else None,
             **self._settings(),
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         known = usage(self.streams)
         return {
             "input_tokens": known["prompt_tokens"],
@@ -202,7 +195,7 @@ class ResponseCall:
         function = {"description": None, "parameters": None, "strict": None}
         reasoning = body.reasoning or ReasoningFields()
         return {
-            "model": self.model,
+            "model": self.service.model,
             "instructions": body.instructions,
             "previous_response_id": None,
             "tools": [
@@ -230,54 +223,40 @@ class ResponseCall:
             "prompt_cache_key": given.get("prompt_cache_key"),
         }
 
-    async def whole(self) -> dict[str, Any]:
-        """The response in one piece."""
-        reason = None
-        async for _, pieces in merged(self.streams):
-            self.take(pieces)
-            reason = pieces[-1].finish_reason
-        status = _status(reason)
-        self.output.finish(status == "completed")
-        return self.resource(status)
+    def _finish(self) -> tuple[str, list[StreamEvent]]:
+        """End the output: the status of the response, and the last events about its items."""
+        status = "completed" if self._finish_reason == "stop" else "incomplete"
+        return status, self.output.finish(status == "completed")
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The response as events."""
-        reason = None
-        async for _, pieces in merged(self.streams):
-            told: list[StreamEvent] = []
-            if self._count == 0:
-                told = [self._state("created"), self._state("in_progress")]
-            told += self.take(pieces)
-            reason = pieces[-1].finish_reason
-            yield self._written(told)
-        status = _status(reason)
-        told = self.output.finish(status == "completed")
-        yield self._written([*told, self._state(status, status)])
+    def rendered(self) -> dict[str, Any]:
+        return self.resource(self._finish()[0])
+
+    def closing(self) -> list[StreamEvent]:
+        status, events = self._finish()
+        return [*events, self._state(status, status)]
 
     async def refused(self, error: ApiError) -> AsyncIterator[bytes]:
         """A response that fails before its first token, as events."""
-        yield self._written([self._state("created"), self._state("in_progress")])
+        yield self.written(self._begun())
         yield self.failed(error)
 
     def failed(self, error: ApiError) -> bytes:
-        """An error after the first event, as an event."""
-        told = self.output.finish(False) if self.output.items else []
+        events = self.output.finish(False) if self.output.items else []
         last = {"type": "response.failed", "response": self.resource("failed", error)}
-        return self._written([*told, last])
+        return self.written([*events, last])
+
+    def _begun(self) -> list[StreamEvent]:
+        self._has_begun = True
+        return [self._state("created"), self._state("in_progress")]
 
     def _state(self, name: str, status: str = "in_progress") -> StreamEvent:
         return {"type": f"response.{name}", "response": self.resource(status)}
 
-    def _written(self, told: list[StreamEvent]) -> bytes:
-        """Events as bytes, with their numbers."""
-        first, self._count = self._count, self._count + len(told)
-        numbered = enumerate(told, first)
+    def written(self, events: Sequence[StreamEvent]) -> bytes:
+        """Events with their numbers."""
+        first, self._count = self._count, self._count + len(events)
+        numbered = enumerate(events, first)
         return b"".join(event({**one, "sequence_number": i}, one["type"]) for i, one in numbered)
-
-
-def _status(reason: str | None) -> str:
-    """The status of a response that has ended."""
-    return "completed" if reason == "stop" else "incomplete"
 
 
 def _params(
@@ -333,17 +312,16 @@ def router(service: Service) -> APIRouter:
                 chat_model.variables(body.chat_template_kwargs, effort),
             )
             params = await chat_model.constrained(params, prompt, tools, "text.format")
-            call = ResponseCall(service, chat_model, body, prompt, tools, params)
+            parser = chat_model.parser(prompt, tools, body.max_tool_calls)
+            answer = ResponseAnswer(service, body, params, parser)
             try:
-                call.start(service, prompt)
+                answer.start([prompt.token_ids], params, prompt.inputs)
             except PromptTooLong as error:
                 error.param = "input"
                 if not body.stream:
                     raise
                 # As OpenAI says it in a stream: Codex, which then compacts, reads it there alone.
-                return await event_stream(call.refused(error), call.failed)
-            if body.stream:
-                return await event_stream(call.chunks(), call.failed)
-            return JsonAnswer(await call.whole())
+                return await event_stream(answer.refused(error), answer.failed)
+            return await answer.response(body.stream)
 
     return routes

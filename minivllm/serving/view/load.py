@@ -11,7 +11,7 @@ from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.serving.errors import ApiError
-from minivllm.serving.openai.fields import Body
+from minivllm.serving.openai.forms import Body
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service
 

@@ -13,7 +13,7 @@ from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.report.view.page import live_page
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.access import Access, ApiKeys, access
-from minivllm.serving.openai.fields import Body
+from minivllm.serving.openai.forms import Body
 from minivllm.serving.service import EngineService
 from minivllm.serving.view.gauges import Gauges
 from minivllm.serving.view.load import LoadBody, SyntheticLoad

@@ -1,26 +1,34 @@
-"""A message while it is written, from a scripted engine."""
+"""A message while it is written, from a scripted engine; and the events of a stream, which make up
+the content of the whole message, as Anthropic's package reads them."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from starlette.responses import StreamingResponse
 
 from minivllm import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
-from minivllm.serving.anthropic.call import MessageCall
-from minivllm.serving.anthropic.forms import error_event
+from minivllm.serving.anthropic.answer import ContentBlocks, MessageAnswer
 from minivllm.serving.anthropic.schemas import MessagesBody, Thinking
 from minivllm.serving.errors import ApiError
-from minivllm.serving.http.answers import event_stream
+from minivllm.serving.parsing.answers import Event, ThinkingDelta
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
+from minivllm.serving.parsing.tool_calls import ArgumentsDelta, ContentDelta, ToolCallBegin
 from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 
+ARGUMENTS = ['{"a": 1}', "{}", '{"a": "x\\"y", "b": [1, {"c": null}]}', '{"a": [1, 2', '{"a": "x']
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 
 
@@ -76,7 +84,7 @@ def test_thoughts_beyond_their_budget_are_ended(chat_folder: Path, is_streamed: 
     async def run() -> dict[str, Any]:
         model = ChatModel(service)
         asked = body.model_copy(update={"thinking": thinking})
-        call = await MessageCall(service, model, asked, prompt, None, params).start()
+        call = await MessageAnswer(service, model, asked, prompt, None, params).begin()
         if is_streamed:
             assert b"four" not in b"".join([chunk async for chunk in call.chunks()])
         return await call.whole() if not is_streamed else {"content": call.blocks.content}
@@ -101,22 +109,24 @@ async def stream_of(folder: Path, *later: Piece | ApiError) -> list[str]:
     service: Any = engine
     body = MessagesBody(model="talker", max_tokens=50, messages=USER)
     params, prompt = SamplingParams(max_tokens=50), ChatPrompt([5, 6], False)
-    call = await MessageCall(service, ChatModel(service), body, prompt, None, params).start()
-    response = await event_stream(call.chunks(), error_event)
+    call = await MessageAnswer(service, ChatModel(service), body, prompt, None, params).begin()
+    response = cast(StreamingResponse, await call.response(True))
     text = ""
     pieces = list(later)
     async for chunk in response.body_iterator:
         text += bytes(cast(bytes, chunk)).decode()
         if text.count("event: ping") >= 2 and pieces:
             one = pieces.pop(0)
-            call.stream.fail(one) if isinstance(one, ApiError) else call.stream.push(one, 0.0)
+            call.streams[0].fail(one) if isinstance(one, ApiError) else call.streams[0].push(
+                one, 0.0
+            )
     return re.findall("event: (.*)", text)
 
 
 def test_a_silence_has_pings_and_an_error_is_an_event(
     chat_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.serving.anthropic.call.PING_S", 0.01)
+    monkeypatch.setattr(MessageAnswer, "SILENCE_S", 0.01)
     last = Piece("r", 0, 1, 1, "so", "stop", None, None, 0, None, None)
     names = asyncio.run(stream_of(chat_folder, last))
     assert names[:3] == ["message_start", "ping", "ping"]
@@ -126,3 +136,61 @@ def test_a_silence_has_pings_and_an_error_is_an_event(
     ]
     names = asyncio.run(stream_of(chat_folder, ApiError(500, "it broke")))
     assert list(dict.fromkeys(names)) == ["message_start", "ping", "error"]
+
+
+@st.composite
+def events(draw: st.DrawFn) -> list[Event]:
+    found: list[Event] = [ThinkingDelta(text) for text in draw(st.lists(TEXTS, max_size=3))]
+    calls = 0
+    for kind in draw(st.lists(st.booleans(), max_size=6)):
+        if kind:
+            found.append(ContentDelta(draw(TEXTS)))
+            continue
+        arguments = draw(st.sampled_from(ARGUMENTS))
+        at = draw(st.integers(1, len(arguments)))
+        found.append(ToolCallBegin(calls, f"call_{calls}", "f"))
+        parts = (arguments[:at], arguments[at:])
+        found += [ArgumentsDelta(calls, part) for part in parts if part]
+        calls += 1
+    return found
+
+
+@functools.cache
+def form() -> TypeAdapter[Any]:
+    """What an event of a stream is."""
+    from anthropic.types import RawMessageStreamEvent
+
+    return TypeAdapter(RawMessageStreamEvent)
+
+
+def accumulated(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The content that the package makes of the events."""
+    from anthropic.lib.streaming._messages import accumulate_event
+
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    message = {"id": "m", "type": "message", "role": "assistant", "content": [], "model": "x"}
+    message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
+    for one in [{"type": "message_start", "message": message}, *written]:
+        if one["type"] != "ping":
+            snapshot = accumulate_event(
+                event=form().validate_python(one), current_snapshot=snapshot, json_bufs=buffers
+            )
+    return [block.to_dict() for block in cast(Any, snapshot).content]
+
+
+@given(events(), st.booleans())
+def test_a_stream_is_the_whole_message(given_events: list[Event], shows: bool) -> None:
+    blocks = ContentBlocks(shows)
+    written = [one for event in given_events for one in blocks.add([event])] + [*blocks.close()]
+    found = accumulated(written)
+    assert [block["type"] for block in found] == [block["type"] for block in blocks.content]
+    for streamed, whole in zip(found, blocks.content, strict=True):
+        if whole["type"] == "tool_use":  # the package also keeps values that are not whole
+            assert set(whole["input"]) <= set(streamed["input"])
+        else:
+            assert streamed == whole
+    starts = [one["index"] for one in written if one["type"] == "content_block_start"]
+    stops = [one["index"] for one in written if one["type"] == "content_block_stop"]
+    assert starts == stops == list(range(len(found)))
