@@ -157,7 +157,7 @@ class TerminalChat:
             self._answer(self._last)
 
     def _offered(self, text: str) -> str:
-        """What is said of `/compare`; nothing where it cannot be used."""
+        """The help for `/compare`; empty where it cannot be used."""
         return "" if self._comparison is None else text
 
     def _reset(self, _: str) -> None:
@@ -205,7 +205,7 @@ class TerminalChat:
         self._screen.note(self._described_decoding())
 
     def _described_decoding(self) -> str:
-        """The parameters that count: what a server is sent, or what an engine here is told beyond
+        """The parameters that count: what a server is sent, or what an engine here gets beyond
         its defaults."""
         params, defaults = self.decoding.params, type(self.decoding.params)()
         first = ["max_tokens", "temperature"]

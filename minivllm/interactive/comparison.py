@@ -83,7 +83,7 @@ class EngineComparison:
         if decoding.params.seed is None:  # both draw with the same noise
             decoding = replace(decoding, params=replace(decoding.params, seed=self._count))
         models = [self._first, self._second]
-        asked = [decoding, self._second_decoding(decoding)]
+        decodings = [decoding, self._second_decoding(decoding)]
         headings = [f"{self._first.name} · {self._first.form}", self.describe()]
         states = [*headings]
         answers: list[Answer] = []
@@ -97,7 +97,7 @@ class EngineComparison:
                 states[index] = state(headings[index], models[index], answer)
                 pair.status(states[index])
 
-            for index, (model, one) in enumerate(zip(models, asked, strict=True)):
+            for index, (model, one) in enumerate(zip(models, decodings, strict=True)):
                 pair.begin(index)
                 answers.append(model.answer(turn, one, write, watch))
                 if answers[-1].finish_reason == "abort":

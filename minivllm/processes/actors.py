@@ -69,8 +69,8 @@ class RayHost:
 def _connect(address: tuple[str, int], token: bytes, purpose: str) -> socket.socket:
     connection = socket.create_connection(address)
     prepare_tcp(connection)
-    said = {"purpose": purpose, "host": socket.gethostname(), "pid": os.getpid()}
-    connection.sendall(token + json.dumps(said).encode().ljust(GREETING))
+    greeting = {"purpose": purpose, "host": socket.gethostname(), "pid": os.getpid()}
+    connection.sendall(token + json.dumps(greeting).encode().ljust(GREETING))
     return connection
 
 
@@ -89,7 +89,7 @@ class RayActor:
         handle: of the actor.
         end: Ray's reference to the result of its call.
         calls, output: its connections.
-        said: what it says of itself.
+        greeting: what it reports of itself.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class RayActor:
         end: Any,
         calls: socket.socket,
         output: socket.socket,
-        said: Mapping[str, Any],
+        greeting: Mapping[str, Any],
     ) -> None:
         self._ray, self._handle, self._end = ray, handle, end
-        host, self.pid = str(said["host"]), int(said["pid"])
+        host, self.pid = str(greeting["host"]), int(greeting["pid"])
         self.host = None if host == socket.gethostname() else host
         self.ahead_s = 0.0 if self.host is None else _offset(calls)
         calls.sendall(b".")
@@ -303,8 +303,8 @@ class RayActors:
                 self._ray.kill(expected.handle)  # one that is started later would wait for ever
                 raise
             del self._expected[number]
-        (calls, said), (output, _) = (expected.found[purpose] for purpose in PURPOSES)
-        return RayActor(self._ray, expected.handle, expected.end, calls, output, said)
+        (calls, greeting), (output, _) = (expected.found[purpose] for purpose in PURPOSES)
+        return RayActor(self._ray, expected.handle, expected.end, calls, output, greeting)
 
     def _require_hope(self, expected: _ExpectedActor) -> None:
         if self._ray.wait([expected.end], timeout=0)[0]:
@@ -344,8 +344,8 @@ class RayActors:
             if hmac.compare_digest(data[:TOKEN], expected.token):
                 connection.settimeout(None)
                 prepare_tcp(connection)
-                said = json.loads(data[TOKEN:])
-                expected.found[said["purpose"]] = connection, said
+                greeting = json.loads(data[TOKEN:])
+                expected.found[greeting["purpose"]] = connection, greeting
                 return True
         return False
 

@@ -75,7 +75,7 @@ class EngineGroup:
             self._actors.request(number)
 
     def poll(self, number: int) -> ConnectedProcess | None:
-        """The process that was asked for, if it is there; see `start`."""
+        """The process that was requested, if it is there; see `start`."""
         return self.start(number) if self._actors is None else self._actors.poll(number)
 
     def require_room(self, count: int) -> None:

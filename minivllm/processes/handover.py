@@ -1,18 +1,25 @@
-"""Prompts on some replicas, answers on others: what each part of a request is. Pure Python."""
+"""Which replica computes a request; with prompts on some and answers on others, what each part of a
+request is. Pure Python."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minivllm.cache.prefix import TokenSequence
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.parallel.handover import Content, Handover, Stored, drop
+from minivllm.parallel.handover import Content, Handover, Stored, drop, make_folder
 from minivllm.parallel.options import ParallelOptions
 from minivllm.platform.folders import TemporaryFolder
-from minivllm.processes.router import LeastTokens, RoutedRequest, Router
+from minivllm.processes.router import (
+    CacheShape,
+    LeastTokens,
+    RoutedRequest,
+    Router,
+    make_router,
+)
 
 # Of an answer as a whole, which neither replica has.
 WHOLE = (
@@ -119,7 +126,7 @@ class Handovers:
         drop(self._files.pop(request_id, b""))
 
     def lose(self, number: int) -> None:
-        """Delete what a replica that has died has written and told nobody."""
+        """Delete what a replica that has died has written and not reported."""
         self.by(number).remove_all_but(self._files.values())
 
     def close(self) -> None:
@@ -138,30 +145,101 @@ class Handovers:
         return self.decoders.given
 
 
-def chooser_of(router: Router, handovers: Handovers | None, number: int) -> tuple[Router, int]:
-    """Who chooses among the replicas of the same kind as this one, and its number among these."""
-    if handovers is None or number < handovers.num_prefill:
-        return router, number
-    return handovers.decoders, number - handovers.num_prefill
-
-
-def lose(router: Router, handovers: Handovers | None, number: int) -> list[str]:
-    """Note that a replica is dead, for who chooses among those of its kind; its requests."""
-    if handovers is not None:
-        handovers.lose(number)
-    chooser, place = chooser_of(router, handovers, number)
-    return chooser.lose(place)
-
-
-def make_handovers(
-    options: ParallelOptions, folder: TemporaryFolder | None = None
-) -> Handovers | None:
-    """What `parallel.disaggregated` asks for; None: replicas serve whole requests.
+class Routing:
+    """Who computes each request of an engine in several replicas: the router's choice, and with
+    `parallel.disaggregated` one of the others once its prompt is computed.
 
     Args:
-        options: the knobs of the group.
-        folder: see Handovers.
+        options: the knobs of the group `parallel`.
+        cache: those of its group, for the folder of what is handed over; None: it needs none.
+
+    Attributes:
+        router: among all replicas, or those that compute prompts; from `begin` on.
+        handovers: to the others; None: replicas serve whole requests.
+
+    Raises:
+        BadInput: see `make_folder`.
     """
-    if not options.disaggregated:
-        return None
-    return Handovers(options.prefill_replicas, options.replicas, folder)
+
+    router: Router
+    handovers: Handovers | None
+
+    def __init__(self, options: ParallelOptions, cache: Mapping[str, Any] | None = None) -> None:
+        self._options, self.handovers = options, None
+        folder = None if cache is None else make_folder(options, cache)
+        if options.disaggregated:
+            self.handovers = Handovers(options.prefill_replicas, options.replicas, folder)
+
+    def begin(self, cache: CacheShape | None) -> None:
+        """Choose from now on; see `make_router`."""
+        self.router = make_router(self._options, cache)
+
+    def continues_at(self, request_id: str, tokens: TokenSequence, params: SamplingParams) -> int:
+        """The replica that continues a request whose prompt is computed; see Handovers."""
+        assert self.handovers is not None
+        self.router.end(request_id)
+        return self.handovers.continues_at(request_id, tokens, params)
+
+    def end(self, request_id: str) -> None:
+        """Forget a request; it may be unknown."""
+        self.router.end(request_id)
+        if self.handovers is not None:
+            self.handovers.end(request_id)
+
+    # ---- replicas that come and go
+
+    def join(self, number: int) -> None:
+        """Give a replica requests, see Router."""
+        router, place = self._place(number)
+        router.join(place)
+
+    def leave(self, number: int) -> None:
+        """Give a replica no further requests, see Router."""
+        router, place = self._place(number)
+        router.leave(place)
+
+    def lose(self, number: int) -> list[str]:
+        """Note that a replica is dead; its requests, which another one is to compute."""
+        if self.handovers is not None:
+            self.handovers.lose(number)
+        router, place = self._place(number)
+        return router.lose(place)
+
+    def _place(self, number: int) -> tuple[Router, int]:
+        """Who chooses among the replicas of the same kind as this one, and its number there."""
+        if self.handovers is None or number < self.handovers.num_prefill:
+            return self.router, number
+        return self.handovers.decoders, number - self.handovers.num_prefill
+
+    # ---- what was done
+
+    @property
+    def num_rerouted(self) -> int:
+        """Requests that other replicas took over."""
+        routers = [self.router, *([self.handovers.decoders] if self.handovers else [])]
+        return sum(router.counters["requests_rerouted"] for router in routers)
+
+    def recount(self) -> None:
+        """Count from 0."""
+        self.router.recount()
+        if self.handovers is not None:
+            self.handovers.recount()
+
+    def report(self) -> dict[str, float | str]:
+        """What was counted, for the group `parallel` of the liveness."""
+        counters = self.router.report()
+        if self.handovers is None:
+            return counters
+        given = [*self.router.given, *self.handovers.given]
+        return {
+            **counters,
+            "replicas": float(len(given)),
+            "requests": " | ".join(map(str, given)),
+            "tokens_handed_over": float(self.handovers.num_tokens),
+            "files_handed_over": float(self.handovers.num_files),
+        }
+
+    def close(self) -> None:
+        """Delete all files."""
+        if self.handovers is not None:
+            self.handovers.close()

@@ -55,3 +55,97 @@ def failed(error: Exception) -> Failed:
         return Failed(str(error), "invalid")
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return Failed(first_line(error), "oom" if out_of_memory else "error")
+
+
+# ---- to an engine behind a server
+
+
+class Abort(NamedTuple):
+    """End a request; one that has ended is ignored."""
+
+    request_id: str
+
+
+class ResetPrefixCache(NamedTuple):
+    """Empty the prefix cache, which a `Reset` answers."""
+
+
+class Watch(NamedTuple):
+    """Send the whole state and what changes, as frames of the live view; or send none any more."""
+
+    on: bool
+
+
+# ---- from an engine behind a server
+
+
+class Ready(NamedTuple):
+    """The engine is built; what clients and the server need to know of it."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    default_params: SamplingParams  # of the configuration and the checkpoint
+    warnings: list[str]
+
+
+class Rejected(NamedTuple):
+    """The engine does not take a request."""
+
+    request_id: str
+    message: str
+
+
+class Piece(NamedTuple):
+    """One token of one completion of a request, or its end."""
+
+    request_id: str
+    completion: int  # its number among those of the request
+    token_id: int | None
+    num_output: int  # tokens of this completion, with this one
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: dict[int, float] | None
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    prompt_logprobs: list[dict[int, float]] | None  # with the first token of completion 0
+    error: str | None
+    bad_input: bool = False  # the error is one of the request, as a grammar beyond a limit
+
+
+class EngineState(NamedTuple):
+    """Counts and gauges of the engine after a step; counters grow from its start."""
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    counters: dict[str, float] | None  # None: not read again since the last time
+
+
+class Step(NamedTuple):
+    """What one step of the engine gave."""
+
+    time_s: float  # time.perf_counter, which all processes of a machine share
+    pieces: list[Piece]
+    state: EngineState
+    begun: list[tuple[str, float]]  # requests that the engine has begun, and when
+
+
+class Reset(NamedTuple):
+    """The prefix cache is empty, or was not emptied since requests are running."""
+
+    done: bool
+
+
+class ViewFrame(NamedTuple):
+    """Step bundles for those who watch.
+
+    `kind` is "changes"; "state", the whole state as those know it who have seen all changes; or
+    "restart", the whole state, after which what came before is void.
+    """
+
+    text: str  # a list in JSON
+    kind: str

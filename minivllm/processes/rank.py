@@ -6,7 +6,6 @@ it as `run.py` with the same arguments on every rank, see `follow_launched`.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from minivllm.errors import BadInput, Crashed
 from minivllm.extras.ranked_steps import facts, follow
 from minivllm.parallel.place import Launch, Place
 from minivllm.platform.processes.children import die_with
+from minivllm.processes.started import end_process
 
 
 def serve(place: Place) -> None:
@@ -63,7 +63,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without a wait for threads of libraries
+    end_process(main(sys.argv[1:]))

@@ -64,7 +64,7 @@ class RayCluster:
                 with _kept_handlers():
                     ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                why = _said(error.__cause__ or error)  # Ray wraps what a cluster has said
+                why = _last_line(error.__cause__ or error)  # Ray wraps what a cluster reports
                 raise BadInput(
                     f"parallel.backend=ray: RAY_ADDRESS={address} is no cluster that can be "
                     f"used ({why}); start one with `ray start --head`, or unset "
@@ -137,7 +137,7 @@ def _require_answer(address: str) -> None:
         ) from None
 
 
-def _said(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     """An error in a line: the end of a traceback, if there is one in its text."""
     _, traced, lines = str(error).strip().partition("Traceback (most recent call last):\n")
     return hide(lines.splitlines()[-1].strip()[:MOST]) if traced else first_line(error)

@@ -30,7 +30,7 @@ class RoutedRequest:
         prompt_token_ids: a list; or any object with a length and slices, as in a simulation, or
             where slices carry the digests of images (`RequestInputs.keyed`).
         max_tokens: of its output; 0 where it has no limit of its own.
-        session: the conversation, job or user that it belongs to; None: nobody said.
+        session: the conversation, job or user that it belongs to; None: unknown.
     """
 
     request_id: str
@@ -245,8 +245,8 @@ class PrefixAware(Router):
     ones, as NVIDIA Dynamo's router adds up overlap and load. So a long cached prefix outweighs a
     short queue, and a prefix that all prompts share does not send all of them to one replica.
 
-    What a replica holds is not asked but remembered: the hashes of the blocks of the prompts that
-    it was sent, as many as it has blocks. The least recently used block is forgotten first, and of
+    What a replica holds is remembered here: the hashes of the blocks of the prompts that it was
+    sent, as many as it has blocks. The least recently used block is forgotten first, and of
     one prompt the last block, in the order in which the replica's pool evicts.
 
     Args:

@@ -1,19 +1,28 @@
-"""A started process, wherever it runs, and one of this machine."""
+"""A started process, wherever it runs, and one of this machine at both of its ends."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
-from minivllm.platform.processes.children import module_path
+from minivllm.errors import BadInput, Crashed
+from minivllm.platform.processes.channel import Channel
+from minivllm.platform.processes.children import die_with, module_path
+from minivllm.platform.processes.heartbeat import Progress, beat_over, beating
+from minivllm.platform.processes.output import CopiedOutput
+from minivllm.platform.threads import THREAD_VARIABLES
+from minivllm.processes.messages import failed
 
 STOP_S = 5.0  # for a process to end by itself
-FATE_S = 0.5  # for one whose connection has ended
+FATE_S = 1.0  # for one whose connection has ended
 
 
 class ConnectedProcess(Protocol):
@@ -42,19 +51,29 @@ class ConnectedProcess(Protocol):
 
 
 class LocalProcess:
-    """A process of this machine, which prints where this one does.
+    """A process of this machine: the program of a module, which ends with this process; see
+    `run_child`.
 
     Args:
-        module: that it runs, with the descriptor of its connection, this process's id, and the
-            descriptors that it inherits.
-        inherited: these sockets.
+        module: its name.
+        inherited: sockets that it gets, too; their descriptors are further arguments.
+        threads: None: a process beside this one, which prints where this one does. Else a part of
+            this one, as of a measurement, with so many threads: in its group, so that a signal to
+            the group ends it, and with its output in this process's log.
     """
 
     host: str | None = None
     ahead_s = 0.0
 
-    def __init__(self, module: str, inherited: Sequence[socket.socket] = ()) -> None:
+    def __init__(
+        self, module: str, inherited: Sequence[socket.socket] = (), threads: int | None = None
+    ) -> None:
         ours, theirs = socket.socketpair()
+        self._is_part = threads is not None
+        variables = {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
+        output: dict[str, Any] = {}
+        if self._is_part:
+            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with theirs:
             others = [one.fileno() for one in inherited]
             numbers = [theirs.fileno(), os.getpid(), *others]
@@ -62,22 +81,77 @@ class LocalProcess:
                 [sys.executable, "-m", module, *map(str, numbers)],
                 pass_fds=[theirs.fileno(), *others],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": module_path()},
-                start_new_session=True,  # Ctrl-C in the terminal is for this process
+                env={**os.environ, "PYTHONPATH": module_path(), **variables},
+                # Ctrl-C in the terminal is for this process.
+                start_new_session=not self._is_part,
+                **output,
             )
         self.connection, self.pid = ours, self._process.pid
+        self._output = CopiedOutput()
+        lines = self._process.stdout or ()
+        self._pump = threading.Thread(target=self._output.copy, args=(lines,), daemon=True)
+        self._pump.start()
 
     def last_words(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            return f"ended with exit code {self._process.wait(FATE_S)}"
-        return "has closed its connection"
+        try:
+            state = f"ended with exit code {self._process.wait(FATE_S)}"
+        except subprocess.TimeoutExpired:
+            state = "has closed its connection"
+        if not self._is_part:
+            return state
+        self._pump.join(FATE_S)  # what it printed last may still be on its way
+        return f"{state}; it printed last: {self._output.last or 'nothing'}"
 
     def kill(self) -> None:
         self._process.kill()
 
     def stop(self) -> None:
-        for end in (lambda: None, self._process.terminate, self._process.kill):
+        by_itself = [] if self._is_part else [lambda: None]
+        for end in (*by_itself, self._process.terminate, self._process.kill):
             end()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
-                return
+                break
+        self._pump.join(1)
+
+
+def run_child(serve: Callable[..., int]) -> None:
+    """Be a LocalProcess: serve the connection to the parent, and end with an exit code, or with the
+    parent.
+
+    Args:
+        serve: gets a channel, and the descriptors of the sockets that are inherited.
+    """
+    descriptor, parent, *inherited = map(int, sys.argv[1:])
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which decides
+    end_process(serve(Channel(socket.socket(fileno=descriptor)), *inherited))
+
+
+def serve_engine(channel: Channel, run: Callable[[dict[str, Any], Channel, Progress], None]) -> int:
+    """Serve a channel with an engine; returns the exit code. Beats go over it meanwhile, and what
+    has failed.
+
+    Args:
+        channel: to the parent, which sends a configuration first.
+        run: builds the engine of the configuration, and serves until the other end is gone, with
+            the progress of its steps.
+    """
+    (config,) = channel.receive(None)
+    progress = Progress()
+    with beating(beat_over(channel, progress)):
+        try:
+            run(config, channel, progress)
+        except Exception as error:
+            if not isinstance(error, (BadInput, Crashed)):
+                traceback.print_exc()
+            channel.send(failed(error))
+            return 2 if isinstance(error, BadInput) else 1
+    return 0
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process without a wait for threads of libraries."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,4 +1,5 @@
-"""The application: routes of every API, and errors in the form of the API that was called."""
+"""The application: routes of every API, errors in the form of the API that was called, and what
+clients hear of parts of these APIs that are not here."""
 
 from __future__ import annotations
 
@@ -29,7 +30,6 @@ from minivllm.serving.http.calls import REQUEST_ID, Calls
 from minivllm.serving.http.limits import Limits
 from minivllm.serving.openai import chat, completions, models, responses
 from minivllm.serving.openai import forms as openai_forms
-from minivllm.serving.refusals import not_found
 from minivllm.serving.service import EngineService, Service
 from minivllm.serving.view import routes
 
@@ -214,3 +214,48 @@ def error_response(request: Request, error: ApiError) -> JSONResponse:
     headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
     forms = anthropic_forms if anthropic_forms.is_path(request.url.path) else openai_forms
     return JsonAnswer(forms.error_body(error), error.status, headers)
+
+
+# Paths below which nothing is served, and the name of what they do elsewhere.
+_ABSENT = {
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "reranking",
+    "/v1/score": "scoring of pairs",
+    "/v1/audio": "speech and transcription",
+    "/v1/realtime": "realtime audio",
+    "/v1/images": "images",
+    "/v1/videos": "videos",
+    "/v1/moderations": "moderation",
+    "/v1/files": "files",
+    "/v1/uploads": "files",
+    "/v1/vector_stores": "vector stores",
+    "/v1/containers": "containers",
+    "/v1/batches": "batches",
+    "/v1/messages/batches": "batches",
+    "/v1/fine_tuning": "fine-tuning",
+    "/v1/evals": "evaluations",
+    "/v1/assistants": "assistants",
+    "/v1/threads": "assistants",
+    "/v1/conversations": "stored conversations",
+    "/v1/complete": "Anthropic's text completions",
+}
+
+
+def not_found(path: str, served: Collection[str] = ()) -> str:
+    """What a client hears of a path without a route.
+
+    Args:
+        path: that it has called.
+        served: the paths that are there, one of which it may have meant.
+    """
+    for absent, what in _ABSENT.items():
+        if path == absent or path.startswith(f"{absent}/"):
+            return f"there is no {path:.200}: this server generates text, and has no {what}"
+    if path in ("/", "/v1", "/v1/"):
+        return f"there is no {path}: the APIs are below /v1, such as /v1/models"
+    # Clients of OpenAI's API take a base URL with /v1, those of Anthropic's one without.
+    below = "/" + path.strip("/").removeprefix("v1/").removeprefix("v1/")
+    for meant in (f"/v1{below}", below):
+        if meant in served:
+            return f"there is no {path:.200}; did you mean {meant}?"
+    return f"there is no {path:.200}"

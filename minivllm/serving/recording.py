@@ -22,12 +22,11 @@ from minivllm.bench.records.folder_lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import Validity
 from minivllm.config.typed import Config
-from minivllm.engines.replicas.merging import routing_counters
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.models.load.source import Source
+from minivllm.processes.messages import Step
 from minivllm.serving.processes.engine_client import EngineClient
-from minivllm.serving.processes.messages import Step
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import EngineService
 
@@ -142,7 +141,7 @@ class Recorder:
         ):
             notes += [f"{count} {what}"] if count else []
         client = service.client
-        routing: dict[str, Any] = routing_counters(client.router, client.handovers)
+        routing: dict[str, Any] = client.routing.report()
         peaks = [row["rss"] for row in rows if row.get("rss")]
         return {
             "weights": self._source.weights,

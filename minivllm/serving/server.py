@@ -63,18 +63,16 @@ class OwnFrontEnd:
         self._server, self._listener = HttpServer(app, service), listener
 
     async def serve(self) -> None:
-        """See FrontEnd."""
         await self._server.serve(self._listener)
 
     def drain(self) -> None:
-        """See FrontEnd; the service refuses by itself."""
+        """Nothing: the service refuses by itself."""
 
     def end(self, at_once: bool = False) -> None:
-        """See FrontEnd."""
         self._server.end(at_once)
 
     async def stop(self) -> None:
-        """See FrontEnd; nothing is."""
+        """Nothing is left."""
 
 
 async def serve(config: dict[str, Any]) -> int:

@@ -16,6 +16,7 @@ from minivllm.errors import BadInput
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.processes.messages import Piece, Ready, Step
 from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.children.chat_templates import ChatTemplates
 from minivllm.serving.children.grammar_checks import GrammarChecks, GrammarRequest
@@ -24,9 +25,7 @@ from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_lat
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, account
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
-from minivllm.serving.processes.messages import Piece, Ready, Step
-from minivllm.serving.processes.token_stream import Queued, TokenStream
-from minivllm.serving.processes.unfinished import RequestOrigin
+from minivllm.serving.processes.token_stream import Queued, RequestOrigin, TokenStream
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
 
@@ -36,7 +35,7 @@ class Engines(Protocol):
 
     Attributes:
         streams: of requests that have not ended, by their ids.
-        listeners: told of every step.
+        listeners: called with every step.
     """
 
     streams: dict[str, TokenStream]

@@ -64,12 +64,12 @@ def router(service: Service) -> APIRouter:
         fast = service.require_tokenizer().fast
 
         def answer() -> Response:
-            asked = body.return_token_strs
+            wanted = body.return_token_strs
             content = {
                 "count": len(ids),
                 "max_model_len": service.info.max_model_len,
                 "tokens": ids,
-                "token_strs": [fast.id_to_token(token_id) for token_id in ids] if asked else None,
+                "token_strs": [fast.id_to_token(token_id) for token_id in ids] if wanted else None,
             }
             return Response("".join(_ENCODER.iterencode(content)), media_type="application/json")
 

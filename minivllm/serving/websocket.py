@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.processes.messages import Piece
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.errors import ApiError, internal, naming
 from minivllm.serving.http.access import ApiKeys, unauthorized
@@ -26,7 +27,6 @@ from minivllm.serving.openai.forms import (
     finish_reason,
     usage,
 )
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service, merged
 
@@ -101,7 +101,7 @@ class Socket:
             await self._send_error(None, error)
             await self.socket.close(POLICY_VIOLATION, error.message[:100])
         except (WebSocketDisconnect, RuntimeError):
-            pass  # the client has left, which a write may be told before a read
+            pass  # the client has left, which a write may notice before a read
         finally:
             for task in self._running.values():
                 task.cancel()

@@ -171,8 +171,8 @@ def test_a_cluster_that_is_not_there_or_starts_nothing(
 
 def test_what_a_cluster_says_is_one_line() -> None:
     traced = "No GCS. Last error: Traceback (most recent call last):\n  File a\nAuth: no token\n"
-    assert ray_cluster._said(ConnectionError(traced)) == "Auth: no token"
-    assert ray_cluster._said(ConnectionError("nobody listens\nhere")) == "nobody listens"
+    assert ray_cluster._last_line(ConnectionError(traced)) == "Auth: no token"
+    assert ray_cluster._last_line(ConnectionError("nobody listens\nhere")) == "nobody listens"
 
 
 def test_an_actor_that_ends_before_it_connects(ray: PretendedRay) -> None:

@@ -13,7 +13,8 @@ from minivllm.errors import BadInput
 from minivllm.experiments.preflight import check
 from minivllm.parallel.options import ParallelOptions
 from minivllm.platform.folders import TemporaryFolder
-from minivllm.processes.handover import Handovers, make_handovers
+from minivllm.processes.handover import Handovers, Routing
+from minivllm.processes.router import RoutedRequest
 
 
 def test_both_parts_make_the_whole() -> None:
@@ -57,8 +58,9 @@ def test_what_is_of_the_whole_answer_is_refused(params: dict[str, Any]) -> None:
 
 
 def test_it_is_made_where_it_is_asked_for() -> None:
-    assert make_handovers(ParallelOptions(replicas=4)) is None
-    made = make_handovers(ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=3))
+    assert Routing(ParallelOptions(replicas=4)).handovers is None
+    options = ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=3)
+    made = Routing(options).handovers
     assert made is not None and made.num_prefill == 3 and len(made.given) == 1
     with pytest.raises(
         BadInput, match=r"prefill_replicas=4 .*parallel\.replicas=4 must be 5 or more"
@@ -94,3 +96,38 @@ def test_a_folder_that_is_missing_is_told_before_anything_is_loaded() -> None:
     apart = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
     with pytest.raises(BadInput, match=r"parallel\.handover=file.*cache\.offload_dir=/not/there"):
         check(compose([*apart, "parallel.handover=file", "cache.offload_dir=/not/there"]))
+
+
+def test_replicas_of_each_kind_are_routed_to_by_their_numbers() -> None:
+    routing = Routing(ParallelOptions(replicas=4, disaggregated=True, prefill_replicas=2))
+    routing.begin(None)
+    handovers = routing.handovers
+    assert handovers is not None
+    for name in "ab":
+        assert routing.router.route(RoutedRequest(name, [1, 2], 1)) in (0, 1)
+    params = SamplingParams(max_tokens=5)
+    place = routing.continues_at("a", [1, 2, 3], params)
+    assert place in (2, 3) and sorted(routing.router.queued) == [0, 3]
+    assert routing.lose(place) == ["a"] and routing.num_rerouted == 1
+    assert handovers.decoders.alive == {3 - place} and routing.router.alive == {0, 1}
+    assert handovers.decodes("a", [1, 2, 3], params) == 5 - place
+    routing.join(place)
+    routing.leave(0)
+    assert handovers.decoders.alive == {0, 1} and routing.router.alive == {1}
+    counted = routing.report()
+    assert counted["replicas"] == 4.0 and counted["tokens_handed_over"] == 3.0
+    for name in "ab":
+        routing.end(name)
+    assert not any([*routing.router.queued, *handovers.decoders.queued])
+    routing.recount()
+    assert routing.report()["requests"] == "0 | 0 | 0 | 0"
+
+
+def test_replicas_that_serve_whole_requests_have_one_router() -> None:
+    routing = Routing(ParallelOptions(replicas=2))
+    routing.begin(None)
+    routing.lose(1)
+    assert routing.router.alive == {0} and routing.report()["replicas"] == 2.0
+    routing.join(1)
+    routing.close()
+    assert routing.router.alive == {0, 1}

@@ -39,5 +39,8 @@ def test_an_address_that_swallows_packets(address: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("word", ["auto", "local", "ray://name"])
-def test_words_are_left_to_ray(word: str) -> None:
+def test_words_are_left_to_ray(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "create_connection", lambda *place: asked.append(place))
     ray_cluster._require_answer(word)
+    assert not asked

@@ -18,12 +18,12 @@ from minivllm.engine.options import SamplingParams
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.parallel.options import ParallelOptions
+from minivllm.processes.link import EngineLink
+from minivllm.processes.messages import EngineState, Piece, Ready, Step
 from minivllm.serving.app import build_app, guard
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
-from minivllm.serving.processes.engine_link import EngineLink
-from minivllm.serving.processes.messages import EngineState, Piece, Ready, Step
 from minivllm.serving.processes.replicas import Replicas
 from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
 from minivllm.serving.server import listen

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from minivllm.processes.messages import Piece
 from minivllm.serving.errors import ApiError
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
 from minivllm.serving.service import Service
 

@@ -60,7 +60,7 @@ class MinivllmEngine(Adapter):
 
     Args:
         config: the resolved configuration; the engine is built from its groups.
-        progress: told how far the weights are, as (done, total).
+        progress: called with how far the weights are, as (done, total).
 
     Raises:
         BadInput: an option cannot serve this model here, or asks for several samples a request.
@@ -83,7 +83,7 @@ class MinivllmEngine(Adapter):
         self.pictures = EnginePictures.of(Pictures(self.processor, self.tokenizer, view.vision))
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._steps: list[StepTimed] = []
-        self._started: dict[str, float | None] = {}  # until it is told
+        self._started: dict[str, float | None] = {}  # until it is reported
         self._ranks = RankUse(self.engine, view["runtime"])
         self._collective_ms: list[float | None] = []  # of each step
         self.engine.events.subscribe(self._note_step, StepTimed)
@@ -189,7 +189,7 @@ class MinivllmEngine(Adapter):
             request = output.request
             token_ids = () if output.token_id is None else (output.token_id,)
             started = self._started.get(request.request_id)
-            # told once, even if it is preempted and starts again
+            # reported once, even if it is preempted and starts again
             self._started[request.request_id] = None
             if output.finish_reason is not None:
                 del self._started[request.request_id]

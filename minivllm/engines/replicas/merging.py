@@ -1,4 +1,4 @@
-"""Several replicas as one engine: what they say of themselves, and the router in front of them."""
+"""Several replicas as one engine: what they report, and the routing in front of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.engines.base import Adapter, EngineInfo, EngineOutput
 from minivllm.extras.speculative.proposer import SpeculationCounters
-from minivllm.processes.handover import Handovers, Rest
-from minivllm.processes.router import Router
+from minivllm.processes.handover import Handovers, Rest, Routing
 
 Liveness = dict[str, dict[str, float | str]]
 # Counters that are no amount of work: the sum over replicas would mean nothing.
@@ -70,21 +69,6 @@ def merged_liveness(each: Sequence[Liveness], handovers: Handovers | None = None
     return merged
 
 
-def routing_counters(router: Router, handovers: Handovers | None) -> dict[str, float | str]:
-    """What router and handovers did, for the group `parallel` of the liveness."""
-    counters = router.report()
-    if handovers is None:
-        return counters
-    given = [*router.given, *handovers.given]
-    return {
-        **counters,
-        "replicas": float(len(given)),
-        "requests": " | ".join(map(str, given)),
-        "tokens_handed_over": float(handovers.num_tokens),
-        "files_handed_over": float(handovers.num_files),
-    }
-
-
 def _merged(name: str, values: Sequence[float | str]) -> float | str:
     if any(isinstance(value, str) for value in values):
         return " | ".join(dict.fromkeys(map(str, values)))
@@ -119,8 +103,7 @@ def merged_speculation(each: Sequence[SpeculationReport | None]) -> SpeculationR
 class RoutedEngine(Adapter):
     """Base of engines that are several. Subclasses set the attributes when they are built."""
 
-    router: Router
-    _handovers: Handovers | None
+    routing: Routing
     _keep_prefixes: bool
     _sessions: dict[str, str]  # of requests that are to come
 
@@ -130,7 +113,7 @@ class RoutedEngine(Adapter):
     def reset(self) -> None:
         self._end_all("reset")
         if not self._keep_prefixes:
-            self.router.forget_prefixes()
+            self.routing.router.forget_prefixes()
 
     def recount(self) -> None:
         self._end_all("recount")
@@ -139,26 +122,20 @@ class RoutedEngine(Adapter):
         """End all requests, call a method of every replica, and count from 0."""
         raise NotImplementedError
 
-    def _count_anew(self) -> None:
+    def _count_from_0(self) -> None:
         self._sessions.clear()
-        self.router.recount()
-        if self._handovers is not None:
-            self._handovers.recount()
+        self.routing.recount()
 
     def _forget(self, request_id: str) -> None:
         """Note that a request has ended."""
-        self.router.end(request_id)
-        if self._handovers is not None:
-            self._handovers.end(request_id)
+        self.routing.end(request_id)
 
     def _rest(self, output: EngineOutput) -> Rest | None:
         """What another replica has to do of a request whose last output this is; None: nothing, and
         the request is forgotten."""
-        rest = None
-        if self._handovers is not None:
-            rest = self._handovers.rest(output.request_id, output.finish_reason)
+        handovers, rest = self.routing.handovers, None
+        if handovers is not None:
+            rest = handovers.rest(output.request_id, output.finish_reason)
         if rest is None:
             self._forget(output.request_id)
-        else:
-            self.router.end(output.request_id)
         return rest

@@ -65,12 +65,12 @@ def step_message(outputs: list[EngineOutput]) -> Outputs | NextTokens:
 
 def _is_continued(output: EngineOutput) -> bool:
     """Whether an output of engine=minivllm is one further token. The prompt's cached tokens were
-    told before, with the time of the first step."""
+    sent before, with the time of the first step."""
     says_more = output.finish_reason or output.kv_transfer or output.started_s is not None
     return not says_more and len(output.token_ids) == 1
 
 
 class Reply(NamedTuple):
-    """What was asked for."""
+    """The result of an `Ask`."""
 
     value: Any

@@ -1,4 +1,4 @@
-"""The process of a replica: `python -m minivllm.engines.replicas.replica FD`.
+"""The process of a replica under measurement.
 
 The configuration comes first over the socket, then requests and calls; the outputs of each step go
 back. The end of the connection ends the process.
@@ -6,12 +6,7 @@ back. The end of the connection ends the process.
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sys
 import time
-import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +23,11 @@ from minivllm.engines.replicas.messages import (
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Handover
 from minivllm.platform.processes.channel import Channel
-from minivllm.platform.processes.heartbeat import beat_over, beating
+from minivllm.platform.processes.heartbeat import Progress
 from minivllm.platform.threads import thread_count
 from minivllm.processes.messages import Prefix, Submit, failed
 from minivllm.processes.router import CacheShape
+from minivllm.processes.started import run_child, serve_engine
 
 PATIENCE_S = 0.005  # most seconds that a policy may wait for a fuller batch before new requests
 
@@ -112,9 +108,9 @@ class ReplicaLoop:
         for one in outputs:
             if one.finish_reason is not None:
                 self._unfinished.discard(one.request_id)
-                asked = self._handing_over.pop(one.request_id, None)
-                if asked and asked.hands_over and one.finish_reason == "length":
-                    self._hand_over(one.request_id, asked.prompt_token_ids, asked.hands_over)
+                request = self._handing_over.pop(one.request_id, None)
+                if request and request.hands_over and one.finish_reason == "length":
+                    self._hand_over(one.request_id, request.prompt_token_ids, request.hands_over)
         if self._transfers:
             outputs = [
                 replace(one, kv_transfer=self._transfers.pop(one.request_id, None))
@@ -136,36 +132,26 @@ class ReplicaLoop:
 
 def serve(channel: Channel) -> int:
     """Build the engine of the configuration that comes first, and serve; returns the exit code."""
-    (config,) = channel.receive(None)
-    with beating(beat_over(channel)):
-        return _serve(config, channel)
+    return serve_engine(channel, _serve)
 
 
-def _serve(config: dict[str, Any], channel: Channel) -> int:
-    try:
-        engine = build(
-            config["engine"],
-            {"progress": lambda done, total: channel.send(Loading(done, total))},
-            config=config,
+def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> None:
+    engine = build(
+        config["engine"],
+        {"progress": lambda done, total: channel.send(Loading(done, total))},
+        config=config,
+    )
+    channel.send(
+        Built(
+            engine.info,
+            engine.tokenizer,
+            _prefix_cache(engine),
+            thread_count(config["runtime"], config["parallel"]["tensor"]),
+            engine.processor,
         )
-        channel.send(
-            Built(
-                engine.info,
-                engine.tokenizer,
-                _prefix_cache(engine),
-                thread_count(config["runtime"], config["parallel"]["tensor"]),
-                engine.processor,
-            )
-        )
-        ReplicaLoop(engine, channel).run()
-        engine.close()
-    except Exception as error:
-        failure = failed(error)
-        if failure.status != "invalid":
-            traceback.print_exc()
-        channel.send(failure)
-        return 2 if failure.status == "invalid" else 1
-    return 0
+    )
+    ReplicaLoop(engine, channel).run()
+    engine.close()
 
 
 def _prefix_cache(engine: Any) -> CacheShape | None:
@@ -177,8 +163,4 @@ def _prefix_cache(engine: Any) -> CacheShape | None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that measures
-    code = serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without a wait for threads of libraries
+    run_child(serve)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.hardware.gpu import device_of
+from minivllm.bench.hardware.gpu import device_of, replica_gpus
 from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.config.tensor import OWN_ENGINE
 from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
 from minivllm.engines.engine_pictures import EnginePictures, require_pictures
-from minivllm.engines.replicas.local import make_group
 from minivllm.engines.replicas.merging import (
     Liveness,
     RoutedEngine,
@@ -27,7 +26,6 @@ from minivllm.engines.replicas.merging import (
     merged_liveness,
     merged_speculation,
     merged_steps,
-    routing_counters,
 )
 from minivllm.engines.replicas.messages import (
     Ask,
@@ -37,22 +35,30 @@ from minivllm.engines.replicas.messages import (
     Outputs,
     Reply,
 )
-from minivllm.errors import BadInput, Crashed
+from minivllm.errors import BadInput
 from minivllm.extras.vision.pictures import Pictures
-from minivllm.parallel.handover import Content, make_folder
-from minivllm.platform.processes.channel import Channel, wait
-from minivllm.platform.processes.heartbeat import (
-    BEAT_S,
-    SILENT_BUILDING_S,
-    SILENT_S,
-    Beat,
-    Silence,
-)
+from minivllm.parallel.handover import Content
+from minivllm.platform.processes.channel import wait
+from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S
+from minivllm.platform.threads import thread_count
 from minivllm.processes.group import EngineGroup
-from minivllm.processes.handover import make_handovers
-from minivllm.processes.messages import Failed, Prefix, Submit
-from minivllm.processes.router import RoutedRequest, make_router
-from minivllm.processes.started import ConnectedProcess
+from minivllm.processes.handover import Routing
+from minivllm.processes.link import PolledLink
+from minivllm.processes.messages import Prefix, Submit
+from minivllm.processes.router import RoutedRequest
+from minivllm.processes.started import LocalProcess
+
+MODULE = "minivllm.engines.replicas.replica"
+
+
+def make_group(config: Mapping[str, Any]) -> EngineGroup:
+    """What starts the replicas of a resolved configuration; see EngineGroup."""
+
+    def start_here(of_one: Mapping[str, Any]) -> LocalProcess:
+        threads = thread_count(of_one["runtime"], of_one["parallel"]["tensor"])
+        return LocalProcess(MODULE, threads=threads)
+
+    return EngineGroup(config, MODULE, partial(replica_gpus, dict(config)), start_here)
 
 
 def is_replicated(config: Mapping[str, Any]) -> bool:
@@ -69,7 +75,7 @@ class ReplicatedEngine(RoutedEngine):
 
     Args:
         config: the resolved configuration of the whole.
-        progress: told how far the weights of the first replica are, as (done, total).
+        progress: called with how far the weights of the first replica are, as (done, total).
         group: starts the replicas; None: as `parallel.backend` says.
 
     Raises:
@@ -87,32 +93,26 @@ class ReplicatedEngine(RoutedEngine):
         view = Config.of(config)
         begin = time.monotonic()
         self._num_ranks = view.parallel.tensor
-        self._group = group or make_group(view.tree)
-        self._places = self._group.places
         self._keep_prefixes = view.measure.prefix_cache == "warm"
         self._progress = progress
         self._outputs: list[EngineOutput] = []  # that poll() has to return yet
         self._open: set[str] = set()  # unfinished requests
         self._sessions: dict[str, str] = {}  # of requests that are to come
-        self._replicas: list[ConnectedProcess] = []
-        self._channels: list[Channel] = []
-        self._silences: list[Silence] = []
-        self._answers: list[deque[Any]] = [deque() for _ in self._places]
+        self._links: list[PolledLink] = []
         self._looked_s = begin
         self._driven = DrivingTime()
-        self._handovers = None
+        self._group = group
+        self.routing = Routing(view.parallel, view.tree.get("cache") or {})
         try:
-            folder = make_folder(view.parallel, view.tree.get("cache") or {})
-            self._handovers = make_handovers(view.parallel, folder)
+            self._group = group = group or make_group(view.tree)
+            self._places, self._backend = group.places, group.name
             for number in range(len(self._places)):
-                self._replicas.append(self._group.start(number))
-                self._channels.append(Channel(self._replicas[-1].connection))
-                self._channels[-1].send(self._group.config_of(number))
-                self._silences.append(Silence(SILENT_BUILDING_S))
-            built: list[Built] = [self._answer(number) for number in range(len(self._replicas))]
-            for silence in self._silences:
-                silence.limit_s = SILENT_S
-            self.router = make_router(view.parallel, built[0].cache)
+                name, of_one = f"replica {number} of {len(self._places)}", group.config_of(number)
+                self._links.append(PolledLink(name, group.start(number), of_one))
+            built: list[Built] = [self._answer(link) for link in self._links]
+            for link in self._links:
+                link.silence.limit_s = SILENT_S
+            self.routing.begin(built[0].cache)
         except BaseException:
             self.close()
             raise
@@ -130,26 +130,31 @@ class ReplicatedEngine(RoutedEngine):
             time.monotonic() - begin,
             f"cuda:{','.join(gpus)}" if device.startswith("cuda") and gpus else device,
         )
-        self.info.processes = tuple(one.pid for one in self._replicas if one.host is None)
+        self.info.processes = tuple(
+            one.started.pid for one in self._links if one.started.host is None
+        )
         self.info.unmetered = self._unmetered(device)
         self.info.warnings.append(self._note())
 
     def _unmetered(self, device: str) -> str | None:
         """Why the energy of the replicas cannot be read here; None: it can."""
-        hosts = dict.fromkeys(one.host for one in self._replicas if one.host is not None)
-        if hosts:
+        if hosts := self._hosts():
             return f"replicas compute on other machines: {', '.join(hosts)}"
         if device == "cuda":
             return "the cluster of RAY_ADDRESS has chosen the GPUs"
         return None
 
+    def _hosts(self) -> list[str]:
+        """Other machines on which replicas run."""
+        hosts = [one.started.host for one in self._links]
+        return [*dict.fromkeys(host for host in hosts if host is not None)]
+
     def _note(self) -> str:
         """Where the replicas run, for the record."""
         cores, ranks = [place.get("cores") for place in self._places], self._num_ranks
         where = "" if None in cores else f", pinned to cores {' | '.join(map(str, cores))}"
-        others = dict.fromkeys(one.host for one in self._replicas if one.host is not None)
-        if others:
-            where += f"; on {', '.join(others)}, whose memory is not in host_rss_peak"
+        if hosts := self._hosts():
+            where += f"; on {', '.join(hosts)}, whose memory is not in host_rss_peak"
         each = f"{ranks} ranks each, of " if ranks > 1 else ""
         return (
             f"parallel.replicas={len(self._places)}: {each}{self._threads[0]} thread"
@@ -165,24 +170,25 @@ class ReplicatedEngine(RoutedEngine):
         session = self._sessions.pop(request_id, None)
         wanted = params.max_tokens or 0
         inputs = None if self.pictures is None else self.pictures.take(request_id, prompt_token_ids)
-        splits = self._handovers is not None and inputs is None
-        if self._handovers is not None and splits:
+        handovers = None if inputs is not None else self.routing.handovers
+        if handovers is not None:
             most = wanted or self.info.max_model_len - len(prompt_token_ids)
-            params = self._handovers.split(request_id, prompt_token_ids, params, most)
+            params = handovers.split(request_id, prompt_token_ids, params, most)
         keyed = prompt_token_ids if inputs is None else inputs.keyed(prompt_token_ids)
         routed = RoutedRequest(request_id, keyed, wanted, session)
-        number = self.router.route(routed)
+        number = self.routing.router.route(routed)
         confirm = not self._open
         hands_over = None
-        if self._handovers is not None and splits and wanted != 1:
-            hands_over = self._handovers.by(number)
+        if handovers is not None and wanted != 1:
+            hands_over = handovers.by(number)
         message = Submit(request_id, prompt_token_ids, params, inputs, hands_over, confirm=confirm)
         self._driven.begin()
-        self._channels[number].send(message)
+        link = self._links[number]
+        link.channel.send(message)
         self._open.add(request_id)
         if confirm:
             try:
-                self._answer(number)
+                self._answer(link)
             except BadInput:
                 self._forget(request_id)
                 raise
@@ -210,81 +216,61 @@ class ReplicatedEngine(RoutedEngine):
     def _ended(self, output: EngineOutput) -> EngineOutput:
         """A replica is done with a request: its last output, or the handover."""
         request_id, rest = output.request_id, self._rest(output)
-        if rest is None or self._handovers is None:
+        if rest is None:
             return output
         tokens = [*rest.prompt, *output.token_ids]
-        number = self._handovers.continues_at(request_id, tokens, rest.params)
+        number = self.routing.continues_at(request_id, tokens, rest.params)
         prefix = self._prefixes.pop(request_id, b"")
         message = Submit(request_id, tokens, rest.params, prefix=prefix)
-        self._channels[number].send(message)
+        self._links[number].channel.send(message)
         return replace(output, finish_reason=None)
 
     def _hear(self, timeout_s: float) -> None:
-        """Wait for a message of any replica, and take what has come.
+        """Wait for a message of any replica, and take what has come; see PolledLink for what is
+        raised."""
+        links = {link.channel: link for link in self._links}
+        for channel in wait(list(links), timeout_s):
+            for message in links[channel].receive():
+                self._take(links[channel], message)
+        if (now := time.monotonic()) - self._looked_s >= BEAT_S:
+            self._looked_s = now
+            for link in self._links:
+                link.require_sign()
 
-        Raises:
-            Crashed: a replica has ended, or is silent for too long.
-            BadInput, MemoryError, RuntimeError: what one says has failed.
-        """
-        channels = {channel: number for number, channel in enumerate(self._channels)}
-        for channel in wait(list(channels), timeout_s):
-            self._receive(channels[channel])
-        self._require_signs()
-
-    def _receive(self, number: int) -> None:
-        """Take what a replica has sent."""
-        replica, answers = self._replicas[number], self._answers[number]
-        for message in self._channels[number].receive():
-            self._silences[number].heard()
-            match message:
-                case Beat():
-                    pass
-                case Outputs(outputs):
-                    self._outputs += [_dated(one, replica.ahead_s) for one in outputs]
-                case NextTokens(names, tokens):
-                    self._outputs += [
-                        EngineOutput(name, (token,))
-                        for name, token in zip(names, tokens, strict=True)
-                    ]
-                case Prefix(request_id, content):
-                    self._prefixes[request_id] = content
-                    if self._handovers is not None:
-                        self._handovers.received(request_id, content)
-                case Loading(done, total):
-                    if number == 0 and self._progress is not None:
-                        self._progress(done, total)
-                case Failed(text, status):
-                    raise {"invalid": BadInput, "oom": MemoryError}.get(status, RuntimeError)(text)
-                case Reply(value):
-                    answers.append(value)
-                case _:
-                    answers.append(message)
-        if self._channels[number].closed:
-            raise Crashed(f"replica {number} of {len(self._places)} {replica.last_words()}")
-
-    def _require_signs(self) -> None:
-        """Raise Crashed where a replica is silent for too long; looks every BEAT_S."""
-        if (now := time.monotonic()) - self._looked_s < BEAT_S:
-            return
-        self._looked_s = now
-        for number, silence in enumerate(self._silences):
-            if silence.is_over_limit():
-                words, count = self._replicas[number].last_words(), len(self._places)
-                raise Crashed(f"replica {number} of {count} {silence}; it {words}")
+    def _take(self, link: PolledLink, message: Any) -> None:
+        """Take a message of a replica."""
+        match message:
+            case Outputs(outputs):
+                self._outputs += [_dated(one, link.started.ahead_s) for one in outputs]
+            case NextTokens(names, tokens):
+                self._outputs += [
+                    EngineOutput(name, (token,)) for name, token in zip(names, tokens, strict=True)
+                ]
+            case Prefix(request_id, content):
+                self._prefixes[request_id] = content
+                assert self.routing.handovers is not None
+                self.routing.handovers.received(request_id, content)
+            case Loading(done, total):
+                if link is self._links[0] and self._progress is not None:
+                    self._progress(done, total)
+            case Reply(value):
+                link.answers.append(value)
+            case _:
+                link.answers.append(message)
 
     # ---- calls
 
-    def _answer(self, number: int) -> Any:
+    def _answer(self, link: PolledLink) -> Any:
         """What a replica answers, once it does."""
-        while not self._answers[number]:
+        while not link.answers:
             self._hear(BEAT_S)
-        return self._answers[number].popleft()
+        return link.answers.popleft()
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         """The result of a method of every replica's engine."""
-        for channel in self._channels:
-            channel.send(Ask(method, arguments))
-        return [self._answer(number) for number in range(len(self._replicas))]
+        for link in self._links:
+            link.channel.send(Ask(method, arguments))
+        return [self._answer(link) for link in self._links]
 
     def _end_all(self, method: str) -> None:
         self._ask(method)
@@ -294,14 +280,14 @@ class ReplicatedEngine(RoutedEngine):
         self._driven = DrivingTime()
         if method == "reset" and not self._keep_prefixes and self.pictures is not None:
             self.pictures.reset()
-        self._count_anew()
+        self._count_from_0()
 
     def steps(self) -> list[dict[str, Any]]:
         """See BenchEngine; each row has the number of its `replica` besides."""
         each = self._ask("steps")
-        for replica, rows in zip(self._replicas, each, strict=True):
-            for row in rows if replica.ahead_s else ():
-                row["start_s"] += replica.ahead_s
+        for link, rows in zip(self._links, each, strict=True):
+            for row in rows if link.started.ahead_s else ():
+                row["start_s"] += link.started.ahead_s
         return merged_steps(each)
 
     def speculation(self) -> SpeculationReport | None:
@@ -310,34 +296,34 @@ class ReplicatedEngine(RoutedEngine):
     def liveness(self) -> Liveness:
         """See BenchEngine. The group `parallel` has what the router did."""
         cores = [
-            f"{one.host or ''} {place.get('cores') or place['device']}".strip()
-            for one, place in zip(self._replicas, self._places, strict=True)
+            f"{one.started.host or ''} {place.get('cores') or place['device']}".strip()
+            for one, place in zip(self._links, self._places, strict=True)
         ]
-        merged = merged_liveness(self._ask("liveness"), self._handovers)
+        merged = merged_liveness(self._ask("liveness"), self.routing.handovers)
         merged["parallel"] = {
             **merged.get("parallel", {}),  # of ranks
-            **routing_counters(self.router, self._handovers),
+            **self.routing.report(),
             **self._driven.report(),
-            "backend": self._group.name,
+            "backend": self._backend,
             "threads": " | ".join(map(str, self._threads)),
             "placed_at": " | ".join(map(str, cores)),
         }
         return merged
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
-        """See LogitsEngine; all replicas are alike, and the first one computes."""
-        self._channels[0].send(Ask("logits", (token_ids,)))
-        logits: NDArray[np.float32] = self._answer(0)
+        """See LogitsEngine; all replicas give the same, and the first one computes."""
+        self._links[0].channel.send(Ask("logits", (token_ids,)))
+        logits: NDArray[np.float32] = self._answer(self._links[0])
         return logits
 
     def close(self) -> None:
-        for channel in self._channels:
-            channel.close()  # all of them end at once
-        while self._replicas:
-            self._replicas.pop().stop()
-        self._group.close()
-        if self._handovers is not None:
-            self._handovers.close()
+        for link in self._links:
+            link.channel.close()  # all of them end at once
+        while self._links:
+            self._links.pop().started.stop()
+        if self._group is not None:
+            self._group.close()
+        self.routing.close()
 
 
 class DrivingTime:

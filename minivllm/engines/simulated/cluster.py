@@ -21,13 +21,12 @@ from minivllm.engines.replicas.merging import (
     merged_liveness,
     merged_speculation,
     merged_steps,
-    routing_counters,
 )
 from minivllm.engines.simulated.engine import IDLE_S, SimulatedEngine
 from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.request import SimulatedTokens
-from minivllm.processes.handover import make_handovers
-from minivllm.processes.router import CacheShape, RoutedRequest, make_router
+from minivllm.processes.handover import Routing
+from minivllm.processes.router import CacheShape, RoutedRequest
 
 Event = Callable[[], list[EngineOutput]]
 
@@ -76,8 +75,8 @@ class SimulatedCluster(RoutedEngine):
         )
         cache = CacheShape(first.cache.block_size, first.cache.pool.num_usable)
         prefixes = cache if first.caches_prefixes else None
-        self._handovers = make_handovers(parallel)
-        self.router = make_router(parallel, prefixes)
+        self.routing = Routing(parallel)
+        self.routing.begin(prefixes)
         self._sessions: dict[str, str] = {}  # of requests that are to come
         self._begin()
 
@@ -96,9 +95,9 @@ class SimulatedCluster(RoutedEngine):
         wanted = self.tokens_wanted(request_id, prompt_token_ids, params, self._at)
         tokens = SimulatedTokens(prompt_token_ids, request_id)
         session = self._sessions.pop(request_id, None)
-        if self._handovers is not None:
-            params = self._handovers.split(request_id, tokens, params, wanted)
-        number = self.router.route(RoutedRequest(request_id, tokens, wanted, session))
+        if (handovers := self.routing.handovers) is not None:
+            params = handovers.split(request_id, tokens, params, wanted)
+        number = self.routing.router.route(RoutedRequest(request_id, tokens, wanted, session))
         try:
             self.engines[number].submit(request_id, prompt_token_ids, params)
         except BaseException:
@@ -156,11 +155,11 @@ class SimulatedCluster(RoutedEngine):
     def _ended(self, output: EngineOutput) -> EngineOutput:
         """A replica is done with a request: its last output, or the handover."""
         request_id, rest = output.request_id, self._rest(output)
-        if rest is None or self._handovers is None:
+        if rest is None:
             return output
         tokens: Any = rest.prompt  # SimulatedTokens
         tokens.extend(output.token_ids)
-        number = self._handovers.continues_at(request_id, tokens, rest.params)
+        number = self.routing.continues_at(request_id, tokens, rest.params)
         self._at[request_id] = number
         milliseconds = self._link_ms + len(tokens) * self._link_ms_per_token
         arrival = self.clock.time + milliseconds / 1e3
@@ -183,7 +182,7 @@ class SimulatedCluster(RoutedEngine):
             self.abort(request_id)
         for engine in self.engines:
             getattr(engine, method)()
-        self._count_anew()
+        self._count_from_0()
         self.clock.time = 0.0
         self._begin()
 
@@ -198,8 +197,8 @@ class SimulatedCluster(RoutedEngine):
         """See BenchEngine. The group `parallel` has what the router did; the prefix cache counts
         where prompts are computed."""
         each = [engine.liveness() for engine in self.engines]
-        merged = merged_liveness(each, self._handovers)
-        merged["parallel"] = routing_counters(self.router, self._handovers)
+        merged = merged_liveness(each, self.routing.handovers)
+        merged["parallel"] = self.routing.report()
         return merged
 
     def close(self) -> None:

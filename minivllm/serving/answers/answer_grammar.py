@@ -1,4 +1,4 @@
-"""The grammar of a whole answer: thoughts, and behind them the form that is asked for, or calls."""
+"""The grammar of a whole answer: thoughts, and behind them the form of the request, or calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPACE = r"SPACE: /[ \n\r\t]{1,8}/"  # behind thoughts and calls
 
 
 def answer_grammar(
-    asked: StructuredOutputs | None,
+    wanted: StructuredOutputs | None,
     tools: Tools | None,
     form: ToolForm | None,
     tokenizer: Tokenizer,
@@ -31,11 +31,11 @@ def answer_grammar(
 ) -> StructuredOutputs | None:
     """What the text of an answer has to be; None: anything.
 
-    A model that thinks may do so before what is asked of its answer. With tools that it may call, a
-    call stands in place of the form that is asked.
+    A model that thinks may do so before its answer has a form. With tools that it may call, a
+    call stands in place of that form.
 
     Args:
-        asked: the form of the answer.
+        wanted: the form of the answer.
         tools: that it may or must call.
         form: of the model's calls, where there are tools.
         tokenizer: of the model.
@@ -43,25 +43,25 @@ def answer_grammar(
         field: of the body, that asks for the form.
 
     Raises:
-        ApiError: this cannot be asked of this model.
+        ApiError: this model cannot be held to it.
     """
-    if asked is not None and asked.grammar is not None:
+    if wanted is not None and wanted.grammar is not None:
         _require_alone(tools, begins_thinking)
-        return asked
+        return wanted
     rules: list[str] = []
     if tools is not None and form is not None:
-        answer = _calls(tools, form, asked is not None, tokenizer, rules)
+        answer = _calls(tools, form, wanted is not None, tokenizer, rules)
         if answer:
             rules += call_rules(_schemas(tools), form, tokenizer, answer.startswith("TEXT"))
     else:
-        answer = "" if asked is None else "form"
+        answer = "" if wanted is None else "form"
     if not answer:
         return None
-    thoughts = _thoughts(tokenizer, begins_thinking, field if asked is not None else "tools")
+    thoughts = _thoughts(tokenizer, begins_thinking, field if wanted is not None else "tools")
     if answer == "form" and not thoughts:
-        return asked
-    if asked is not None and "form" in answer.split():
-        rules += _form(asked, field)
+        return wanted
+    if wanted is not None and "form" in answer.split():
+        rules += _form(wanted, field)
     between = "thoughts" if begins_thinking else "thoughts?"
     start = f"start: {between} answer" if thoughts else "start: answer"
     rules = [start, *thoughts, f"answer: {answer}", *rules, _SPACE]
@@ -69,7 +69,7 @@ def answer_grammar(
 
 
 def _require_alone(tools: Tools | None, begins_thinking: bool) -> None:
-    """Raise ApiError where a client's own grammar is not all that is asked."""
+    """Raise ApiError where a client's own grammar is not all that is wanted."""
     if tools is not None or begins_thinking:
         what = "tools" if tools is not None else "thoughts, which the chat template begins"
         raise ApiError(
@@ -133,13 +133,13 @@ def _thoughts(tokenizer: Tokenizer, begins_thinking: bool, field: str) -> list[s
     return [f"thoughts: {opened}THOUGHTS? <[{end}]> SPACE?", f"THOUGHTS: /{_ANY}+/"]
 
 
-def _form(asked: StructuredOutputs, field: str) -> list[str]:
+def _form(wanted: StructuredOutputs, field: str) -> list[str]:
     """The rules of a form. Raises ApiError where its schema is wrong."""
-    if asked.choice is not None:
-        return choice_rules("form", asked.choice)
-    if asked.regex is not None:
-        return [f"form: /{_pattern(asked.regex)}/"]
-    schema = '{"type": "object"}' if asked.json is None else str(asked.json)
+    if wanted.choice is not None:
+        return choice_rules("form", wanted.choice)
+    if wanted.regex is not None:
+        return [f"form: /{_pattern(wanted.regex)}/"]
+    schema = '{"type": "object"}' if wanted.json is None else str(wanted.json)
     try:
         guided = guided_schema(schema)
         require_schema(guided)

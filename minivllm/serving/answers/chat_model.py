@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +13,13 @@ from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs
-from minivllm.serving.answers.tool_messages import (
-    takes_tools_in_system,
-    with_calls_in_content,
-    with_tools_in_system,
-)
 from minivllm.serving.children.grammar_checks import GrammarRequest
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.calls import account, ignore
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
-from minivllm.serving.parsing.tool_forms import tool_form
+from minivllm.serving.parsing.tool_forms import ToolForm, tool_form
 from minivllm.serving.service import Service
 
 EFFORT = "reasoning_effort"  # as templates call it
@@ -101,10 +97,10 @@ class ChatModel:
             ignore(f"effort: {effort}")
         return known | dict(given or {})
 
-    def effort(self, asked: str) -> str:
-        """The effort that the chat template knows and that comes next to the one that is asked for:
+    def effort(self, wanted: str) -> str:
+        """The effort that the chat template knows and that comes next to the wanted one:
         clients know more steps than most models were trained with."""
-        return asked if self.names(asked) else _NEXT.get(asked, asked)
+        return wanted if self.names(wanted) else _NEXT.get(wanted, wanted)
 
     async def prompt(
         self,
@@ -171,7 +167,7 @@ class ChatModel:
         `answer_grammar`.
 
         Raises:
-            ApiError: this cannot be asked of this model.
+            ApiError: this model cannot be held to it.
         """
         form = params.structured_outputs
         if form is None and tools is None:
@@ -205,3 +201,50 @@ class ChatModel:
         if with_tools and self.form is not None and self.form.begin_id is not None:
             return {"skip_special_tokens": False}
         return {}
+
+
+# Phi-4-mini's template takes tools as a text of the system message, and knows no calls of earlier
+# turns; others take tools as a variable, and calls with their messages. As its card has it:
+SYSTEM = "You are a helpful assistant with some tools."
+_KEY = re.compile(r"""\[\s*['"]tools['"]\s*\]|\.tools\b""")
+_VARIABLE = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
+
+
+def takes_tools_in_system(template: str) -> bool:
+    """Whether a chat template takes tools as a key of a message, and not as a variable."""
+    return bool(_KEY.search(template)) and not _VARIABLE.search(template)
+
+
+def with_tools_in_system(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Messages whose first one, of the system, has the tools as JSON."""
+    text = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    first, rest = {"role": "system", "content": SYSTEM}, list(messages)
+    if rest and rest[0]["role"] == "system":
+        first = dict(rest.pop(0))
+    return [{**first, "tools": text}, *map(dict, rest)]
+
+
+def with_calls_in_content(
+    messages: Sequence[Mapping[str, Any]], form: ToolForm
+) -> list[dict[str, Any]]:
+    """Messages whose calls are a part of their texts, as the model has written them."""
+    result = []
+    for message in messages:
+        one = dict(message)
+        for call in one.pop("tool_calls", ()):
+            function = call.get("function", {})
+            written = {
+                "name": function.get("name"),
+                form.arguments_key: function.get("arguments", {}),
+            }
+            text = json.dumps(written, ensure_ascii=False)
+            whole = form.before + text + form.after
+            # a content with images is a list of parts
+            parts = isinstance(one["content"], list)
+            one["content"] = one["content"] + (
+                [{"type": "text", "text": whole}] if parts else whole
+            )
+        result.append(one)
+    return result

@@ -37,10 +37,10 @@ def structured_outputs(response_format: Any = None, given: Any = None) -> Struct
     Raises:
         ApiError: one of them has another form, or both are given.
     """
-    asked = _of_format(response_format, "response_format")
+    form = _of_format(response_format, "response_format")
     if given is None:
-        return asked
-    if asked is not None:
+        return form
+    if form is not None:
         raise ApiError(
             400, "give either response_format or structured_outputs", param="structured_outputs"
         )
@@ -53,12 +53,12 @@ def of_text_format(text_format: Any) -> StructuredOutputs | None:
     return _of_format(text_format, "text.format")
 
 
-def _of_format(asked: Any, param: str) -> StructuredOutputs | None:
+def _of_format(form: Any, param: str) -> StructuredOutputs | None:
     """The same of OpenAI's formats: {"type": "text"}, "json_object" or "json_schema"; the latter
     with the schema in `json_schema`, or beside the type."""
-    if asked is None:
+    if form is None:
         return None
-    kind = asked.get("type") if isinstance(asked, Mapping) else None
+    kind = form.get("type") if isinstance(form, Mapping) else None
     if kind == "text":
         return None
     if kind == "json_object":
@@ -67,8 +67,8 @@ def _of_format(asked: Any, param: str) -> StructuredOutputs | None:
         raise ApiError(
             400, f"{param}.type must be text, json_object or json_schema", param=f"{param}.type"
         )
-    where = f"{param}.json_schema" if "json_schema" in asked else param
-    holder = asked.get("json_schema", asked)
+    where = f"{param}.json_schema" if "json_schema" in form else param
+    holder = form.get("json_schema", form)
     if not isinstance(holder, Mapping) or not isinstance(holder.get("schema"), Mapping):
         raise ApiError(400, f"{where}.schema must be a JSON schema", param=f"{where}.schema")
     if not isinstance(holder.get("strict"), bool | None):

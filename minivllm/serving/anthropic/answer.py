@@ -11,22 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Piece
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.anthropic.forms import ending, error_event, stop_reason, usage
 from minivllm.serving.anthropic.schemas import MessagesBody
 from minivllm.serving.errors import ApiError
-from minivllm.serving.http.answers import Answer, StreamEvent, event
+from minivllm.serving.http.answers import ApiAnswer, JsonEvent, event
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import Event, ThinkingDelta
 from minivllm.serving.parsing.json_reader import completed
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
 from minivllm.serving.parsing.tool_calls import ArgumentsDelta, ContentDelta, ToolCallBegin
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service
 
 FORM = "output_config.format.schema"
-PING: StreamEvent = {"type": "ping"}
+PING: JsonEvent = {"type": "ping"}
 # Of a message's usage, what does not change while it is written.
 _USAGE = {
     "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
@@ -34,13 +34,13 @@ _USAGE = {
 }
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(ApiAnswer):
     """One call, while it is answered.
 
     Args:
         service: answers it.
         chat_model: reads the answer.
-        body: what is asked.
+        body: of the request.
         prompt: the conversation.
         tools: that the answer may call.
         params: how to decode.
@@ -105,9 +105,9 @@ class MessageAnswer(Answer):
         prompt = ChatPrompt([*self.prompt.token_ids, *self.token_ids], False, inputs)
         return self.service.go_on(stream, prompt.token_ids, await self._params(prompt), inputs)
 
-    def events(self, number: int, pieces: list[Piece]) -> list[StreamEvent]:
+    def events(self, number: int, pieces: list[Piece]) -> list[JsonEvent]:
         """message_start, and those of each block; of no pieces a ping."""
-        events: list[StreamEvent] = [] if pieces else [PING]
+        events: list[JsonEvent] = [] if pieces else [PING]
         for piece in pieces:
             self.last = piece
             if piece.token_id is not None:
@@ -154,14 +154,14 @@ class MessageAnswer(Answer):
     def rendered(self) -> dict[str, Any]:
         return self._message(self.blocks.content, self._end())
 
-    def closing(self) -> list[StreamEvent]:
+    def closing(self) -> list[JsonEvent]:
         end = {"type": "message_delta", "delta": self._end(), "usage": self.usage()}
         return [end, {"type": "message_stop"}]
 
     def failed(self, error: ApiError) -> bytes:
         return error_event(error)
 
-    def written(self, events: Sequence[StreamEvent]) -> bytes:
+    def written(self, events: Sequence[JsonEvent]) -> bytes:
         """Events whose names are their types."""
         return b"".join(event(one, one["type"]) for one in events)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from minivllm.processes.messages import Piece
 from minivllm.serving.errors import ApiError, PromptTooLong
 from minivllm.serving.http.answers import event
 from minivllm.serving.http.calls import CALL
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 
 PATH = "/v1/messages"

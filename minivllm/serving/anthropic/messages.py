@@ -62,13 +62,13 @@ def template_variables(chat_model: ChatModel, body: CountBody) -> dict[str, Any]
         known = {EFFORT: chat_model.effort(effort)}
     elif effort is not None:
         ignore(f"output_config.effort: {effort}")
-    asked = body.thinking is not None and body.thinking.type != "disabled"
+    thinks = body.thinking is not None and body.thinking.type != "disabled"
     if body.thinking is not None:
         _check_budget(body.thinking, getattr(body, "max_tokens", None))
     for switch in _SWITCHES:
         if chat_model.names(switch):
-            return known | {switch: asked}
-    if asked and THINK_OPEN not in (chat_model.template or ""):
+            return known | {switch: thinks}
+    if thinks and THINK_OPEN not in (chat_model.template or ""):
         ignore("thinking: this model does not think")
     return known
 

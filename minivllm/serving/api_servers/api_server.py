@@ -4,7 +4,6 @@ process, which has the engines."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import sys
@@ -18,7 +17,9 @@ from minivllm.errors import BadInput
 from minivllm.platform.processes.channel import frame
 from minivllm.platform.processes.children import die_with
 from minivllm.platform.processes.heartbeat import BEAT_S, Beat
-from minivllm.processes.messages import failed
+from minivllm.processes.link import ProcessConnection
+from minivllm.processes.messages import Step, failed
+from minivllm.processes.started import end_process
 from minivllm.serving.api_servers.messages import (
     AnswerComplete,
     ApiServerReady,
@@ -36,8 +37,6 @@ from minivllm.serving.app import build_api_app
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.http.logs import json_lines
 from minivllm.serving.model_files import read_model_files
-from minivllm.serving.processes.messages import Step
-from minivllm.serving.processes.process_link import ProcessConnection
 from minivllm.serving.processes.token_stream import Queued
 from minivllm.serving.service import Service
 
@@ -168,10 +167,7 @@ def main(descriptor: int, parent: int, listener: int) -> None:
 
     async def run() -> None:
         connection = socket.socket(fileno=descriptor)
-        code = await ApiServer(socket.socket(fileno=listener)).run(connection)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # without a wait for threads, of which one may wait for a child
+        end_process(await ApiServer(socket.socket(fileno=listener)).run(connection))
 
     asyncio.run(run())
 

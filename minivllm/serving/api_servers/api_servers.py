@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from minivllm.processes.link import ProcessLink, end_silent
+from minivllm.processes.messages import Abort, EngineState, Step
 from minivllm.processes.started import LocalProcess
 from minivllm.serving.api_servers.messages import (
     ApiServerReady,
@@ -29,9 +31,7 @@ from minivllm.serving.api_servers.relay import RelayedCalls
 from minivllm.serving.errors import ApiError, internal
 from minivllm.serving.http.access import Accesses
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.messages import Abort, EngineState, Step
-from minivllm.serving.processes.process_link import ProcessLink, end_silent
-from minivllm.serving.processes.restarts import Restarts
+from minivllm.serving.processes.fleet import Restarts
 from minivllm.serving.processes.token_stream import Queued, TokenStream
 from minivllm.serving.service import EngineService
 
@@ -120,7 +120,7 @@ class ApiServerLink(ProcessLink):
             self.send(RequestFailed(stream.request_id, stream.error))
 
     def gone(self) -> None:
-        """End what the process has begun; the next one begins anew."""
+        """End what the process has begun; the next one begins from nothing."""
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.close()

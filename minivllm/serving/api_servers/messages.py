@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.processes.messages import Ready
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.access import Accesses
-from minivllm.serving.processes.messages import Ready
 
 # ---- to an API server, beside a `Step` with what it gave to its requests, and `Queued`, how much
 # waits for the engine in the whole server

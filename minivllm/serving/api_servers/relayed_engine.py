@@ -9,13 +9,13 @@ from typing import Any
 
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.processes.messages import Abort, Step
 from minivllm.serving.api_servers.messages import (
     CallEnded,
     NewRequests,
     RequestFailed,
 )
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.messages import Abort, Step
 from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
 
 
@@ -36,7 +36,7 @@ class RelayedEngine:
         self._number, self._most_waiting, self._post = number, slow_reader_pieces, post
         self._requests, self._call_numbers = itertools.count(1), itertools.count(1)
         self._calls: dict[Call, int] = {}  # that have requests
-        self._of_all = Queued(0, 0)  # as the other process has said last
+        self._of_all = Queued(0, 0)  # as the other process has reported last
 
     @property
     def queue(self) -> Queued:

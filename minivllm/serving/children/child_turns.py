@@ -1,5 +1,5 @@
 """Child processes that do in turns what clients ask and what may end a process: what ends a child,
-or takes it too long, is an error of the client that asked for it."""
+or takes it too long, is an error of its client."""
 
 from __future__ import annotations
 

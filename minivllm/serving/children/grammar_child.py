@@ -20,7 +20,7 @@ MEMORY = 4 << 30  # bytes of the address space
 
 
 class GrammarChild:
-    """Answers what is asked with the tokenizer of a model.
+    """Answers questions with the tokenizer of a model.
 
     Raises:
         BadInput: llguidance is missing, or cannot use the tokenizer.

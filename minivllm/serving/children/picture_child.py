@@ -19,7 +19,7 @@ def _begin(settings: Settings) -> Answers:
     """What answers for the image processor of a model."""
     pictures = Pictures(settings.processor, None, settings.options)
     limit_memory(MEMORY + MEMORY_PIXEL * pictures.limits.most_pixels)
-    return lambda asked: _answer(pictures, *asked)
+    return lambda question: _answer(pictures, *question)
 
 
 def _answer(pictures: Pictures, url: str, what: str) -> dict[str, Any]:

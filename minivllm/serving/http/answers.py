@@ -14,15 +14,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import RequestInputs
+from minivllm.processes.messages import Piece
 from minivllm.serving.errors import ApiError, internal
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service, merged
 
 logger = logging.getLogger("minivllm.serving")
 
 T = TypeVar("T")
-StreamEvent = dict[str, Any]
+JsonEvent = dict[str, Any]
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -109,7 +109,7 @@ async def with_silences(
         await items.aclose()
 
 
-class Answer(ABC):
+class ApiAnswer(ABC):
     """A call while it is answered: its requests to the engine, and what came of them, in one piece
     or as a stream of events. An API says how both are written.
 
@@ -145,7 +145,7 @@ class Answer(ABC):
         """How many tokens the call has taken so far."""
 
     @abstractmethod
-    def events(self, number: int, pieces: list[Piece]) -> Sequence[StreamEvent]:
+    def events(self, number: int, pieces: list[Piece]) -> Sequence[JsonEvent]:
         """The events of a stream for the next pieces of a request."""
 
     @abstractmethod
@@ -160,11 +160,11 @@ class Answer(ABC):
         """Take the next pieces of a request, for `rendered`."""
         self.events(number, pieces)
 
-    def closing(self) -> Sequence[StreamEvent]:
+    def closing(self) -> Sequence[JsonEvent]:
         """The events behind the last piece."""
         return ()
 
-    def written(self, events: Sequence[StreamEvent]) -> bytes:
+    def written(self, events: Sequence[JsonEvent]) -> bytes:
         """Events as bytes."""
         return b"".join(map(event, events))
 

@@ -65,7 +65,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
     Args:
         options: the limits.
         count: counts what clients did, by name.
-        most: connections at a time; more are told so and closed.
+        most: connections at a time; more are refused and closed.
         others: as of uvicorn's protocol.
     """
 

@@ -19,8 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from minivllm.processes.messages import Step
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.processes.messages import Step
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import EngineService
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Piece
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.answers import STREAMED, StreamEvent
+from minivllm.serving.http.answers import STREAMED, JsonEvent
 from minivllm.serving.openai.chat_choice import ChatChoice
 from minivllm.serving.openai.forms import (
     MOST_LOGPROBS,
@@ -22,7 +23,6 @@ from minivllm.serving.openai.forms import (
 )
 from minivllm.serving.openai.tools import Tools, read_tools, schema_paths
 from minivllm.serving.parsing.answers import AnswerParser
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service
 
 
@@ -52,7 +52,7 @@ class ChatBody(SamplingFields):
         return super().paths(**forms) | {"prompt": "messages", "max_tokens": most}
 
     def effort(self) -> str | None:
-        """How much thinking is asked for."""
+        """How much thinking is wanted."""
         given = {self.reasoning_effort, self.reasoning.effort if self.reasoning else None} - {None}
         if len(given) > 1:
             raise ApiError(
@@ -66,7 +66,7 @@ class ChatCompletion(ChoiceAnswer):
 
     Args:
         service: answers it.
-        body: what is asked.
+        body: of the request.
         prompt: the conversation.
         parsers: of each completion.
     """
@@ -82,7 +82,7 @@ class ChatCompletion(ChoiceAnswer):
         self.choices = [
             ChatChoice(index, parser, texts, top, with_ids) for index, parser in enumerate(parsers)
         ]
-        # The prompt's token ids, where they are asked for: of a stream with its first event.
+        # The prompt's token ids, where they are wanted: of a stream with its first event.
         self._ids = {"prompt_token_ids": prompt.token_ids} if with_ids else {}
 
     def usage(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class ChatCompletion(ChoiceAnswer):
             "completion_tokens_details": {"reasoning_tokens": thoughts},
         }
 
-    def events(self, number: int, pieces: list[Piece]) -> list[StreamEvent]:
+    def events(self, number: int, pieces: list[Piece]) -> list[JsonEvent]:
         """One for each token that adds to the answer."""
         events = []
         for piece in pieces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from minivllm.processes.messages import Piece
 from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.openai.forms import finish_reason, logprob_entries
 from minivllm.serving.parsing.answers import (
@@ -14,7 +15,6 @@ from minivllm.serving.parsing.answers import (
     ThinkingDelta,
 )
 from minivllm.serving.parsing.tool_calls import ArgumentsDelta, ContentDelta, ToolCallBegin
-from minivllm.serving.processes.messages import Piece
 
 
 class ChatChoice:

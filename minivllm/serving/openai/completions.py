@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Piece
 from minivllm.serving.errors import ApiError, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.answers import STREAMED, StreamEvent
+from minivllm.serving.http.answers import STREAMED, JsonEvent
 from minivllm.serving.openai.forms import (
     DEFAULT_MAX_TOKENS,
     MOST_LOGPROBS,
@@ -17,7 +18,6 @@ from minivllm.serving.openai.forms import (
     SamplingFields,
     finish_reason,
 )
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service
 
 MOST_PROMPTS = 256
@@ -43,7 +43,7 @@ class Completion(ChoiceAnswer):
 
     Args:
         service: answers it.
-        body: what is asked.
+        body: of the request.
         prompts: token ids of each prompt.
         num_completions: of each prompt.
     """
@@ -126,13 +126,13 @@ class Completion(ChoiceAnswer):
         return result
 
     def usage(self) -> dict[str, Any]:
-        """The tokens so far; the one that the engine makes where none is asked is left out."""
+        """The tokens so far; the one that the engine makes where none is wanted is left out."""
         found = super().usage()
         if self.body.max_tokens == 0:
             found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
         return found
 
-    def events(self, number: int, pieces: list[Piece]) -> list[StreamEvent]:
+    def events(self, number: int, pieces: list[Piece]) -> list[JsonEvent]:
         """One for each token."""
         return [self.chunk([self.choice(number, [piece])]) for piece in pieces]
 

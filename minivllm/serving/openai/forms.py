@@ -13,13 +13,13 @@ from pydantic import ConfigDict, Field
 
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput, meant
+from minivllm.processes.messages import Piece
 from minivllm.serving.answers.structured import structured_outputs
 from minivllm.serving.answers.token_texts import TokenTexts
 from minivllm.serving.errors import ApiError, form_paths
-from minivllm.serving.http.answers import Answer, StreamEvent, event
+from minivllm.serving.http.answers import ApiAnswer, JsonEvent, event
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.http.first_error import FirstErrorModel
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import Service
 
@@ -202,7 +202,7 @@ def logprob_entries(pieces: Sequence[Piece], texts: TokenTexts, top: int) -> lis
     return entries
 
 
-class ChoiceAnswer(Answer):
+class ChoiceAnswer(ApiAnswer):
     """An answer of choices, each a completion of a prompt.
 
     Args:
@@ -234,12 +234,12 @@ class ChoiceAnswer(Answer):
         for piece in pieces:
             self._collected.setdefault((number, piece.completion), []).append(piece)
 
-    def chunk(self, choices: list[dict[str, Any]], **further: Any) -> StreamEvent:
+    def chunk(self, choices: list[dict[str, Any]], **further: Any) -> JsonEvent:
         """An event with some choices."""
         used = {"usage": self.usage()} if self._options.continuous_usage_stats else {}
         return {**self.head, "object": self.CHUNK, "choices": choices, **used, **further}
 
-    def closing(self) -> list[StreamEvent]:
+    def closing(self) -> list[JsonEvent]:
         with_usage = self._options.include_usage
         return [self.chunk([], usage=self.usage())] if with_usage else []
 

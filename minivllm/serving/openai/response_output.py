@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from minivllm.serving.http.answers import StreamEvent
+from minivllm.serving.http.answers import JsonEvent
 from minivllm.serving.parsing.answers import Event, ThinkingDelta
 from minivllm.serving.parsing.tool_calls import ArgumentsDelta, ContentDelta, ToolCallBegin
 
@@ -22,7 +22,7 @@ class ResponseOutput:
         self._is_open = False  # the last item still grows
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
 
-    def add(self, events: Sequence[Event], logprobs: list[dict[str, Any]]) -> list[StreamEvent]:
+    def add(self, events: Sequence[Event], logprobs: list[dict[str, Any]]) -> list[JsonEvent]:
         """Take the events of a piece of the answer.
 
         Args:
@@ -30,7 +30,7 @@ class ResponseOutput:
             logprobs: of the tokens of this piece.
         """
         self._logprobs += logprobs
-        found: list[StreamEvent] = []
+        found: list[JsonEvent] = []
         for event in events:
             match event:
                 case ThinkingDelta(text):
@@ -47,7 +47,7 @@ class ResponseOutput:
             self._logprobs = []
         return found
 
-    def finish(self, is_whole: bool) -> list[StreamEvent]:
+    def finish(self, is_whole: bool) -> list[JsonEvent]:
         """The answer has ended; one without any item gets an empty message.
 
         Args:
@@ -56,12 +56,12 @@ class ResponseOutput:
         found = [] if self.items else self._open("message", {"role": "assistant", "content": []})
         return found + self._close("completed" if is_whole else "incomplete")
 
-    def _about(self, name: str, **fields: Any) -> StreamEvent:
+    def _about(self, name: str, **fields: Any) -> JsonEvent:
         """An event about the last item."""
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{name}", **place, **fields}
 
-    def _open(self, kind: str, fields: dict[str, Any]) -> list[StreamEvent]:
+    def _open(self, kind: str, fields: dict[str, Any]) -> list[JsonEvent]:
         """Begin an item, after the end of the one before."""
         found = self._close("completed")
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
@@ -74,7 +74,7 @@ class ResponseOutput:
             found.append(self._about("content_part.added", content_index=0, part=_part(kind)))
         return found
 
-    def _whole_item(self, name: str) -> StreamEvent:
+    def _whole_item(self, name: str) -> JsonEvent:
         item = dict(self.items[-1])
         return {
             "type": f"response.output_item.{name}",
@@ -82,8 +82,8 @@ class ResponseOutput:
             "item": item,
         }
 
-    def _grow_text(self, kind: str, text: str) -> list[StreamEvent]:
-        found: list[StreamEvent] = []
+    def _grow_text(self, kind: str, text: str) -> list[JsonEvent]:
+        found: list[JsonEvent] = []
         if not self._is_open or self.items[-1]["type"] != kind:
             head: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
             found += self._open(kind, {**head, "content": []})
@@ -99,7 +99,7 @@ class ResponseOutput:
             self._about(f"{part['type']}.delta", content_index=0, delta=text, **further),
         ]
 
-    def _close(self, status: str) -> list[StreamEvent]:
+    def _close(self, status: str) -> list[JsonEvent]:
         """End the last item."""
         if not self._is_open:
             return []

@@ -11,11 +11,12 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Piece
 from minivllm.serving.answers.chat_model import ChatModel
 from minivllm.serving.answers.structured import of_text_format
 from minivllm.serving.errors import ApiError, PromptTooLong, naming
 from minivllm.serving.http.access import Access, access
-from minivllm.serving.http.answers import STREAMED, Answer, StreamEvent, event, event_stream
+from minivllm.serving.http.answers import STREAMED, ApiAnswer, JsonEvent, event, event_stream
 from minivllm.serving.http.calls import ignore
 from minivllm.serving.openai.forms import (
     MOST_LOGPROBS,
@@ -29,7 +30,6 @@ from minivllm.serving.openai.response_input import chat_choice, chat_tools, read
 from minivllm.serving.openai.response_output import ResponseOutput
 from minivllm.serving.openai.tools import Tools, read_tools, schema_paths
 from minivllm.serving.parsing.answers import AnswerParser
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.service import Service
 
 WITH_LOGPROBS = "message.output_text.logprobs"
@@ -74,9 +74,9 @@ class ResponseBody(SamplingFields):
     prompt: Any = None
 
     def paths(self, **forms: Any) -> dict[str, str]:
-        asked = super().paths(**forms, **{"text.format": self.text and self.text.format})
+        wanted = super().paths(**forms, **{"text.format": self.text and self.text.format})
         own = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
-        return asked | own
+        return wanted | own
 
     @property
     def with_logprobs(self) -> bool:
@@ -119,12 +119,12 @@ class ResponseBody(SamplingFields):
                 ignore(f"include: {name}")
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(ApiAnswer):
     """One call, while it is answered.
 
     Args:
         service: answers it.
-        body: what is asked.
+        body: of the request.
         params: how to decode.
         parser: takes the text of the answer apart.
     """
@@ -141,7 +141,7 @@ class ResponseAnswer(Answer):
         self._has_begun, self._count = False, 0  # of events
         self._finish_reason: str | None = None
 
-    def events(self, number: int, pieces: list[Piece]) -> list[StreamEvent]:
+    def events(self, number: int, pieces: list[Piece]) -> list[JsonEvent]:
         """Those that say how the output grows; before the first one, that there is a response."""
         found = [] if self._has_begun else self._begun()
         for piece in pieces:
@@ -190,7 +190,7 @@ class ResponseAnswer(Answer):
         }
 
     def _settings(self) -> dict[str, Any]:
-        """What was asked, which a response repeats."""
+        """The settings of the request, which a response repeats."""
         body, params, given = self.body, self.params, self.body.model_extra or {}
         function = {"description": None, "parameters": None, "strict": None}
         reasoning = body.reasoning or ReasoningFields()
@@ -223,7 +223,7 @@ class ResponseAnswer(Answer):
             "prompt_cache_key": given.get("prompt_cache_key"),
         }
 
-    def _finish(self) -> tuple[str, list[StreamEvent]]:
+    def _finish(self) -> tuple[str, list[JsonEvent]]:
         """End the output: the status of the response, and the last events about its items."""
         status = "completed" if self._finish_reason == "stop" else "incomplete"
         return status, self.output.finish(status == "completed")
@@ -231,7 +231,7 @@ class ResponseAnswer(Answer):
     def rendered(self) -> dict[str, Any]:
         return self.resource(self._finish()[0])
 
-    def closing(self) -> list[StreamEvent]:
+    def closing(self) -> list[JsonEvent]:
         status, events = self._finish()
         return [*events, self._state(status, status)]
 
@@ -245,14 +245,14 @@ class ResponseAnswer(Answer):
         last = {"type": "response.failed", "response": self.resource("failed", error)}
         return self.written([*events, last])
 
-    def _begun(self) -> list[StreamEvent]:
+    def _begun(self) -> list[JsonEvent]:
         self._has_begun = True
         return [self._state("created"), self._state("in_progress")]
 
-    def _state(self, name: str, status: str = "in_progress") -> StreamEvent:
+    def _state(self, name: str, status: str = "in_progress") -> JsonEvent:
         return {"type": f"response.{name}", "response": self.resource(status)}
 
-    def written(self, events: Sequence[StreamEvent]) -> bytes:
+    def written(self, events: Sequence[JsonEvent]) -> bytes:
         """Events with their numbers."""
         first, self._count = self._count, self._count + len(events)
         numbered = enumerate(events, first)
@@ -268,8 +268,8 @@ def _params(
     given: dict[str, Any] = chat_model.sampling(tools is not None)
     most = body.max_output_tokens
     given["max_tokens"] = defaults.max_tokens if most is None else most
-    if (asked := of_text_format(body.text.format if body.text else None)) is not None:
-        given["structured_outputs"] = asked
+    if (wanted := of_text_format(body.text.format if body.text else None)) is not None:
+        given["structured_outputs"] = wanted
     if body.with_logprobs:
         given["logprobs"] = body.top_logprobs or 0
     return body.params(defaults, **given)

@@ -56,7 +56,7 @@ def supported(given: Any, types: Sequence[str | None], name: str = "") -> Any:
         name: of the tool that `tool_choice` asks for.
 
     Raises:
-        ApiError: the one that is asked for is none of these.
+        ApiError: the one that is wanted is none of these.
     """
     kept = []
     for number, tool in enumerate(given if isinstance(given, list) else ()):
@@ -144,7 +144,7 @@ def _allowed(given: list[Any], choice: Any) -> tuple[list[Any], Any]:
     the model is shown no others."""
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required"} as kept}:
-            mode, asked = kept["mode"], kept.get("tools")
+            mode, allowed = kept["mode"], kept.get("tools")
         case {"type": "allowed_tools"}:
             raise ApiError(
                 400,
@@ -154,11 +154,11 @@ def _allowed(given: list[Any], choice: Any) -> tuple[list[Any], Any]:
         case _:
             return given, choice
     where = "tool_choice.allowed_tools.tools"
-    if not isinstance(asked, list) or not asked:
+    if not isinstance(allowed, list) or not allowed:
         raise ApiError(400, f"{where} must be a list of tools", param=where)
     known = {tool["function"]["name"]: tool for tool in given}
     names = []
-    for number, one in enumerate(asked):
+    for number, one in enumerate(allowed):
         match one:
             case {"type": "function", "function": {"name": str(name)}} if name in known:
                 names.append(name)

@@ -1,4 +1,4 @@
-"""Thinking blocks: what a model says to itself before its answer, told apart while it comes."""
+"""Thinking blocks: what a model writes for itself before its answer, taken apart while it comes."""
 
 from __future__ import annotations
 

@@ -13,26 +13,32 @@ from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.vision.inputs import RequestInputs
-from minivllm.parallel.handover import Content, make_folder
-from minivllm.processes.handover import chooser_of, lose, make_handovers
-from minivllm.processes.messages import Prefix, Submit
-from minivllm.processes.router import CacheShape, RoutedRequest, RoutingFailed, make_router
-from minivllm.serving.errors import ApiError, internal, unavailable
-from minivllm.serving.processes.engine_link import EngineLink
-from minivllm.serving.processes.fleet import Fleet
-from minivllm.serving.processes.messages import (
+from minivllm.parallel.handover import Content
+from minivllm.processes.handover import Routing
+from minivllm.processes.link import EngineLink
+from minivllm.processes.messages import (
     Abort,
     Piece,
+    Prefix,
     Ready,
     Rejected,
     Reset,
     Step,
+    Submit,
     ViewFrame,
 )
+from minivllm.processes.router import CacheShape, RoutedRequest, RoutingFailed
+from minivllm.serving.errors import ApiError, internal, unavailable
+from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.replicas import CacheReset, Replicas
 from minivllm.serving.processes.resizing import Resizing
-from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
-from minivllm.serving.processes.unfinished import RequestOrigin, Unfinished
+from minivllm.serving.processes.token_stream import (
+    Queued,
+    RequestOrigin,
+    TokenStream,
+    Unfinished,
+    queued_of,
+)
 
 DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
@@ -60,20 +66,17 @@ class EngineClient:
         self._config, self._most_waiting = config, slow_reader_pieces
         view = Config.of(config)
         self._parallel, self._seed = view.parallel, view.measure.seed
-        folder = make_folder(self._parallel, config.get("cache") or {})
-        self.handovers = make_handovers(self._parallel, folder)
+        self.routing = Routing(self._parallel, config.get("cache") or {})
         self.streams: dict[str, TokenStream] = {}  # that have not ended
-        self.listeners: list[Callable[[Step], None]] = []  # told of every step
-        self.submitted: list[Callable[[TokenStream], None]] = []  # told of every request
-        self.viewers: list[Callable[[ViewFrame], None]] = []  # told of every frame
+        self.listeners: list[Callable[[Step], None]] = []  # called with every step
+        self.submitted: list[Callable[[TokenStream], None]] = []  # called with every request
+        self.viewers: list[Callable[[ViewFrame], None]] = []  # called with every frame
         self.ended = asyncio.Event()  # no replica is left
         self.replicas = Replicas(
             self._parallel,
             lambda number: EngineLink(number, self._receive, self._lost, step_limit_s),
         )
-        self._at: dict[str, EngineLink] = {}  # who has each request
         self._unfinished: dict[str, Unfinished] = {}
-        self._to_continue: set[str] = set()  # requests that are to be handed over
         self._begun = False  # requests can be routed
         self._count = 0
         self._reset = CacheReset()
@@ -101,11 +104,11 @@ class EngineClient:
         """
         caching = (self._config.get("cache") or {}).get("prefix_caching")
         shape = CacheShape(ready[0].block_size, ready[0].num_blocks)
-        self.router = make_router(self._parallel, shape if caching else None)
+        self.routing.begin(shape if caching else None)
         self._begun = True
         for link in self.replicas.links:
             if not link.is_alive:  # it has died while others were still being built
-                lose(self.router, self.handovers, link.number)
+                self.routing.lose(link.number)
         self._revive([link for link in self.replicas.wanted if not link.is_alive])
 
     @property
@@ -128,12 +131,10 @@ class EngineClient:
     def replica_events(self) -> dict[str, int]:
         """How often replicas were lost, started again, added and taken away; requests that others
         took over."""
-        routers = [self.router, *([self.handovers.decoders] if self.handovers else [])]
-        moved = sum(router.counters["requests_rerouted"] for router in routers)
         return {
             **self._resizing.events,
             "restarted": self._fleet.num_restarts,
-            "requests_rerouted": moved,
+            "requests_rerouted": self.routing.num_rerouted,
         }
 
     # ---- requests
@@ -200,7 +201,7 @@ class EngineClient:
             Unfinished(
                 RoutedRequest(request_id, keyed, params.n * (params.max_tokens or 0), session),
                 Submit(request_id, prompt_token_ids, params, inputs),
-                hands_over=params.n == params.beam_width == 1 and inputs is None,
+                can_split=params.n == params.beam_width == 1 and inputs is None,
             )
         )
         self.streams[request_id] = stream
@@ -210,13 +211,12 @@ class EngineClient:
 
     def _send(self, one: Unfinished) -> None:
         """Have a replica compute a request, or what is left of one that another one had."""
-        message, request_id = one.to_send(), one.message.request_id
-        link = self.replicas.links[self._chosen(one)]
-        self._at[request_id], self._unfinished[request_id] = link, one
-        self._to_continue.discard(request_id)
-        if one.hands_over and not one.begun and self.handovers is not None:
-            message = message._replace(hands_over=self.handovers.by(link.number))
-            self._to_continue.add(request_id)
+        message, handovers = one.to_send(), self.routing.handovers
+        one.link = link = self.replicas.links[self._chosen(one)]
+        self._unfinished[message.request_id] = one
+        one.is_split = one.can_split and not one.begun and handovers is not None
+        if one.is_split and handovers is not None:
+            message = message._replace(hands_over=handovers.by(link.number))
         link.send(message)
 
     def _chosen(self, one: Unfinished) -> int:
@@ -225,40 +225,37 @@ class EngineClient:
         Raises:
             ApiError: the router fails.
         """
-        if one.begun and self.handovers is not None:
+        handovers = self.routing.handovers
+        if one.begun and handovers is not None:
             message = one.message
             tokens = [*message.prompt_token_ids, *one.token_ids]
-            return self.handovers.decodes(message.request_id, tokens, message.params)
+            return handovers.decodes(message.request_id, tokens, message.params)
         try:
-            return self.router.route(one.routed)
+            return self.routing.router.route(one.routed)
         except RoutingFailed as error:
             raise internal(str(error)) from None
 
     def _continue(self, request_id: str, content: Content) -> None:
         """Let another replica continue a request, unless its client has left."""
-        if self.handovers is None:
+        handovers = self.routing.handovers
+        assert handovers is not None
+        handovers.received(request_id, content)
+        one = self._unfinished.get(request_id)
+        if one is None or not one.is_split or not self.is_alive:
+            handovers.end(request_id)
             return
-        self.handovers.received(request_id, content)
-        if request_id not in self._to_continue or not self.is_alive:
-            self.handovers.end(request_id)
-            return
-        self._to_continue.discard(request_id)
-        message = self._unfinished[request_id].to_send()
-        self.router.end(request_id)
+        one.is_split, message = False, one.to_send()
         tokens = [*message.prompt_token_ids, *message.output_token_ids]
-        number = self.handovers.continues_at(request_id, tokens, message.params)
-        link = self._at[request_id] = self.replicas.links[number]
+        number = self.routing.continues_at(request_id, tokens, message.params)
+        one.link = link = self.replicas.links[number]
         link.send(message._replace(prefix=content))
 
     def _forget(self, request_id: str) -> EngineLink | None:
         """Note that a request has ended; who had it."""
         self.streams.pop(request_id, None)
-        self._unfinished.pop(request_id, None)
-        self._to_continue.discard(request_id)
-        self.router.end(request_id)
-        if self.handovers is not None:
-            self.handovers.end(request_id)
-        return self._at.pop(request_id, None)
+        one = self._unfinished.pop(request_id, None)
+        self.routing.end(request_id)
+        return None if one is None else one.link
 
     def _abort(self, stream: TokenStream) -> None:
         link = self._forget(stream.request_id)
@@ -272,7 +269,7 @@ class EngineClient:
         living = [link for link in self.replicas.links if link.is_alive]
         done = await self._reset.run(living)
         if done:
-            self.router.forget_prefixes()
+            self.routing.router.forget_prefixes()
         return done
 
     # ---- from the engines
@@ -350,23 +347,21 @@ class EngineClient:
 
     def join(self, link: EngineLink) -> None:
         """Route requests to a replica."""
-        chooser, place = chooser_of(self.router, self.handovers, link.number)
-        chooser.join(place)
+        self.routing.join(link.number)
 
     def leave(self, link: EngineLink) -> None:
         """Route no further requests to a replica."""
-        chooser, place = chooser_of(self.router, self.handovers, link.number)
-        chooser.leave(place)
+        self.routing.leave(link.number)
 
     def is_idle(self, link: EngineLink) -> bool:
         """Whether a replica has answered all that it had."""
-        return link not in self._at.values()
+        return all(one.link is not link for one in self._unfinished.values())
 
     def release(self, link: EngineLink) -> None:
         """Have other replicas take all that one has."""
         self._reset.note(link, False)
         if self._begun:
-            for request_id in lose(self.router, self.handovers, link.number):
+            for request_id in self.routing.lose(link.number):
                 self._move(request_id, self.is_alive)
             self.replicas.note_gone(link)
 
@@ -393,5 +388,4 @@ class EngineClient:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(link.stop() for link in self.replicas.links))
         self._fleet.close()
-        if self.handovers is not None:
-            self.handovers.close()
+        self.routing.close()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sys
 import time
 import traceback
 from typing import Any
@@ -22,21 +18,22 @@ from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
 from minivllm.parallel.handover import Handover, HandoverFailed
 from minivllm.platform.processes.channel import Channel
-from minivllm.platform.processes.children import die_with
-from minivllm.platform.processes.heartbeat import BEAT_S, Progress, beat_over, beating
-from minivllm.processes.messages import Prefix, Submit, failed
-from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
-from minivllm.serving.processes.messages import (
+from minivllm.platform.processes.heartbeat import BEAT_S, Progress
+from minivllm.processes.messages import (
     Abort,
     EngineState,
     Piece,
+    Prefix,
     Ready,
     Rejected,
     Reset,
     ResetPrefixCache,
     Step,
+    Submit,
     Watch,
 )
+from minivllm.processes.started import run_child, serve_engine
+from minivllm.serving.processes.grammar_compiler import POLL_S, GrammarCompiler
 from minivllm.serving.view.outlet import ViewOutlet
 
 COUNTERS_S = 0.05  # between two readings of the counters while the engine is busy
@@ -50,7 +47,7 @@ class EngineLoop:
     Args:
         engine: serves the requests.
         channel: to the process of HTTP.
-        progress: told of each turn of the loop.
+        progress: of the turns of the loop.
     """
 
     def __init__(self, engine: Engine, channel: Channel, progress: Progress | None = None) -> None:
@@ -88,7 +85,8 @@ class EngineLoop:
         """
         engine = self.engine
         while not self.channel.closed:
-            idle = POLL_S if self._compiler.is_busy else self._outlet.wait_s()
+            idle = self._outlet.wait_s() if self._outlet.is_open else None
+            idle = POLL_S if self._compiler.waiting else idle
             if self._team is not None:
                 self._team.require_all()
                 idle = BEAT_S if idle is None else min(idle, BEAT_S)
@@ -96,22 +94,25 @@ class EngineLoop:
             self._progress.begin()
             for message in messages:
                 self._handle(message)
-            if self._compiler.is_busy:
+            if self._compiler.waiting:
                 self._take_compiled()
             if engine.has_unfinished:
                 self._step()
-            self._outlet.send_due(not engine.has_unfinished)
+            if self._outlet.is_open:
+                self._outlet.send_due(not engine.has_unfinished)
             self._progress.end()
         engine.abort_all()
 
     def _handle(self, message: Any) -> None:
         match message:
             case Submit():
-                if not self._compiler.takes(message):
+                has_grammar = message.params.structured_outputs is not None
+                if not has_grammar or not self._compiler.takes(message):
                     self._submit(message)
             case Abort(request_id):
                 self._unbegun.discard(request_id)
-                self._compiler.drop(request_id)
+                if self._compiler.waiting:
+                    self._compiler.drop(request_id)
                 self._handing_over.pop(request_id, None)
                 for member in self._members.pop(request_id, ()):
                     self._places.pop(member.request_id, None)
@@ -192,7 +193,6 @@ class EngineLoop:
 
     def _fail(self, error: Exception) -> None:
         """End all requests: the step may have lost tokens of each."""
-        traceback.print_exc()
         self.engine.abort_all()
         pieces = [_failed(request_id, index, error) for request_id, index in self._places.values()]
         self._unbegun.clear()
@@ -203,9 +203,10 @@ class EngineLoop:
         self._failures += 1
         if self._failures == MOST_FAILURES:
             raise error
+        traceback.print_exception(error)
 
     def _piece(self, output: TokenOutput) -> Piece | None:
-        """What HTTP is told of an output; None where nobody waits for it."""
+        """What HTTP gets of an output; None where nobody waits for it."""
         request = output.request
         if (place := self._places.get(request.request_id)) is None:
             return None
@@ -285,44 +286,14 @@ def ready(llm: LLM) -> Ready:
 def serve(channel: Channel) -> int:
     """Build the engine of the configuration that comes first, and serve until the other end is
     gone; returns the exit code."""
-    (config,) = channel.receive(None)
-    progress = Progress()
-    with beating(beat_over(channel, progress)):
-        return _serve(config, channel, progress)
+    return serve_engine(channel, _serve)
 
 
-def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> int:
-    try:
-        llm = LLM.from_config(config)
-    except Exception as error:
-        if not isinstance(error, (BadInput, Crashed)):
-            traceback.print_exc()
-        channel.send(failed(error))
-        return 2 if isinstance(error, BadInput) else 1
-    with llm:
+def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> None:
+    with LLM.from_config(config) as llm:
         channel.send(ready(llm))
-        try:
-            EngineLoop(llm.engine, channel, progress).run()
-        except Exception as error:
-            channel.send(failed(error))
-            return 1
-    return 0
-
-
-def main(descriptor: int, parent: int) -> int:
-    """Serve until the parent is gone, in a process of its own.
-
-    Args:
-        descriptor: of a connected socket.
-        parent: process id of the process of HTTP.
-    """
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which drains first.
-    return serve(Channel(socket.socket(fileno=descriptor)))
+        EngineLoop(llm.engine, channel, progress).run()
 
 
 if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without a wait for threads of libraries
+    run_child(serve)

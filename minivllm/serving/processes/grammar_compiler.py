@@ -18,40 +18,39 @@ class GrammarCompiler:
 
     Args:
         grammars: of the engine.
+
+    Attributes:
+        waiting: requests by their ids, with the result of the thread.
     """
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._small, self._large = (ThreadPoolExecutor(1, name) for name in ("small", "large"))
-        self._waiting: dict[str, tuple[Submit, Future[Any]]] = {}
-        # Before the first request needs it. What is missing or wrong is told to those that do.
+        self.waiting: dict[str, tuple[Submit, Future[Any]]] = {}
+        # Before the first request needs it. Those that do hear what is missing or wrong.
         self._small.submit(grammars.tokenizer)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request waits."""
-        return bool(self._waiting)
-
     def takes(self, message: Submit) -> bool:
-        """Whether a request has to wait; then it does."""
+        """Whether a request with a grammar has to wait for it; then it does."""
         outputs = message.params.structured_outputs
-        if outputs is None or self._grammars.compiled(outputs):
+        assert outputs is not None
+        if self._grammars.compiled(outputs):
             return False
         thread = self._large if _size(outputs) >= LARGE else self._small
         future = thread.submit(self._grammars.compile, outputs)
-        self._waiting[message.request_id] = message, future
+        self.waiting[message.request_id] = message, future
         return True
 
     def drop(self, request_id: str) -> None:
         """Forget a request that has left."""
-        if (waiting := self._waiting.pop(request_id, None)) is not None:
+        if (waiting := self.waiting.pop(request_id, None)) is not None:
             waiting[1].cancel()
 
     def finished(self) -> list[tuple[Submit, BaseException | None]]:
         """Requests that wait no more, with the error of those whose grammar is wrong."""
-        done = [pair for pair in self._waiting.values() if pair[1].done()]
+        done = [pair for pair in self.waiting.values() if pair[1].done()]
         for message, _ in done:
-            del self._waiting[message.request_id]
+            del self.waiting[message.request_id]
         return [(message, future.exception()) for message, future in done]
 
 

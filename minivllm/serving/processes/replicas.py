@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from minivllm.parallel.options import ParallelOptions
-from minivllm.serving.processes.engine_link import EngineLink
-from minivllm.serving.processes.messages import EngineState, Ready, ResetPrefixCache, Watch
+from minivllm.processes.link import EngineLink
+from minivllm.processes.messages import EngineState, Ready, ResetPrefixCache, Watch
 
 
 class Replicas:

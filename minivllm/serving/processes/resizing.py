@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from minivllm.serving.processes.engine_link import EngineLink
+from minivllm.processes.link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.replicas import Replicas
 
@@ -15,7 +15,7 @@ EVENTS = ("lost", "added", "removed")  # counted, of replicas; lost: died or fel
 POLL_S = 0.05  # between two looks whether a replica has answered all
 
 
-class Routing(Protocol):
+class Dispatcher(Protocol):
     """Who gives requests to replicas."""
 
     def join(self, link: EngineLink) -> None:
@@ -37,17 +37,17 @@ class Resizing:
     Args:
         replicas: the replicas.
         fleet: starts their processes.
-        routing: gives them requests.
+        dispatcher: gives them requests.
 
     Attributes:
         events: how often something happened to a replica.
         tasks: of replicas that are started or drained.
     """
 
-    def __init__(self, replicas: Replicas, fleet: Fleet, routing: Routing) -> None:
+    def __init__(self, replicas: Replicas, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self.events = dict.fromkeys(EVENTS, 0)
         self.tasks: set[asyncio.Task[None]] = set()
-        self._replicas, self._fleet, self._routing = replicas, fleet, routing
+        self._replicas, self._fleet, self._dispatcher = replicas, fleet, dispatcher
 
     def settle(self, drain_s: float) -> None:
         """Begin to start and to drain the replicas of which nobody takes care yet.
@@ -57,7 +57,7 @@ class Resizing:
         """
         for link in self._replicas.links:
             if link.is_alive:
-                (self._routing.join if link.is_wanted else self._routing.leave)(link)
+                (self._dispatcher.join if link.is_wanted else self._dispatcher.leave)(link)
             if link in self._replicas.tended or link.is_alive == link.is_wanted:
                 continue
             self._tend(link, self._add(link) if link.is_wanted else self._drain(link, drain_s))
@@ -94,17 +94,17 @@ class Resizing:
             if link.is_wanted:  # and is wanted again
                 await self._add(link)
         elif link.is_alive:
-            self._routing.join(link)
+            self._dispatcher.join(link)
 
     async def _drain(self, link: EngineLink, drain_s: float) -> None:
         """End a replica when it has answered what it has, unless it is wanted again by then."""
         deadline = time.monotonic() + drain_s
-        while link.is_alive and not self._routing.is_idle(link) and time.monotonic() < deadline:
+        while link.is_alive and not self._dispatcher.is_idle(link) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
             if link.is_wanted:
                 return
         link.cut()  # what it still sends would come beside what others send
-        self._routing.release(link)
+        self._dispatcher.release(link)
         await link.stop()
         self.events["removed"] += 1
         if link.is_wanted:

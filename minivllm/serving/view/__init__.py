@@ -1,1 +1,1 @@
-"""The server's end of the live view: what the engine does, told to those who watch."""
+"""The server's end of the live view: what the engine does, for those who watch."""

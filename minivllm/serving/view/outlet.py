@@ -9,7 +9,7 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.platform.processes.channel import Channel
-from minivllm.serving.processes.messages import ViewFrame
+from minivllm.processes.messages import ViewFrame
 
 INTERVAL_S = 0.05  # between two frames
 MOST_BACKLOG = 4 << 20  # bytes that the process of HTTP has not taken; then frames are lost
@@ -23,6 +23,9 @@ class ViewOutlet:
     Args:
         scheduler: of the engine.
         channel: to the process of HTTP.
+
+    Attributes:
+        is_open: whether somebody watches, or would but for lost frames.
     """
 
     def __init__(self, scheduler: Scheduler, channel: Channel) -> None:
@@ -31,10 +34,11 @@ class ViewOutlet:
         self._bundles: list[StepBundle] = []  # since the last frame
         self._due_s = 0.0  # of the next frame
         self._is_behind = False  # frames were lost: the other process does not take them
+        self.is_open = False
 
     def watch(self, on: bool) -> None:
         """Send the whole state and, from then on, what changes; or nothing more."""
-        self._is_behind = False
+        self._is_behind, self.is_open = False, on
         if not on:
             self._close()
         elif self._observer is None:

@@ -15,10 +15,9 @@ from minivllm.serving.errors import ApiError
 from minivllm.serving.http.access import Access, ApiKeys, access
 from minivllm.serving.openai.forms import Body
 from minivllm.serving.service import EngineService
-from minivllm.serving.view.gauges import Gauges
 from minivllm.serving.view.load import LoadBody, SyntheticLoad
 from minivllm.serving.view.socket import PATH, serve_viewer
-from minivllm.serving.view.viewers import Viewers
+from minivllm.serving.view.viewers import Gauges, Viewers
 
 # The page's own policy, in its head, allows its scripts by their digests. A head cannot say who may
 # frame the page, and a frame would let another page steer clicks.

@@ -36,7 +36,7 @@ async def serve_viewer(
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await socket.close(code, error.message[:100])
     except (WebSocketDisconnect, RuntimeError):
-        status = CLIENT_LEFT  # which a write may be told before a read
+        status = CLIENT_LEFT  # which a write may notice before a read
     finally:
         frames, losses = 0, 0
         if viewer is not None:

@@ -1,19 +1,24 @@
-"""Those who watch: each gets the frames of the engine, as fast as it reads."""
+"""Those who watch: each gets the frames of the engine, as fast as it reads, and what the server
+uses of its machine."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+import psutil
+
+from minivllm.bench.hardware.gpu import NullGpu
+from minivllm.processes.messages import ViewFrame
 from minivllm.serving.errors import unavailable
 from minivllm.serving.http.calls import CALL
-from minivllm.serving.processes.messages import ViewFrame
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.service import EngineService
-from minivllm.serving.view.gauges import Gauges
 
 MOST_VIEWERS = 16
 MOST_FRAMES = 40  # that wait for one viewer: two seconds
@@ -25,7 +30,7 @@ GAUGES_S = 1.0
 class Viewer:
     """The frames that wait for one client.
 
-    A client that does not read loses them, and then gets the whole state anew.
+    A client that does not read loses them, and then gets the whole state again.
 
     Args:
         ask: has the engine send its whole state.
@@ -85,7 +90,7 @@ class Viewers:
 
     Args:
         service: of the engine that they watch.
-        gauges: what they are told about once a second besides.
+        gauges: what they get once a second besides.
     """
 
     def __init__(self, service: EngineService, gauges: Gauges) -> None:
@@ -96,7 +101,6 @@ class Viewers:
         self._reading: asyncio.Task[None] | None = None
         self.on_empty: list[Callable[[], None]] = []  # called when the last viewer has left
         service.client.viewers.append(self._take)
-        service.client.submitted.append(self._note_request)
 
     def __len__(self) -> int:
         return len(self._viewers)
@@ -107,6 +111,8 @@ class Viewers:
             self._service.count("viewers_refused")
             raise unavailable(f"{MOST_VIEWERS} viewers watch already")
         viewer = Viewer(self._ask, lambda: self._service.count("viewers_behind"))
+        if not self._viewers:
+            self._service.client.submitted.append(self._note_request)
         self._viewers.add(viewer)
         self._service.num_viewers = len(self._viewers)
         if self._reading is None:
@@ -119,6 +125,7 @@ class Viewers:
         self._service.num_viewers = len(self._viewers)
         if self._viewers:
             return
+        self._service.client.submitted.remove(self._note_request)
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None
@@ -152,10 +159,10 @@ class Viewers:
                 viewer.begin(frame.text)
 
     def _note_request(self, stream: TokenStream) -> None:
-        """Tell viewers when a request of HTTP came and was sent to the engine, and at the end of
-        its answer when that was written."""
+        """Send viewers the times at which a request of HTTP came and was sent to the engine, and at
+        the end of its answer when that was written."""
         call = CALL.get()
-        if not self._viewers or call is None or call.is_over:
+        if call is None or call.is_over:
             return
         came_s = stream.arrived_s if call.streams and call.streams[-1].is_over else call.began_s
         self._push_times(stream, came_s)
@@ -179,3 +186,46 @@ class Viewers:
             for viewer in self._viewers:
                 viewer.push(text)
             await asyncio.sleep(GAUGES_S)
+
+
+class Gauges:
+    """Reads memory and power of the server's machine.
+
+    Args:
+        engines: gives the process ids of the engine's replicas, of which some may come and go.
+        others: gives those of the server's further processes beside this one.
+        gpu: of the engine, or a null object.
+    """
+
+    def __init__(
+        self,
+        engines: Callable[[], Sequence[int]],
+        others: Callable[[], Sequence[int]],
+        gpu: NullGpu,
+    ) -> None:
+        self._gpu, self._engines, self._others = gpu, engines, others
+
+    def read(self) -> str:
+        """A list with one item, in JSON: `{"gauges": {"time_s", "memory_bytes", "watts"}}`.
+
+        The memory is that of the engine on its GPU, on a CPU what all processes of the server have
+        in memory; watts are there where the GPU reports them. A reading on the engine's clock.
+        """
+        engines = self._engines()
+        row = self._gpu.sample(set(engines))
+        memory = row.get("gpu_process_memory") or row.get("gpu_memory_used")
+        gauges = {
+            "time_s": time.monotonic(),
+            "memory_bytes": memory or _resident([os.getpid(), *engines, *self._others()]),
+        }
+        if (watts := row.get("gpu_power_w")) is not None:
+            gauges["watts"] = watts
+        return json.dumps([{"gauges": gauges}], separators=(",", ":"))
+
+
+def _resident(pids: Sequence[int]) -> int:
+    total = 0
+    for pid in pids:
+        with suppress(psutil.Error):  # the engine has ended
+            total += psutil.Process(pid).memory_info().rss
+    return total

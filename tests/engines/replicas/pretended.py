@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from minivllm.engines.base import EngineInfo, EngineOutput
-from minivllm.engines.replicas.local import MODULE
 from minivllm.engines.replicas.messages import Built
 from minivllm.engines.replicas.replica import ReplicaLoop
+from minivllm.engines.replicas.replicated import MODULE
 from minivllm.errors import BadInput
 from minivllm.parallel.handover import Content, taken
 from minivllm.platform.processes.channel import Channel

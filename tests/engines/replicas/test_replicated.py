@@ -99,7 +99,7 @@ def test_every_request_is_answered_once_and_counted(group: Group) -> None:
     assert [row["replica"] for row in engine.steps()] == sorted(
         range(3), key=lambda number: (group.replicas[number].engine.count, number)
     )
-    assert engine.speculation() is None and engine.router.queued == [0, 0, 0]
+    assert engine.speculation() is None and engine.routing.router.queued == [0, 0, 0]
 
 
 def test_a_reset_drops_what_is_under_way_and_counts_anew(group: Group) -> None:
@@ -108,7 +108,7 @@ def test_a_reset_drops_what_is_under_way_and_counts_anew(group: Group) -> None:
         engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
     engine.poll(1.0)
     engine.reset()
-    assert engine.poll(0.0) == [] and engine.router.queued == [0, 0, 0]
+    assert engine.poll(0.0) == [] and engine.routing.router.queued == [0, 0, 0]
     assert engine.liveness()["parallel"]["requests"] == "0 | 0 | 0"
     assert "driver_us" not in engine.liveness()["parallel"]
     engine.submit("r0", [2, 3], SamplingParams(max_tokens=1))  # the name is free again
@@ -119,7 +119,7 @@ def test_a_request_that_never_fits_is_refused(group: Group) -> None:
     engine, long = group.engine, list(range(LIMIT))
     with pytest.raises(BadInput, match="request long is too long"):
         engine.submit("long", long, GREEDY)
-    assert engine.router.queued == [0, 0, 0]
+    assert engine.routing.router.queued == [0, 0, 0]
     engine.submit("r0", [2, 3], SamplingParams(max_tokens=50))
     engine.submit("later", long, SamplingParams(max_tokens=5))  # beside others nobody waits
     ended = {}
@@ -142,8 +142,8 @@ def test_a_replica_that_falls_silent_ends_the_measurement(
     """Its engine does not go on. A look is 10 ms, and half a second of the clock."""
     engine, ticks = group.engine, count()
     monkeypatch.setattr(replicated, "BEAT_S", 0.01)
-    engine._silences[1] = Silence(SILENT_S, lambda: BEAT_S * next(ticks))
-    engine._silences[1].heard()
+    engine._links[1].silence = Silence(SILENT_S, lambda: BEAT_S * next(ticks))
+    engine._links[1].silence.heard()
     group.replicas[1].engine.hangs.set()
     with pytest.raises(Crashed, match=r"^replica 1 of 3 has not answered for 8 s; it ended"):
         for number in range(6):
@@ -171,7 +171,7 @@ def test_a_long_answer_of_one_replica_is_no_silence_of_another(
     group.replicas[0].engine.hangs.set()
     for number in range(3):
         engine.submit(f"r{number}", [2, 3], SamplingParams(max_tokens=50))
-    engine._silences[1] = Silence(SILENT_S, now)
+    engine._links[1].silence = Silence(SILENT_S, now)
     assert engine.liveness()["parallel"]["requests"] == "1 | 1 | 1"
     assert next(ticks) > 40
 

@@ -111,7 +111,7 @@ def test_every_request_ends_once_and_time_goes_on(
     for one in under_test.engines:
         assert one.num_unfinished == 0 and one.cache.pool.num_used == 0
         one.cache.pool.check_integrity([])
-    assert not any(under_test.router.queued)
+    assert not any(under_test.routing.router.queued)
     under_test.reset()
     again = drive(under_test, workload(*shapes), arrival, SamplingParams(), under_test.clock)
     assert [t.token_times for t in again] == [t.token_times for t in traces]

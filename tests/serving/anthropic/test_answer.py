@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 
 from minivllm import SamplingParams
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.processes.messages import Piece
 from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.anthropic.answer import ContentBlocks, MessageAnswer
 from minivllm.serving.anthropic.schemas import MessagesBody, Thinking
@@ -24,7 +25,6 @@ from minivllm.serving.errors import ApiError
 from minivllm.serving.parsing.answers import Event, ThinkingDelta
 from minivllm.serving.parsing.reasoning import END_OF_THOUGHTS
 from minivllm.serving.parsing.tool_calls import ArgumentsDelta, ContentDelta, ToolCallBegin
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 
 ARGUMENTS = ['{"a": 1}', "{}", '{"a": "x\\"y", "b": [1, {"c": null}]}', '{"a": [1, 2', '{"a": "x']

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from minivllm.processes.messages import Piece
 from minivllm.serving.anthropic.forms import error_body, is_path, stop_reason
 from minivllm.serving.errors import ApiError, internal, overloaded, too_late, unavailable
-from minivllm.serving.processes.messages import Piece
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,8 @@ def test_the_live_view_sees_requests_of_all(several: RunningServer) -> None:
             answers = [*pool.map(lambda _: complete(several), range(6))]
         names = {one.headers["x-engine-request-id"] for one in answers}
         viewer.until(lambda one: names <= {times[0] for times in one.http if times[3]})
+    seen = {name: times for name, *times in viewer.http if name in names and times[2]}
+    assert len(seen) == 6 and all(times == sorted(times) for times in seen.values())
 
 
 def test_one_that_dies_is_started_again(several: RunningServer) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Abort, EngineState, Piece, Step
 from minivllm.serving.api_servers.messages import (
     CallEnded,
     NewRequests,
@@ -16,7 +17,6 @@ from minivllm.serving.api_servers.messages import (
 from minivllm.serving.api_servers.relayed_engine import RelayedEngine
 from minivllm.serving.errors import ApiError, overloaded
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.messages import Abort, EngineState, Piece, Step
 from minivllm.serving.processes.token_stream import Queued
 
 PARAMS = SamplingParams(max_tokens=2)

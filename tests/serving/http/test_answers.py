@@ -6,10 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from typing import Any, cast
 
 import pytest
+from starlette.responses import StreamingResponse
 
-from minivllm.serving.http.answers import JsonAnswer, event, with_silences
+from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Piece
+from minivllm.serving.errors import ApiError
+from minivllm.serving.http.answers import ApiAnswer, JsonAnswer, event, with_silences
+from minivllm.serving.processes.token_stream import TokenStream
 
 
 def test_an_event_is_lines_of_text() -> None:
@@ -64,3 +70,82 @@ def test_what_python_reads_is_written(value: str) -> None:
     content = json.loads(value)
     body = bytes(JsonAnswer({"value": content}).body)
     assert repr(json.loads(body)["value"]) == repr(content) and body.isascii()
+
+
+class Texts(ApiAnswer):
+    """An answer whose events are the numbers of requests and their texts."""
+
+    TAIL = b"end"
+
+    def __init__(self, service: Any) -> None:
+        super().__init__(service)
+        self.found: list[tuple[int, str]] = []
+
+    def usage(self) -> dict[str, Any]:
+        return {"tokens": sum(stream.num_output_tokens for stream in self.streams)}
+
+    def events(self, number: int, pieces: list[Piece]) -> list[dict[str, Any]]:
+        self.found += [(number, piece.text) for piece in pieces]
+        return [{"of": number, "text": "".join(piece.text for piece in pieces)}]
+
+    def rendered(self) -> dict[str, Any]:
+        return {"found": sorted(self.found), **self.usage()}
+
+    def closing(self) -> list[dict[str, Any]]:
+        return [self.usage()]
+
+    def failed(self, error: ApiError) -> bytes:
+        return error.message.encode()
+
+
+class Scripted:
+    """Answers each prompt with a text, one token a character; the error of one comes at its end."""
+
+    def __init__(self, *texts: str, error: ApiError | None = None) -> None:
+        self.texts, self.error = texts, error
+        self.aborted: list[str] = []
+
+    def start(self, prompts: list[list[int]], *_: Any) -> list[TokenStream]:
+        streams = []
+        for name, text in zip("abc", self.texts, strict=False):
+            stream = TokenStream(name, 1, 1, 99, lambda one: self.aborted.append(one.request_id))
+            for at, letter in enumerate(text):
+                reason = "stop" if at == len(text) - 1 and self.error is None else None
+                piece = Piece(name, 0, at, at + 1, letter, reason, None, None, 0, None, None)
+                stream.push(piece, 0.0)
+            streams.append(stream)
+        if self.error is not None:
+            streams[0].fail(self.error)
+        return streams
+
+
+def answer_of(service: Scripted) -> Texts:
+    prompts = [[1] for _ in service.texts]
+    return Texts(cast(Any, service)).start(prompts, SamplingParams())
+
+
+async def streamed(answer: Texts) -> bytes:
+    response = cast(StreamingResponse, await answer.response(True))
+    return b"".join([cast(bytes, chunk) async for chunk in response.body_iterator])
+
+
+def test_an_answer_is_whole_or_a_stream_of_the_same() -> None:
+    async def run() -> None:
+        whole = await answer_of(Scripted("ab", "c")).response(False)
+        found = [[0, "a"], [0, "b"], [1, "c"]]
+        assert json.loads(bytes(whole.body)) == {"found": found, "tokens": 3}
+        data = await streamed(answer_of(Scripted("abc")))
+        assert data == event({"of": 0, "text": "abc"}) + event({"tokens": 3}) + b"end"
+
+    asyncio.run(run())
+
+
+def test_a_request_that_fails_ends_the_answer_and_its_others() -> None:
+    async def run() -> None:
+        service = Scripted("a", "b", error=ApiError(500, "it broke"))
+        assert (await streamed(answer_of(service))).endswith(b"it broke")
+        assert "b" in service.aborted
+        with pytest.raises(ApiError, match="it broke"):
+            await answer_of(Scripted("", error=ApiError(500, "it broke"))).response(True)
+
+    asyncio.run(run())

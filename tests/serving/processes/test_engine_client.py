@@ -14,21 +14,23 @@ from minivllm.engine.options import SamplingParams
 from minivllm.models.vision.inputs import ImageSpan, ProcessedImage, RequestInputs
 from minivllm.platform.processes.channel import Frames
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S, Beat, Silence
-from minivllm.processes.messages import Failed, Prefix, Submit
-from minivllm.processes.router import RoutedRequest, Router
-from minivllm.serving.errors import ApiError
-from minivllm.serving.processes.engine_client import EngineClient
-from minivllm.serving.processes.engine_link import EngineLink
-from minivllm.serving.processes.messages import (
+from minivllm.processes.link import EngineLink
+from minivllm.processes.messages import (
     Abort,
     EngineState,
+    Failed,
     Piece,
+    Prefix,
     Ready,
     Reset,
     ResetPrefixCache,
     Step,
+    Submit,
     Watch,
 )
+from minivllm.processes.router import RoutedRequest, Router
+from minivllm.serving.errors import ApiError
+from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.token_stream import TokenStream
 
 READY = Ready(9, 9, (), 4, 9, 4, SamplingParams(), ["a warning"])
@@ -161,7 +163,7 @@ def test_several_replicas_are_one_engine() -> None:
         assert [len(sent) for sent in replicas.sent] == [2, 1, 1]
         for number, name in enumerate(names):
             replicas.answer(number % 3, name, "length")
-        assert not client.streams and client.router.queued == [0, 0, 0]
+        assert not client.streams and client.routing.router.queued == [0, 0, 0]
         engines = client.replicas
         assert engines.state == EngineState(3, 6, 9, None) and engines.counters == {"steps": 15.0}
         replicas.die(1)
@@ -178,8 +180,8 @@ def test_pictures_are_routed_by_their_digests() -> None:
             inputs = RequestInputs((image,), (ImageSpan(0, 8, 0),))
             stream = replicas.client.submit([49] * 9, SamplingParams(), None, inputs)
             replicas.client._abort(stream)
-        assert replicas.client.router.given == [3, 2]
-        assert replicas.client.router.counters["prefix_tokens_matched"] == 8
+        assert replicas.client.routing.router.given == [3, 2]
+        assert replicas.client.routing.router.counters["prefix_tokens_matched"] == 8
 
     asyncio.run(run())
 
@@ -321,8 +323,8 @@ def test_a_replica_that_is_started_again_gets_requests_again() -> None:
             replicas.die(number)
             assert len(client.replicas.serving) == 2 and client.is_alive
             await asyncio.gather(*client._resizing.tasks)
-            assert len(client.replicas.serving) == 3 and client.handovers is not None
-            assert client.handovers.decoders.alive == {0, 1}
+            assert len(client.replicas.serving) == 3 and client.routing.handovers is not None
+            assert client.routing.handovers.decoders.alive == {0, 1}
         events = {"lost": 2, "restarted": 2, "requests_rerouted": 0, "added": 0, "removed": 0}
         assert client.replica_events == events
 
@@ -396,7 +398,7 @@ def test_a_replica_that_dies_while_others_are_built_gets_nothing() -> None:
         other.replicas.links[0].lose()
         assert not other.ended.is_set()
         other.begin([READY] * 2)
-        assert other.router.alive == {1} and replicas.client.router.alive == {0, 1}
+        assert other.routing.router.alive == {1} and replicas.client.routing.router.alive == {0, 1}
         assert other.replicas.states()["starting"] == 1 and not other.ended.is_set()
 
     asyncio.run(run())
@@ -436,8 +438,8 @@ def test_another_replica_continues_what_has_its_prompt_computed() -> None:
         client._abort(streams[1])  # its client has left
         client.replicas.links[0].receive(done._replace(request_id="r2"))
         assert sent[0][2:] == [Abort("r2")] and sent[2] == []
-        assert client.router.queued == [0] and client.handovers is not None
-        assert client.handovers.decoders.queued == [0, 0]
+        assert client.routing.router.queued == [0] and client.routing.handovers is not None
+        assert client.routing.handovers.decoders.queued == [0, 0]
         for params in (SamplingParams(n=2), SamplingParams(beam_width=2)):
             client.submit([1, 2], params)
             assert not sent[0][-1].hands_over

@@ -14,9 +14,8 @@ from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import Crashed
 from minivllm.parallel.handover import Content, Handover, Stored
 from minivllm.platform.processes.heartbeat import Progress
-from minivllm.processes.messages import Prefix, Submit
+from minivllm.processes.messages import Abort, Piece, Prefix, Step, Submit
 from minivllm.serving.processes.engine_process import EngineLoop
-from minivllm.serving.processes.messages import Abort, Piece, Step
 
 KNOBS = ["quant=fp32", "runtime.threads=1", "cache.num_blocks=64", "cache.block_size=4"]
 KNOBS += ["cache.prefix_caching=true", "runtime.overlap=false"]
@@ -46,7 +45,7 @@ class Loop:
     def seed_of(self, message: Submit) -> int:
         """The seed that a request gets here."""
         self.loop._handle(message)
-        while self.loop._compiler.is_busy:
+        while self.loop._compiler.waiting:
             self.loop._take_compiled()
         (member,) = self.loop._members[message.request_id]
         self.loop._handle(Abort(message.request_id))
@@ -56,7 +55,7 @@ class Loop:
         """What a request gives: pieces, a handover, and who has begun."""
         self.channel.messages.clear()
         self.loop._handle(message)
-        while self.loop._compiler.is_busy:
+        while self.loop._compiler.waiting:
             self.loop._take_compiled()
         while self.engine.has_unfinished:
             self.loop._step()

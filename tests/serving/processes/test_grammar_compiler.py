@@ -31,9 +31,9 @@ class Grammars:
         self.known.add(outputs)
 
 
-def submit(request_id: str, regex: str | None) -> Submit:
-    outputs = None if regex is None else StructuredOutputs(regex=regex)
-    return Submit(request_id, [1], SamplingParams(structured_outputs=outputs))
+def submit(request_id: str, regex: str) -> Submit:
+    params = SamplingParams(structured_outputs=StructuredOutputs(regex=regex))
+    return Submit(request_id, [1], params)
 
 
 def finished(compiler: GrammarCompiler) -> list[tuple[str, str | None]]:
@@ -47,11 +47,10 @@ def finished(compiler: GrammarCompiler) -> list[tuple[str, str | None]]:
 def test_only_new_grammars_wait() -> None:
     grammars = Grammars()
     compiler = GrammarCompiler(grammars)  # type: ignore[arg-type]
-    assert not compiler.takes(submit("a", None)) and not compiler.takes(submit("b", "known"))
-    assert not compiler.is_busy
+    assert not compiler.takes(submit("b", "known")) and not compiler.waiting
     for request_id, regex in (("c", "new"), ("left", "newer"), ("d", "(")):
         assert compiler.takes(submit(request_id, regex))
-    assert compiler.is_busy and compiler.finished() == []
+    assert compiler.waiting and compiler.finished() == []
     assert not compiler.takes(submit("e", "known"))
     compiler.drop("left")
     compiler.drop("unknown")
@@ -60,7 +59,7 @@ def test_only_new_grammars_wait() -> None:
     assert not compiler.takes(submit("f", "new"))
     grammars.released.release()
     assert finished(compiler) == [("d", "wrong")]
-    assert not compiler.is_busy
+    assert not compiler.waiting
 
 
 def test_a_large_grammar_does_not_hold_small_ones() -> None:

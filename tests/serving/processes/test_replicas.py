@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.parallel.options import ParallelOptions
-from minivllm.serving.processes.engine_link import EngineLink
+from minivllm.processes.link import EngineLink
 from minivllm.serving.processes.replicas import Replicas
 
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.link import EngineLink
 from minivllm.serving.errors import ApiError
 from minivllm.serving.processes import resizing
-from minivllm.serving.processes.engine_link import EngineLink
 from tests.engines.servers.waiting import wait_until
 from tests.serving.plain import call_json
 from tests.serving.processes.test_engine_client import READY, Replicas, Transport
@@ -122,7 +122,7 @@ def test_one_that_is_taken_away_answers_what_it_has() -> None:
         await until_settled(replicas)
         assert streams[1].is_over and streams[1].error is None
         assert states(replicas) == (1, 1, 0, 0, 0) and client.replica_events["removed"] == 1
-        assert client.replica_events["lost"] == 0 and client.router.alive == {0}
+        assert client.replica_events["lost"] == 0 and client.routing.router.alive == {0}
         client.resize(2, DRAIN_S)  # the same number again, with an empty cache
         await until_settled(replicas)
         assert states(replicas) == (2, 2, 0, 0, 0) and len(client.replicas.links) == 2
@@ -141,7 +141,8 @@ def test_what_takes_too_long_goes_on_elsewhere() -> None:
         await until_settled(replicas)
         rest = replicas.sent[0][-1]
         assert rest.request_id == moved.request_id and rest.output_token_ids == [5]
-        assert not plain.is_over and not moved.is_over and client._at["r2"].number == 0
+        assert not plain.is_over and not moved.is_over
+        assert client._unfinished["r2"].link is client.replicas.links[0]
 
     asyncio.run(run())
 
@@ -156,11 +157,11 @@ def test_one_that_drains_can_stay() -> None:
         await asyncio.sleep(0)
         client.resize(2, DRAIN_S)
         await until_settled(replicas)
-        assert states(replicas) == (2, 2, 0, 0, 0) and client.router.alive == {0, 1}
+        assert states(replicas) == (2, 2, 0, 0, 0) and client.routing.router.alive == {0, 1}
         client.resize(1, DRAIN_S)
         replicas.die(0)  # the one that drains takes its place
         await until_settled(replicas)
-        assert states(replicas) == (1, 1, 0, 0, 0) and client.router.alive == {1}
+        assert states(replicas) == (1, 1, 0, 0, 0) and client.routing.router.alive == {1}
         assert client.is_alive and not client.ended.is_set()
         assert [one.request_id for one in replicas.sent[1]] == ["r2", "r1"]
 
@@ -173,12 +174,13 @@ def test_of_replicas_that_compute_apart_one_of_each_kind_stays() -> None:
         client = replicas.client
         client.resize(2, DRAIN_S)
         await until_settled(replicas)
-        assert client.handovers is not None and client.handovers.decoders.alive == {0}
+        handovers = client.routing.handovers
+        assert handovers is not None and handovers.decoders.alive == {0}
         with pytest.raises(ApiError, match="2 is the least here"):
             client.resize(1, DRAIN_S)
         client.resize(4, DRAIN_S)
         await until_settled(replicas)
-        assert client.handovers.decoders.alive == {0, 1, 2} and client.router.alive == {0}
+        assert handovers.decoders.alive == {0, 1, 2} and client.routing.router.alive == {0}
 
     asyncio.run(run())
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Piece
 from minivllm.serving.errors import ApiError, overloaded
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.messages import Piece
 from minivllm.serving.processes.token_stream import TokenStream
 from minivllm.serving.view import load as module
 from minivllm.serving.view.load import PRIORITY, LoadBody, SyntheticLoad

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from minivllm.engine.batching import Continuous
+from minivllm.processes.messages import ViewFrame
 from minivllm.report.view.state import ViewState
-from minivllm.serving.processes.messages import ViewFrame
 from minivllm.serving.view import outlet as module
 from minivllm.serving.view.outlet import MOST_BACKLOG, ViewOutlet
 from tests.engine.imaginary import Machine, make

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 
 from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.engine.options import SamplingParams
+from minivllm.processes.messages import Ready
 from minivllm.serving.app import build_app
 from minivllm.serving.options import ServeOptions, is_loopback
-from minivllm.serving.processes.messages import Ready
 from minivllm.serving.service import EngineService
 from tests.serving.plain import call_json
 from tests.serving.raw import ask

@@ -1,21 +1,30 @@
-"""What each viewer gets, and when the engine is watched."""
+"""What each viewer gets, when the engine is watched, and what the server uses of its machine."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 
+from minivllm.bench.hardware.gpu import NullGpu
+from minivllm.processes.messages import ViewFrame
 from minivllm.serving.errors import ApiError
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.messages import ViewFrame
 from minivllm.serving.view import viewers as module
-from minivllm.serving.view.viewers import MOST_CHARACTERS, MOST_FRAMES, MOST_VIEWERS, Viewers
+from minivllm.serving.view.viewers import (
+    MOST_CHARACTERS,
+    MOST_FRAMES,
+    MOST_VIEWERS,
+    Gauges,
+    Viewers,
+)
 
 
 class Room:
@@ -207,3 +216,31 @@ def test_viewers_are_told_when_a_request_of_http_came_was_sent_and_was_answered(
         room.viewers.leave(viewer)
 
     run(test())
+
+
+def read(gpu: NullGpu) -> dict[str, Any]:
+    own = psutil.Process()
+    (item,) = json.loads(Gauges(lambda: [own.ppid()], lambda: [own.pid], gpu).read())
+    return cast(dict[str, Any], item["gauges"])
+
+
+def test_on_a_cpu_all_processes_count() -> None:
+    gauges = read(NullGpu())
+    own = psutil.Process().memory_info().rss
+    parent = psutil.Process(psutil.Process().ppid()).memory_info().rss
+    # this process stands for an API server, too
+    assert gauges["memory_bytes"] == pytest.approx(2 * own + parent, rel=0.1)
+    assert abs(gauges["time_s"] - time.monotonic()) < 60 and "watts" not in gauges
+
+
+@pytest.mark.parametrize(
+    ("own", "memory"), [(700, 700), (None, 900)], ids=["its own", "the whole GPU's"]
+)
+def test_a_gpu_tells_memory_and_power(own: int | None, memory: int) -> None:
+    class OneGpu(NullGpu):
+        def sample(self, pids: Any) -> dict[str, float | int | None]:
+            assert pids == {psutil.Process().ppid()}
+            return {"gpu_process_memory": own, "gpu_memory_used": 900, "gpu_power_w": 55.5}
+
+    gauges = read(OneGpu())
+    assert gauges["memory_bytes"] == memory and gauges["watts"] == 55.5

@@ -1,18 +1,19 @@
-"""Another process of the server as its own process sees it: written to, listened to, ended, and
-started again."""
+"""The process of an engine, or another of the server, as its parent sees it: written to, listened
+to, and where the parent goes on without it, ended and started again."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from minivllm.errors import BadInput, Crashed
-from minivllm.platform.processes.channel import Frames, frame
+from minivllm.platform.processes.channel import Channel, Frames, frame
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_BUILDING_S, SILENT_S, Beat, Silence
-from minivllm.processes.messages import Failed
+from minivllm.processes.messages import EngineState, Failed, Ready, Step
 from minivllm.processes.started import ConnectedProcess
 
 
@@ -46,7 +47,7 @@ class ProcessLink(ABC):
     Attributes:
         ready_kind: of the message by which the process says that it serves.
         is_alive: whether it serves.
-        ready: what it said when it served; None: it never has.
+        ready: what it reported when it served; None: it never has.
         failure: why it stopped by itself.
         pid: its id on this machine; None: it is on another one.
     """
@@ -187,6 +188,71 @@ class ProcessLink(ABC):
             await asyncio.to_thread(started.stop)
 
 
+class EngineLink(ProcessLink):
+    """The process of one engine and the connection to it.
+
+    Args:
+        number: of the engine among its replicas.
+        got: called with each message that is not the link's own matter.
+        lost: see `ProcessLink.gone`.
+        step_limit_s: see ProcessLink.
+
+    Attributes:
+        is_wanted: whether it is to serve; False: it is taken away, and may still have requests.
+        ready: what its engine has reported; None: none was built yet.
+        state: after its last step.
+    """
+
+    ready_kind = Ready
+    ready: Ready | None
+
+    def __init__(
+        self,
+        number: int,
+        got: Callable[[EngineLink, Any], None],
+        lost: Callable[[EngineLink], None],
+        step_limit_s: float = math.inf,
+    ) -> None:
+        super().__init__(step_limit_s)
+        self.number = number
+        self.state = EngineState(0, 0, 0, None)
+        self.is_wanted = True
+        self._got, self._on_lost = got, lost
+        self._counters: dict[str, float] = {}  # the last that have come
+        self._past: dict[str, float] = {}  # of processes before this one
+
+    async def restart(self, started: ConnectedProcess, first: Any) -> None:
+        """See ProcessLink; what the processes before have counted stays."""
+        self._past, self._counters = self.counters, {}
+        self.state = EngineState(0, 0, 0, None)
+        await super().restart(started, first)
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Of all its processes so far."""
+        names = dict.fromkeys((*self._past, *self._counters))
+        return {name: self._past.get(name, 0) + self._counters.get(name, 0) for name in names}
+
+    def take(self, message: Any) -> None:
+        """Hand on a message; of a step its state is kept."""
+        if isinstance(message, Step):
+            message = self._dated(message)
+            self.state = message.state
+            self._counters = message.state.counters or self._counters
+        self._got(self, message)
+
+    def gone(self) -> None:
+        self._on_lost(self)
+
+    def _dated(self, message: Step) -> Step:
+        """A step whose times are this machine's."""
+        ahead_s = 0.0 if self.started is None else self.started.ahead_s
+        if not ahead_s:
+            return message
+        begun = [(request_id, time_s + ahead_s) for request_id, time_s in message.begun]
+        return message._replace(time_s=message.time_s + ahead_s, begun=begun)
+
+
 async def end_silent(
     links: Iterable[ProcessLink], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
@@ -200,3 +266,47 @@ async def end_silent(
         await sleep(BEAT_S)
         for link in links:
             link.end_if_silent()
+
+
+class PolledLink:
+    """An engine's process and the connection to it, as a process sees it that does not go on
+    without its answers: whatever it lacks is an error.
+
+    Args:
+        name: of the engine, for errors.
+        started: its process.
+        first: the message that it waits for.
+
+    Attributes:
+        answers: messages that somebody waits for.
+    """
+
+    def __init__(self, name: str, started: ConnectedProcess, first: Any) -> None:
+        self.name, self.started = name, started
+        self.channel, self.silence = Channel(started.connection), Silence(SILENT_BUILDING_S)
+        self.answers: deque[Any] = deque()
+        self.channel.send(first)
+
+    def receive(self) -> Iterator[Any]:
+        """What it has sent, but for beats.
+
+        Raises:
+            Crashed: it has ended.
+            BadInput, MemoryError, RuntimeError: what it reports has failed.
+        """
+        for message in self.channel.receive():
+            self.silence.heard()
+            match message:
+                case Beat():
+                    pass
+                case Failed(text, status):
+                    raise {"invalid": BadInput, "oom": MemoryError}.get(status, RuntimeError)(text)
+                case _:
+                    yield message
+        if self.channel.closed:
+            raise Crashed(f"{self.name} {self.started.last_words()}")
+
+    def require_sign(self) -> None:
+        """Raise Crashed where it is silent for too long. To be called every BEAT_S."""
+        if self.silence.is_over_limit():
+            raise Crashed(f"{self.name} {self.silence}; it {self.started.last_words()}")
