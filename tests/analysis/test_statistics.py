@@ -98,7 +98,7 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_intervals_hold_under_every_kind_of_noise(kind: str) -> None:
-    """The rates of docs/reference/statistics.md, within what so few simulations can tell."""
+    """The rates of reports/examples/cpu/statistics_coverage.md, as few simulations show them."""
     script = load_script("statistics_coverage")
     draw = script.KINDS[kind]
     middle = script.typical(draw)
