@@ -42,6 +42,7 @@ from minivllm.experiments.plan import product
 from minivllm.models.registry import model_class, supported_architectures
 from minivllm.models.rope_config import KINDS as ROPE_KINDS
 from tests.scripts.load import load_script
+from tests.test_layers import ROOMS
 
 docs_tables = load_script("docs_tables")
 
@@ -164,6 +165,14 @@ def test_the_files_that_pages_name_exist() -> None:
             if name not in known and not name.startswith(("mine/", "my/")) and "NAME" not in name
         ]
     assert missing == []
+
+
+def test_the_packages_are_listed_in_the_order_of_their_imports() -> None:
+    table = section(DOCS / "internals" / "architecture.md", "The packages")
+    named = re.findall(
+        r"`([a-z_/]+?)(?:/|\.py)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.M))
+    )
+    assert named == [room.replace(".", "/") for room in ROOMS if room != "__main__"]
 
 
 def test_the_index_lists_every_page() -> None:
