@@ -24,7 +24,7 @@ from minivllm.bench.workloads.from_file.file import File
 from minivllm.bench.workloads.from_file.prompt_file import (
     PromptLine,
     parse_conversation,
-    parse_line,
+    parse_entry,
     read_prompt_file,
 )
 from minivllm.bench.workloads.from_file.trace import Trace
@@ -705,13 +705,17 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
 @given(st.binary(max_size=200))
 @example(b"[" * 100_000)
 @example(b'{"prompt_token_ids": [' + b"9" * 5000 + b"]}")
-def test_any_bytes_are_a_request_or_a_line_of_advice(line: bytes) -> None:
+def test_any_bytes_are_a_request_or_a_line_of_advice(
+    tmp_path_factory: pytest.TempPathFactory, line: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("f") / "prompts"
+    path.write_bytes(b'{"prompt": "a"}\n' + line.replace(b"\n", b" "))
     try:
-        parsed = parse_line(line, "f:1")
+        _, *parsed = read_prompt_file(path)
     except BadInput as error:
-        assert str(error).startswith("f:1: ") and "\n" not in str(error)
+        assert str(error).startswith(f"{path}:2: ") and "\n" not in str(error)
     else:
-        assert (parsed.text is None) != (parsed.token_ids is None)
+        assert all((entry.text is None) != (entry.token_ids is None) for entry in parsed)
 
 
 json_values = st.recursive(
@@ -733,7 +737,7 @@ json_values = st.recursive(
 )
 def test_any_object_is_a_request_or_a_line_of_advice(row: dict[str, Any]) -> None:
     try:
-        parsed = parse_line(json.dumps(row).encode(), "f:1")
+        parsed = parse_entry(json.loads(json.dumps(row)), "f:1")
     except BadInput as error:
         assert str(error).startswith("f:1: ")
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from minivllm.bench.workloads.agents.session import AgentCall, AgentSession
 from minivllm.bench.workloads.agents.text import TextSpace
 from minivllm.bench.workloads.from_file.trace_file import read_trace
-from minivllm.bench.workloads.from_file.trace_row import TraceRow
+from minivllm.bench.workloads.from_file.trace_format import TraceRow
 from minivllm.errors import BadInput
 
 NO_ENDS = "calls follow others at recorded distances from start to start: the trace has no ends"

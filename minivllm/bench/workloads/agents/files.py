@@ -12,6 +12,7 @@ from minivllm.bench.workloads.agents.session import AgentSession
 from minivllm.bench.workloads.agents.tensorrt_llm import EventReader, is_events
 from minivllm.bench.workloads.agents.text import TextSpace
 from minivllm.bench.workloads.agents.weka import WekaReader, is_weka
+from minivllm.bench.workloads.from_file.tables import Row, json_rows
 from minivllm.errors import BadInput
 from minivllm.platform import untrusted
 
@@ -46,7 +47,7 @@ def read_sessions(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
         yield from read_chats(path, format, str(path))
         return
     shared, number = TextSpace(0), 0
-    for row, where in _rows(path, knob):
+    for where, _, row, _ in _rows(path, knob):
         if format == "auto" and isinstance(row, dict) and "timestamp" in row:
             yield from read_chats(path, format, str(path))
             return
@@ -77,12 +78,11 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def _rows(path: Path, knob: str) -> Iterator[tuple[Any, str]]:
-    """JSON values, with words that name each in messages."""
+def _rows(path: Path, knob: str) -> Iterator[Row]:
+    """JSON values: one a file, or one a line."""
     if path.is_dir():
-        files = sorted(path.glob("*.json"))[:MOST_FILES]
-        for file in files:
-            yield untrusted.read_json(file, str(file), limit=LARGEST_FILE), str(file)
+        for file in sorted(path.glob("*.json"))[:MOST_FILES]:
+            yield _whole_file(file)
         return
     # One value a line, unless the first line is only the beginning of one.
     with untrusted.open_file(path, knob) as opened:
@@ -90,9 +90,11 @@ def _rows(path: Path, knob: str) -> Iterator[tuple[Any, str]]:
     try:
         json.loads(first)
     except (ValueError, RecursionError):
-        yield untrusted.read_json(path, str(path), limit=LARGEST_FILE), str(path)
+        yield _whole_file(path)
         return
-    for number, line in enumerate(untrusted.read_lines(path, knob, longest=LONGEST_LINE), start=1):
-        if line.strip():
-            where = f"{path}:{number}"
-            yield untrusted.parse_json(line, f"{where}: the line"), where
+    yield from json_rows(path, knob, longest=LONGEST_LINE)
+
+
+def _whole_file(path: Path) -> Row:
+    name = str(path)
+    return Row(name, 1, untrusted.read_json(path, name, limit=LARGEST_FILE), name)

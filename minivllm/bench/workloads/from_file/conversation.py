@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.bench.workloads.from_file.prompt_line import PromptLine, short_name
-from minivllm.bench.workloads.tally import Tally
+from minivllm.bench.workloads.from_file.prompt_row import PromptLine
+from minivllm.bench.workloads.from_file.tables import Tally, short_name
 from minivllm.errors import BadInput
 from minivllm.models.load import messages as openai
 

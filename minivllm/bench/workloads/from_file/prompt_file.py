@@ -3,6 +3,7 @@ or a saved dataset."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ from minivllm.bench.workloads.from_file.conversation import (
     CONVERSATION_KEYS,
     parse_conversation,
 )
-from minivllm.bench.workloads.from_file.prompt_line import PromptLine
-from minivllm.bench.workloads.from_file.prompt_row import PROMPT_KEYS, mapped, parse_row
-from minivllm.bench.workloads.tally import Tally
+from minivllm.bench.workloads.from_file.prompt_row import (
+    PROMPT_KEYS,
+    TEXT_NAMES,
+    PromptLine,
+    mapped,
+    parse_row,
+)
+from minivllm.bench.workloads.from_file.row_lengths import plain
 from minivllm.errors import BadInput
-from minivllm.platform import untrusted
-from minivllm.platform.unpacking import UNREADABLE, unpacked, unreadable
 
 NO_LIST = "a ShareGPT file is one JSON list of conversations, at least one"
 
@@ -25,7 +29,7 @@ NO_LIST = "a ShareGPT file is one JSON list of conversations, at least one"
 def read_prompt_file(
     path: Path,
     format: str = "auto",
-    tally: Tally | None = None,
+    tally: tables.Tally | None = None,
     columns: Mapping[str, str] | None = None,
     split: str | None = None,
 ) -> Iterator[PromptLine]:
@@ -43,93 +47,40 @@ def read_prompt_file(
     Raises:
         BadInput: naming the file and, where one is to blame, the line number or the conversation's.
     """
-    tally = Tally() if tally is None else tally
+    tally, columns = tally or tables.Tally(), columns or {}
     knob = f"workload.path={path}"
-    format = detect(path, knob) if format == "auto" else format
-    if split is not None and format != "dataset":
+    kind = format
+    if format == "auto":
+        kind = "dataset" if path.is_dir() else tables.detect(path, knob)
+    elif format == "sharegpt" and (kind := tables.detect(path, knob)) != "list":
+        raise BadInput(f"{path}: {NO_LIST}")
+    if split is not None and kind != "dataset":
         raise BadInput(f"workload.split={split}: {knob} is no saved dataset, which has splits")
-    for entry in _entries(path, knob, format, tally, columns or {}, split):
+    for row in tables.read_rows(path, kind, knob, split=split):
         tally.read += 1
+        value, where = row.value, row.where
+        if kind == "csv":
+            value = _with_json_cells(value, columns)
+        value = mapped(value, columns, where)
+        if kind == "list" and (
+            format == "sharegpt" or not isinstance(value, dict) or _is_conversation(value)
+        ):
+            entry = parse_conversation(value, f"{path}: conversation {row.number}", tally)
+        else:
+            entry = parse_entry(value, where, tally)
         if entry is not None:
             yield entry
     if not tally.read:
-        raise BadInput(
-            f"{path}: {NO_LIST}"
-            if format in ("sharegpt", "list")
-            else f"workload.path={path} holds no prompts"
-        )
+        raise BadInput(f"{path}: {NO_LIST}" if kind == "list" else f"{knob} holds no prompts")
 
 
-def detect(path: Path, knob: str) -> str:
-    """Which format a file has: dataset, csv, parquet, list (one JSON list) or jsonl."""
-    if path.is_dir():
-        return "dataset"
-    with unpacked(untrusted.open_file(path, knob)) as file:
-        try:
-            begin = file.read(untrusted.CHUNK)
-        except UNREADABLE as error:
-            raise BadInput(f"{knob} cannot be read: {unreadable(error)}") from None
-    if begin.startswith(tables.PARQUET):
-        return "parquet"
-    if path.name.lower().removesuffix(".gz").endswith(".csv"):
-        return "csv"
-    first = begin.removeprefix(untrusted.BYTE_ORDER_MARK).lstrip()[:1]
-    return "list" if first == b"[" else "jsonl"
-
-
-def _entries(
-    path: Path,
-    knob: str,
-    format: str,
-    tally: Tally,
-    columns: Mapping[str, str],
-    split: str | None,
-) -> Iterator[PromptLine | None]:
-    """The entries of a file of a known format; None for one that is left out."""
-    if format == "sharegpt" and detect(path, knob) != "list":
-        raise BadInput(f"{path}: {NO_LIST}")
-    if format in ("sharegpt", "list"):
-        for number, value in enumerate(untrusted.read_list(path, knob), start=1):
-            value = mapped(value, columns, f"{path}: entry {number}")
-            if format == "sharegpt" or _is_conversation(value) or not isinstance(value, dict):
-                yield parse_conversation(value, f"{path}: conversation {number}", tally)
-            else:
-                yield parse_row(value, f"{path}: entry {number}", tally)
-    elif format == "jsonl":
-        for number, line in enumerate(untrusted.read_lines(path, knob), start=1):
-            line = line.removeprefix(untrusted.BYTE_ORDER_MARK) if number == 1 else line
-            if line.strip():
-                yield parse_line(line, f"{path}:{number}", tally, columns)
-    else:
-        rows = {
-            "csv": lambda: tables.csv_rows(path, knob, frozenset(_texts(columns))),
-            "parquet": lambda: tables.parquet_rows(path, knob),
-            "dataset": lambda: tables.dataset_rows(path, knob, split),
-        }[format]()
-        for where, row in rows:
-            yield _parse(mapped(row, columns, where), where, tally)
-
-
-def _texts(columns: Mapping[str, str]) -> Iterator[str]:
-    """Columns of texts, whatever their cells look like."""
-    yield from (name for known, name in columns.items() if known == "prompt")
-    if "prompt" not in columns:
-        yield "prompt"
-
-
-def parse_line(
-    line: bytes, where: str, tally: Tally | None = None, columns: Mapping[str, str] | None = None
-) -> PromptLine | None:
-    """One line of JSON; None for a conversation that is left out, see `parse_conversation`.
+def parse_entry(row: Any, where: str, tally: tables.Tally | None = None) -> PromptLine | None:
+    """One entry of a file; None for a conversation that is left out, see `parse_conversation`.
 
     Raises:
         BadInput: starting with `where`.
     """
-    row = untrusted.parse_json(line, f"{where}: the line", "each line must be one JSON object")
-    return _parse(mapped(row, columns or {}, where), where, Tally() if tally is None else tally)
-
-
-def _parse(row: Any, where: str, tally: Tally) -> PromptLine | None:
+    tally = tally or tables.Tally()
     if _is_conversation(row):
         return parse_conversation(row, where, tally)
     return parse_row(row, where, tally)
@@ -139,3 +90,22 @@ def _is_conversation(row: Any) -> bool:
     if not isinstance(row, dict) or any(key in row for key in (*PROMPT_KEYS, "body")):
         return False
     return any(key in row for key in CONVERSATION_KEYS)
+
+
+def _with_json_cells(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A row of a CSV file, whose cells may hold JSON: a number, true, a list. Columns of texts are
+    left as they are."""
+    text = columns.get("prompt", "prompt")
+    return {
+        name: cell if name == text or plain(name) in TEXT_NAMES else _json_cell(cell)
+        for name, cell in row.items()
+    }
+
+
+def _json_cell(cell: str | None) -> Any:
+    if not cell or cell[0] not in "-0123456789[{tfn":
+        return cell
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell

@@ -4,14 +4,15 @@ sampling."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from minivllm.bench.workloads.from_file import row_lengths
-from minivllm.bench.workloads.from_file.prompt_line import PromptLine, short_name
-from minivllm.bench.workloads.from_file.row_sampling import line_sampling
-from minivllm.bench.workloads.tally import Tally
+from minivllm.bench.workloads.from_file.tables import Tally, short_name
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load import messages as openai
+from minivllm.platform.given import whole
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 # Other usual names of a prompt's text and of its ids, as `plain` writes them.
@@ -27,6 +28,41 @@ ID_NAMES = frozenset(
 CHAT_KEYS = ("tools", "tool_choice", "parallel_tool_calls")
 IMAGE_PARTS = ("image_url", "input_image")
 TOOLS = "requests have tools, whose descriptions are not part of the prompt"
+# Fields of SamplingParams that a line may set, under these names, as the completions API does.
+SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
+)
+SAMPLING = "sampling_params"  # where a line may have them all
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    """One request: text, token ids or only their number, never two of these.
+
+    `where` is the file and line number, for messages.
+    `answer` is the recorded answer, as in ShareGPT: the output has its length.
+    `messages` are what `text` is made of, for a model that has a chat template.
+    """
+
+    where: str
+    text: str | None
+    token_ids: tuple[int, ...] | None
+    max_tokens: int | None
+    answer: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    input_len: int | None = None  # of a prompt that is drawn
+    sampling: Mapping[str, Any] | None = None  # fields of SamplingParams
+    # what the chat API takes as it stands: messages, and what tools there are
+    chat: Mapping[str, Any] | None = None
+    images: int = 0  # in the messages
+    pictures: tuple[str, ...] = ()  # paths of the prompt's images, as the line has them
+
+    @property
+    def ignore_eos(self) -> bool | None:
+        """The line's own `ignore_eos`; None where it has none."""
+        return None if self.sampling is None else self.sampling.get("ignore_eos")
 
 
 def mapped(row: Any, columns: Mapping[str, str], where: str) -> Any:
@@ -73,7 +109,7 @@ def parse_row(row: Any, where: str, tally: Tally) -> PromptLine:
         row = {**row, key[1]: row[key[0]]}
         present = [key[1]]
     max_tokens = row_lengths.output_len(row, where, tally)
-    sampling = line_sampling(row, where)
+    sampling = _sampling(row, where)
     if not present and (length := row_lengths.input_len(row, where)) is not None:
         return PromptLine(where, None, None, max_tokens, input_len=length, sampling=sampling)
     if len(present) != 1:
@@ -214,3 +250,37 @@ def _token_ids(value: Any, what: str) -> tuple[int, ...]:
     ):
         raise BadInput(f"{what} must be a non-empty list of whole numbers, 0 or more")
     return tuple(value)
+
+
+def _sampling(row: dict[str, Any], where: str) -> dict[str, Any] | None:
+    """Fields of SamplingParams that a line sets, checked; None where it sets none.
+
+    Raises:
+        BadInput: starting with `where`: a value is none of that field, a line sets a field twice,
+            or it asks for several completions.
+    """
+    nested = row.get(SAMPLING)
+    nested = nested if isinstance(nested, dict) else {}
+    outer, inner = (
+        {name: whole(part[name]) for name in SAMPLING_FIELDS if part.get(name) is not None}
+        for part in (row, nested)
+    )
+    if twice := sorted(outer.keys() & inner.keys()):
+        raise BadInput(f"{where}: {twice[0]} stands beside {SAMPLING} and in it; give one")
+    count = row.get("n", nested.get("n"))
+    if count not in (None, 1):
+        raise BadInput(f"{where}: n={count!r:.20}: a measurement takes one completion a request")
+    given = {**outer, **inner}
+    if not given:
+        return None
+    if not isinstance(given.get("ignore_eos", False), bool):
+        raise BadInput(f"{where}: ignore_eos={given['ignore_eos']!r:.20} must be true or false")
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    try:
+        SamplingParams(max_tokens=None, **given)
+    except BadInput as error:
+        raise BadInput(f"{where}: {str(error).replace('decoding.', '')}") from None
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{where}: its sampling cannot be read ({error})") from None
+    return given

@@ -1,4 +1,4 @@
-"""The lengths that a row of a file of prompts tells, under whichever of their usual names."""
+"""The lengths that a row of a file of prompts has, under whichever of their usual names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from minivllm.bench.workloads.from_file.prompt_line import short_name
-from minivllm.bench.workloads.tally import Tally
+from minivllm.bench.workloads.from_file.tables import Tally, short_name
 from minivllm.errors import BadInput
 from minivllm.platform.given import whole
 

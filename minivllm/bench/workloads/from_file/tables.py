@@ -1,131 +1,200 @@
-"""Rows of tables: CSV and Parquet files, and the folders that Hugging Face's datasets saves."""
+"""Rows of tables: CSV, JSON and Parquet files, and the folders that Hugging Face's datasets saves;
+and the count of what is not taken from them."""
 
 from __future__ import annotations
 
 import csv
-import itertools
-import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from minivllm.bench.workloads.from_file.prompt_row import TEXT_NAMES
-from minivllm.bench.workloads.from_file.row_lengths import plain
 from minivllm.errors import BadInput
 from minivllm.platform import untrusted
+from minivllm.platform.unpacking import UNREADABLE, unpacked, unreadable
 
 PARQUET = b"PAR1"  # how such a file begins
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved dataset, and of several
 ROWS = 256  # of a table that are in memory at once
-Row = dict[str, Any]
+NAME_LENGTH = 40  # most characters of a file's own names in a message
+MOST_NOTES = 8  # of each counter
 
 
-def csv_rows(path: Path, knob: str, text_columns: frozenset[str]) -> Iterator[tuple[str, Row]]:
-    """Rows of a CSV file with a header, each with file and line number.
+class Row(NamedTuple):
+    """A row of a table.
 
-    An empty cell is null. Cells of other than text columns may hold JSON: a number, true, a list.
+    Args:
+        where: file and line, or row, which begins messages.
+        number: of the line or the row, from 1.
+        value: a dict by columns; of a JSON file any value. Cells of a CSV file are texts, of which
+            an empty one is null.
+        names_at: where its columns are named: the header's line, or `where`.
+    """
+
+    where: str
+    number: int
+    value: Any
+    names_at: str
+
+
+def detect(path: Path, knob: str, advice: str = "", otherwise: str = "jsonl") -> str:
+    """The kind of a file that is there: parquet, list (one JSON list), jsonl or csv.
+
+    Args:
+        path: the file; one that gzip has packed is unpacked.
+        knob, advice: as for `untrusted.open_file`.
+        otherwise: the kind of a text that begins like no JSON and whose name does not end in .csv.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    with unpacked(untrusted.open_file(path, knob, advice)) as file:
+        try:
+            begin = file.read(untrusted.CHUNK)
+        except UNREADABLE as error:
+            raise BadInput(f"{knob} cannot be read: {unreadable(error)}") from None
+    if begin.startswith(PARQUET):
+        return "parquet"
+    first = begin.removeprefix(untrusted.BYTE_ORDER_MARK).lstrip()[:1]
+    if first in (b"[", b"{"):
+        return "list" if first == b"[" else "jsonl"
+    return "csv" if path.name.lower().removesuffix(".gz").endswith(".csv") else otherwise
+
+
+def read_rows(
+    path: Path, kind: str, knob: str, advice: str = "", split: str | None = None
+) -> Iterator[Row]:
+    """The rows of a table, one at a time.
+
+    Args:
+        path: the file, or the folder of a saved dataset.
+        kind: parquet, list, jsonl, csv or dataset.
+        knob, advice: as for `untrusted.open_file`.
+        split: of a saved dataset, which of several; None where there is one.
+
+    Raises:
+        BadInput: naming the file and, where one is to blame, the line or the row.
+    """
+    if kind == "csv":
+        return _csv_rows(path, knob, advice)
+    if kind == "jsonl":
+        return json_rows(path, knob, advice)
+    if kind == "list":
+        return _numbered(f"{path}: entry", untrusted.read_list(path, knob, advice))
+    if kind == "parquet":
+        return _parquet_rows(path, knob, advice)
+    return _dataset_rows(path, knob, split)
+
+
+def json_rows(
+    path: Path, knob: str, advice: str = "", longest: int = untrusted.MAX_LINE
+) -> Iterator[Row]:
+    """The values of a file with one a line; blank lines are skipped.
 
     Args:
         path: the file.
-        knob: how messages begin that are about the whole file.
-        text_columns: columns that are text whatever they look like, besides the usual ones.
+        knob, advice, longest: as for `untrusted.read_lines`.
 
     Raises:
-        BadInput: naming the file and the line.
+        BadInput: as `untrusted.read_lines`; or a line is no JSON.
     """
-    csv.field_size_limit(untrusted.MAX_LINE)  # of this process: the default is 128 KiB
-    number = 1
-
-    def lines() -> Iterator[str]:
-        nonlocal number
-        for number, line in enumerate(  # noqa: B007  # the last line that the reader has taken
-            untrusted.read_text_lines(path, knob), start=1
-        ):
-            yield f"{line}\n"
-
-    reader = csv.DictReader(lines(), strict=True)
-    try:
-        names = reader.fieldnames or []
-        if len(set(names)) < len(names) or not all(name.strip() for name in names):
-            raise BadInput(f"{path}:1: the header must name each column, and each once")
-        for row in reader:
+    for number, line in enumerate(untrusted.read_lines(path, knob, advice, longest), start=1):
+        line = line.removeprefix(untrusted.BYTE_ORDER_MARK) if number == 1 else line
+        if line.strip():
             where = f"{path}:{number}"
-            if None in row or None in row.values():
-                raise BadInput(
-                    f"{where}: the row has more or fewer cells than the header's {len(names)}"
-                )
-            yield (
-                where,
-                {
-                    name.strip(): _cell(cell, plain(name) in TEXT_NAMES or name in text_columns)
-                    for name, cell in row.items()
-                },
-            )
-    except csv.Error as error:
-        raise BadInput(f"{path}:{number}: not valid CSV ({error})") from None
+            what, rule = f"{where}: the line", "each line must be one JSON object"
+            yield Row(where, number, untrusted.parse_json(line, what, rule), where)
 
 
-def _cell(cell: str, is_text: bool) -> Any:
-    if not cell:
-        return None
-    if is_text or cell[0] not in "-0123456789[{tfn":
-        return cell
+def _numbered(what: str, values: Iterable[Any]) -> Iterator[Row]:
+    for number, value in enumerate(values, start=1):
+        where = f"{what} {number}"
+        yield Row(where, number, value, where)
+
+
+def _csv_rows(path: Path, knob: str, advice: str) -> Iterator[Row]:
+    """Rows of a file with a header; blank lines are skipped."""
+    csv.field_size_limit(untrusted.MAX_LINE)  # of this process: the default is 128 KiB
+    lines = untrusted.read_text_lines(path, knob, advice)
+    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
     try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        return cell
+        header = next((cells for cells in reader if any(map(str.strip, cells))), [])
+        names = [name.strip() for name in header]
+        names_at = f"{path}:{reader.line_num}"
+        for name, count in Counter(filter(None, names)).items():
+            if count > 1:
+                raise BadInput(
+                    f"{names_at}: the header has {short_name(name)} twice; leave one of the "
+                    "columns out"
+                )
+        for cells in reader:
+            if len(cells) != len(names):
+                if not "".join(cells).strip():
+                    continue
+                raise BadInput(
+                    f"{path}:{reader.line_num}: {len(cells)} of {len(names)} columns; is the file "
+                    "cut off?"
+                    if len(cells) < len(names)
+                    else f"{path}:{reader.line_num}: the row has {len(cells)} cells and the header "
+                    f"{len(names)}"
+                )
+            value = {name: cell or None for name, cell in zip(names, cells, strict=True)}
+            yield Row(f"{path}:{reader.line_num}", reader.line_num, value, names_at)
+    except csv.Error as error:
+        raise BadInput(f"{path}:{reader.line_num}: not valid CSV ({error})") from None
 
 
-def parquet_rows(path: Path, knob: str) -> Iterator[tuple[str, Row]]:
-    """Rows of a Parquet file, each with its number.
+def _parquet_rows(path: Path, knob: str, advice: str) -> Iterator[Row]:
+    from pyarrow.parquet import ParquetFile
 
-    Raises:
-        BadInput: it is none, or damaged.
-    """
-    import pyarrow
-    import pyarrow.parquet
+    def batches(file: Any) -> Iterator[Any]:
+        return ParquetFile(file).iter_batches(batch_size=ROWS)
 
-    with untrusted.open_file(path, knob) as file:
-        try:
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=ROWS)
-            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, start=1):
-                yield f"{path}: row {number}", row
-        except (pyarrow.ArrowException, OSError) as error:
-            raise BadInput(f"{knob} is no Parquet file that can be read ({error})") from None
+    what = "{knob} is no Parquet file that can be read"
+    yield from _numbered(f"{path}: row", _arrow_values([path], batches, knob, advice, what))
 
 
-def dataset_rows(folder: Path, knob: str, split: str | None) -> Iterator[tuple[str, Row]]:
-    """Rows of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` has written, each
-    with its number.
-
-    Args:
-        folder: the folder.
-        knob: how messages begin that are about the whole folder.
-        split: which of several; None where there is one.
-
-    Raises:
-        BadInput: it is no such folder, is damaged, or has no such split.
-    """
-    import pyarrow
-    import pyarrow.ipc
+def _dataset_rows(folder: Path, knob: str, split: str | None) -> Iterator[Row]:
+    """Rows of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` has written."""
+    from pyarrow.ipc import open_stream
 
     folder = _split(folder, knob, split)
-    number = 0
-    for path in dataset_files(folder, knob):
-        with untrusted.open_file(path, knob) as file:
+    what = "{knob}: {name} cannot be read"
+    files = _dataset_files(folder, knob)
+    yield from _numbered(f"{folder.name}: row", _arrow_values(files, open_stream, knob, "", what))
+
+
+def _arrow_values(
+    paths: Sequence[Path],
+    batches: Callable[[Any], Iterable[Any]],
+    knob: str,
+    advice: str,
+    what: str,
+) -> Iterator[Any]:
+    """The rows in several files.
+
+    Args:
+        paths: the files.
+        batches: opens one.
+        knob, advice: as for `untrusted.open_file`.
+        what: how the message begins where a file is damaged.
+    """
+    from pyarrow import ArrowException
+
+    for path in paths:
+        with untrusted.open_file(path, knob, advice) as file:
             try:
-                for batch in pyarrow.ipc.open_stream(file):
+                for batch in batches(file):
                     for start in range(0, batch.num_rows, ROWS):
-                        for row in batch.slice(start, ROWS).to_pylist():
-                            number += 1
-                            yield f"{folder.name}: row {number}", row
-            except (pyarrow.ArrowException, OSError) as error:
-                raise BadInput(f"{knob}: {path.name} cannot be read ({error})") from None
+                        yield from batch.slice(start, ROWS).to_pylist()
+            except (ArrowException, OSError) as error:
+                message = what.format(knob=knob, name=path.name)
+                raise BadInput(f"{message} ({error})") from None
 
 
-def dataset_files(folder: Path, knob: str) -> list[Path]:
-    """The files of one saved dataset, in order. Raises BadInput where its state does not tell."""
+def _dataset_files(folder: Path, knob: str) -> list[Path]:
+    """The files of one saved dataset, in order. Raises BadInput where its state names none."""
     state = untrusted.read_object(folder / STATE, f"{knob}: {STATE}")
     files = state.get("_data_files")
     names = [
@@ -167,3 +236,45 @@ def _split(folder: Path, knob: str, split: str | None) -> Path:
             "say which one with workload.split"
         )
     return folder / split
+
+
+def short_name(key: str) -> str:
+    """A file's own name for something, as it may be shown."""
+    return untrusted.printable(key)[:NAME_LENGTH]
+
+
+@dataclass
+class Tally:
+    """Counts of what a workload does not take from a file, so that nothing is lost unseen.
+
+    Every entry that is read becomes a request or is counted in `left_out`. Keys are the words that
+    follow the count in a record's notes, such as "requests were left out, longer than the context
+    of 2048".
+    """
+
+    read: int = 0  # entries: lines, conversations, rows
+    left_out: Counter[str] = field(default_factory=Counter)  # entries that make no request
+    unused: Counter[str] = field(default_factory=Counter)  # parts of entries that make one
+
+    def notes(self, workload: str, num_requests: int, requested: int | None) -> tuple[str, ...]:
+        """Sentences for the record.
+
+        Args:
+            workload: name of the workload's option.
+            num_requests: requests that the file gave.
+            requested: `workload.num_requests`.
+        """
+        notes = [*_sentences(self.left_out), *_sentences(self.unused)]
+        if requested is not None and num_requests < requested:
+            notes.append(f"{requested} requests were asked for and the file gives {num_requests}")
+        return tuple(f"workload={workload}: {note}" for note in notes)
+
+
+def _sentences(counts: Counter[str]) -> list[str]:
+    counted = [(words, count) for words, count in counts.items() if count]
+    notes = [f"{count} {words}" for words, count in counted[:MOST_NOTES]]
+    if others := counted[MOST_NOTES:]:
+        notes.append(
+            f"{sum(count for _, count in others)} of {len(others)} further kinds were not used"
+        )
+    return notes

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 from minivllm.bench.workloads.checks import check_amount, check_fits
-from minivllm.bench.workloads.from_file.trace_file import BLOCK_TOKENS, read_trace
-from minivllm.bench.workloads.from_file.trace_row import TraceRow
+from minivllm.bench.workloads.from_file.tables import Tally
+from minivllm.bench.workloads.from_file.trace_file import read_trace
+from minivllm.bench.workloads.from_file.trace_format import FORMATS, TraceRow
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
 from minivllm.bench.workloads.options import TraceOptions
-from minivllm.bench.workloads.tally import Tally
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
@@ -111,7 +111,7 @@ class Trace(FromFile, TraceOptions):
             return True
 
         bounded = self.num_requests is not None or self.duration_s is not None
-        tally.left_out[FAILED] = 0  # which are told first
+        tally.left_out[FAILED] = 0  # the first of the notes
         rows, tally.left_out[FAILED] = read_trace(
             self.file,
             self.format,
@@ -176,11 +176,14 @@ class Trace(FromFile, TraceOptions):
         """What to say of hash ids that are not as many as the prompt has blocks."""
         fitting = [
             format
-            for format, tokens in BLOCK_TOKENS.items()
-            if tokens != size and len(row.hash_ids) == -(-row.input_tokens // tokens)
+            for format, columns in FORMATS.items()
+            if columns.hash_ids
+            and columns.block_tokens != size
+            and len(row.hash_ids) == -(-row.input_tokens // columns.block_tokens)
         ]
         hint = (
-            f"; blocks of {BLOCK_TOKENS[fitting[0]]} are those of workload.format={fitting[0]}"
+            f"; blocks of {FORMATS[fitting[0]].block_tokens} are those of "
+            f"workload.format={fitting[0]}"
             if fitting
             else ""
         )

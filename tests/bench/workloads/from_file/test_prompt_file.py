@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from minivllm.bench.workloads.from_file.file import File
 from minivllm.bench.workloads.from_file.prompt_file import (
     parse_conversation,
-    parse_line,
+    parse_entry,
     read_prompt_file,
 )
-from minivllm.bench.workloads.tally import Tally
+from minivllm.bench.workloads.from_file.tables import Tally
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
 
@@ -65,7 +65,7 @@ def test_a_conversation_is_its_first_question_and_the_answer(
 ) -> None:
     line = parse_conversation(conversation, "f")
     assert line is not None and (line.text, line.answer) == (question, answer)
-    assert parse_line(json.dumps(conversation).encode(), "f") == line
+    assert parse_entry(conversation, "f") == line
 
 
 def test_what_conversations_do_not_give_is_counted(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_a_list_may_hold_what_lines_hold(tmp_path: Path) -> None:
 )
 def test_the_output_length_is_known_under_its_usual_names(name: str) -> None:
     row = {"prompt": "a", "stop": None, name: 16.0}
-    line = parse_line(json.dumps(row).encode(), "f")
+    line = parse_entry(row, "f")
     assert line is not None and line.max_tokens == 16 and type(line.max_tokens) is int
     with pytest.raises(BadInput, match=f"f: {name}=16.5 must be a whole number of at least 1"):
-        parse_line(json.dumps({**row, name: 16.5}).encode(), "f")
+        parse_entry({**row, name: 16.5}, "f")
     if name != "max_tokens":
         with pytest.raises(BadInput, match=f"f: {name} and max_tokens mean the same; give one"):
-            parse_line(json.dumps({**row, "max_tokens": 5}).encode(), "f")
-        assert parse_line(json.dumps({**row, "max_tokens": None}).encode(), "f") == line
+            parse_entry({**row, "max_tokens": 5}, "f")
+        assert parse_entry({**row, "max_tokens": None}, "f") == line
 
 
 def test_a_number_that_may_be_meant_is_named(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_messages_are_written_by_the_chat_template_where_there_is_one(tmp_path: 
 )
 def test_what_is_not_legal_is_named(row: Any, message: str) -> None:
     with pytest.raises(BadInput, match=f"^f: .*{message}"):
-        parse_line(json.dumps(row).encode(), "f")
+        parse_entry(row, "f")
 
 
 def test_a_long_output_is_told_before_the_prompt_is_counted(tmp_path: Path) -> None:

@@ -108,9 +108,9 @@ def test_what_hugging_face_has_saved_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"prompt,prompt\nx,y\n", "a.csv:1: the header must name each column, and each"),
-        ("a.csv", b"prompt,max_tokens\nx\n", "a.csv:2: the row has more or fewer cells"),
-        ("a.csv", b"prompt\nx,y\n", "a.csv:2: the row has more or fewer cells"),
+        ("a.csv", b"prompt,prompt\nx,y\n", "a.csv:1: the header has prompt twice; leave one"),
+        ("a.csv", b"prompt,max_tokens\nx\n", "a.csv:2: 1 of 2 columns; is the file cut off"),
+        ("a.csv", b"prompt\nx,y\n", "a.csv:2: the row has 2 cells and the header 1"),
         ("a.csv", b'prompt\n"x"y\n', "a.csv:2: not valid CSV"),
         ("a.csv", b"prompt\n\xff\n", "a.csv:2: not UTF-8"),
         ("a.csv", b"prompt,max_tokens\nx,many\n", "a.csv:2: max_tokens='many' must be a whole"),

@@ -122,24 +122,30 @@ def test_requests_come_in_order_of_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "trace:1: neither JSON lines nor a header"),
-        ("a,b\n1,2\n", "trace:1: neither JSON lines nor a header with TIMESTAMP"),
+        ("", "trace holds no requests"),
+        (
+            "a,b\n1,2\n",
+            "trace:1: neither a header nor a JSON object with the columns .* as TIMESTAMP",
+        ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no requests"),
         (AZURE.replace("396", "many"), "trace:3: ContextTokens='many' is not a number of tokens"),
         (AZURE.replace("396", "-1"), "trace:3: ContextTokens='-1' is not a number of tokens"),
         (AZURE.replace("396", "1.5"), "trace:3: ContextTokens='1.5' is not"),
         (
             AZURE.replace("2023-11-16 18:15:50", "yesterday"),
-            "trace:3: TIMESTAMP='yesterday.9951690' is not a time",
+            "trace:3: TIMESTAMP='yesterday.9951690' is not a date, or a number",
         ),
         (AZURE[:-3], "trace:4: 2 of 3 columns; is the file cut off?"),
         (BURSTGPT.replace("45,", "nan,"), "trace:3: Timestamp='nan' is not a time"),
         (
             '{"timestamp": 1, "input_length": 5}',
-            "trace:1: a JSON object with .*; output_length is missing",
+            "trace:1: neither a header nor a JSON object with the columns of a known format",
         ),
         (MOONCAKE + "{", "trace:5: the line is not valid JSON"),
-        (MOONCAKE + "[1]", "trace:5: a JSON object with"),
+        (
+            MOONCAKE + "[1]",
+            "trace:5: workload.format=mooncake needs the columns .*; timestamp is missing",
+        ),
         (
             MOONCAKE.replace("[0, 1]", "[0, -1]"),
             "trace:1: hash_ids must be a list of whole numbers",

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.bench.workloads.from_file import trace, trace_file
+from minivllm.bench.workloads.from_file import trace
 from minivllm.bench.workloads.from_file.trace import Trace
 from minivllm.bench.workloads.from_file.trace_file import read_trace
+from minivllm.bench.workloads.from_file.trace_format import FORMATS
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput
 
@@ -89,7 +90,7 @@ def test_hashes_of_64_bits_are_blocks_too(tmp_path: Path) -> None:
         (
             {"timestamp": 1, "input_length": 5, "output_length": 5},
             "auto",
-            "seconds or milliseconds cannot be told",
+            "the unit of times that are no dates cannot be told",
         ),
         (
             bailian(1, 0, 40),
@@ -117,7 +118,7 @@ def test_hashes_of_64_bits_are_blocks_too(tmp_path: Path) -> None:
             "auto",
             "hash_ids must be a list of whole numbers",
         ),
-        (bailian(1, 0, 40, timestamp="noon"), "auto", "timestamp='noon' is not a time in seconds"),
+        (bailian(1, 0, 40, timestamp="noon"), "auto", "timestamp='noon' is not a time in s"),
     ],
 )
 def test_a_unit_that_cannot_be_known_is_not_guessed(
@@ -244,7 +245,7 @@ objects = st.fixed_dictionaries(
     )
     | tables.map(lambda rows: seconds()[:1] + [f"{t},{n},{m}" for t, n, m in rows])
     | st.lists(objects, max_size=6).map(lambda rows: list(map(json.dumps, rows))),
-    st.sampled_from(["auto", *trace_file.FORMATS]),
+    st.sampled_from(["auto", *FORMATS]),
     st.none() | st.integers(1, 5),
 )
 def test_every_row_is_a_request_or_counted(

@@ -85,7 +85,7 @@ def test_hash_ids_are_shared_prefixes(tmp_path: Path) -> None:
         ("ts,isl,osl\nnow,2,3\n", {}, r":2: ts='now' is not a date, or a number"),
         ("ts,isl,osl\nnow,2,3\n", {"time_unit": "s"}, r":2: ts='now' is not a time in s"),
         ("ts,isl,osl\n1,2.5,3\n", {"time_unit": "s"}, r":2: isl='2.5' is not a number of tokens"),
-        ("ts,isl,osl\n1,2\n", {"time_unit": "s"}, r":2: a value is missing; is the file cut off"),
+        ("ts,isl,osl\n1,2\n", {"time_unit": "s"}, r":2: 2 of 3 columns; is the file cut off"),
         ("ts,isl\n1,2\n", {"time_unit": "s"}, r"which column is the output_len .* none of the col"),
         (
             "ts,isl,input_len,osl\n1,2,2,3\n",
@@ -97,8 +97,12 @@ def test_hash_ids_are_shared_prefixes(tmp_path: Path) -> None:
             {"time_unit": "s", "columns": {"input_len": "gone"}},
             r"no column gone, which workload\.columns names as the input_len; the columns are ts",
         ),
-        ("a,b,c\n1,2,3\n", {}, r"or name its columns with workload\.columns"),
-        ('{"ts": 1, "isl": 2, "osl": 3}\n[]\n', {"time_unit": "s"}, r":2: the line is no JSON obj"),
+        ("a,b,c\n1,2,3\n", {}, r":1: neither a header .*; name its columns with workload\.columns"),
+        (
+            '{"ts": 1, "isl": 2, "osl": 3}\n[]\n',
+            {"time_unit": "s"},
+            r":2: workload\.format=columns needs the columns ts, isl, osl; ts is missing",
+        ),
     ],
 )
 def test_what_is_not_told_is_not_guessed(
