@@ -9,7 +9,7 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.models.family_defaults import BY_MODEL_TYPE, FAMILIES, FLAGS, OWN_KEYS, SCALES, Family
 from minivllm.models.rope_config import RopeConfig, read_rope
-from minivllm.models.schema import Values
+from minivllm.platform.values import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.family_defaults import FAMILIES, Family
-from minivllm.models.schema import Values
+from minivllm.platform.values import Values
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 MOST_POSITIONS = 1 << 26  # several times the longest published context

@@ -1,4 +1,4 @@
-"""Values of a configuration file, each read with its type and its range. Free of torch."""
+"""Values of JSON from outside, each read with its type and its range. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from minivllm.errors import BadInput
 from minivllm.platform.given import whole
 
 T = TypeVar("T")
+REQUIRED: Any = object()  # the default of a key that must be there
 _MOST_SHOWN = 60  # characters of a value in an error
 
 
 class Values:
-    """One JSON object of a configuration file. A null is read as an absent key, unless `required`.
+    """One JSON object. A null is read as an absent key, unless `required`; a key whose default is
+    `REQUIRED` must be there.
 
     Args:
         values: the parsed object.
-        where: the file's name in errors.
+        where: the file's name, or its name and the place in it, in errors.
         path: of an object inside the file, its key with a dot, such as "rope_parameters.".
     """
 
@@ -53,9 +55,9 @@ class Values:
 
     def integer(self, key: str, default: T, low: int = 1, high: int = 1 << 31) -> int | T:
         """A whole number between `low` and `high`; 4.0 is one, true and "4" are none."""
-        if not self.has(key):
+        if default is not REQUIRED and not self.has(key):
             return default
-        number = _whole(self._values[key], low, high)
+        number = _whole(self._values.get(key), low, high)
         return (
             self.fail(key, f"must be a whole number from {low:,} to {high:,}")
             if number is None
@@ -73,9 +75,10 @@ class Values:
         required: bool = False,
     ) -> float | T:
         """A finite number greater than `above`, or of at least `least`; and at most `high`."""
-        if key not in self._values or not (required or self.has(key)):
+        needed = default is REQUIRED or (required and key in self._values)
+        if not needed and not self.has(key):
             return default
-        value = self._values[key]
+        value = self._values.get(key)
         if (
             not _is_number(value)
             or not (value > above if least is None else value >= least)

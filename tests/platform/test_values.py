@@ -14,7 +14,7 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.family_defaults import FAMILIES
 from minivllm.models.load.source import resolve
-from minivllm.models.schema import Values
+from minivllm.platform.values import Values
 from tests.damage import damaged
 from tests.models.load.test_source import node
 from tests.models.test_config import BASE, LLAMA3, ROPES, small

@@ -9,9 +9,9 @@ from typing import Any
 from minivllm.models.config import ModelConfig, read_eos
 from minivllm.models.load.checkpoint import GENERATION
 from minivllm.models.load.tokenizer_files import named_token_id
-from minivllm.models.schema import Values
 from minivllm.platform.given import LEAST
 from minivllm.platform.untrusted import MIB, named, read_object
+from minivllm.platform.values import Values
 
 _MAX_BYTES = 4 * MIB
 

@@ -18,8 +18,8 @@ from PIL import Image
 
 from minivllm.errors import BadInput, nearest
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.schema import Values
 from minivllm.models.vision.inputs import DIGEST_BYTES, ImageSpan, ProcessedImage, RequestInputs
+from minivllm.platform.values import Values
 
 _SCALE = 1 / 255  # of the pixels of 8 bits
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from minivllm.errors import BadInput
-from minivllm.models.schema import Values
 from minivllm.models.vision.inputs import ImageSpan, ProcessedImage
 from minivllm.models.vision.processor import ImageProcessor
+from minivllm.platform.values import Values
 
 _MOST_RATIO = 200  # of the sides of a picture
 _MOST_PIXELS = 1 << 28

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import weight
 from minivllm.models.rope import rotate
-from minivllm.models.schema import Values
 from minivllm.models.vision.inputs import ProcessedImage
 from minivllm.models.vision.tower import VisionTower, normalised
+from minivllm.platform.values import Values
 
 # Computed together, but for the first image: more gain nothing and take memory.
 MOST_PATCHES = 16384

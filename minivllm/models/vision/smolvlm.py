@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.models.config import ModelConfig
-from minivllm.models.schema import Values
 from minivllm.models.vision.inputs import ProcessedImage
 from minivllm.models.vision.tower import VisionTower, normalised
+from minivllm.platform.values import Values
 
 MOST_TILES = 8  # computed together: more gain nothing and take memory
 

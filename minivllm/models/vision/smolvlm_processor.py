@@ -13,9 +13,9 @@ from PIL import Image
 
 from minivllm.errors import BadInput
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.schema import Values
 from minivllm.models.vision.inputs import ProcessedImage
 from minivllm.models.vision.processor import ImageProcessor
+from minivllm.platform.values import Values
 
 LARGEST_SIDE = 4096  # of a picture after its first resizing, as in transformers
 MARK, GLOBAL_MARK = "<fake_token_around_image>", "<global-img>"

@@ -15,10 +15,10 @@ from minivllm.bench.workloads.agents.session import (
 from minivllm.bench.workloads.agents.text import Runs, TextSpace
 from minivllm.bench.workloads.lazy_prompt import joined
 from minivllm.errors import BadInput
+from minivllm.platform.values import REQUIRED, Values
 
 ROLES = ("system", "user", "assistant", "tool")
 COUNTS = ("tokens", "tokenize_count")  # of a message, by versions of the form
-LARGEST = 2**31
 UNKNOWN = "events of other types were left out"
 DROPS = "events drop a part of the cache, which replays do not"
 
@@ -86,7 +86,8 @@ class EventReader:
         if kind == "message":
             self._message(event, branch, at)
         elif kind == "tool_call":
-            wait_s = self._milliseconds(event, at) / 1000
+            longest = 1000 * LONGEST_S
+            wait_s = Values(event, at).number("duration_ms", 0.0, least=0.0, high=longest) / 1000
             waits = self.waits[branch]
             self.waits[branch] = {call: before_s + wait_s for call, before_s in waits.items()}
         elif kind == "parallel_start":
@@ -139,11 +140,11 @@ class EventReader:
         if role == "assistant":
             self._assistant(event, talk, branch, at)
             return
-        given = [event[name] for name in COUNTS if event.get(name) is not None]
-        if not given:
+        count = next((name for name in COUNTS if event.get(name) is not None), None)
+        if count is None:
             talk.uncounted = True
             return
-        length = self._whole(given[0], "tokens", at)
+        length = Values(event, at).integer(count, REQUIRED, low=0)
         if not length:
             return
         name = event.get("system_prompt_id")
@@ -166,11 +167,12 @@ class EventReader:
         self, event: dict[str, Any], talk: _Conversation, branch: Branch, at: str
     ) -> None:
         """A call: its prompt is the conversation so far."""
-        output_len = self._whole(event.get("completion_tokens"), "completion_tokens", at, least=1)
-        reasoning = self._whole(event.get("reasoning_tokens") or 0, "reasoning_tokens", at)
+        values = Values(event, at)
+        output_len = values.integer("completion_tokens", REQUIRED)
+        reasoning = values.integer("reasoning_tokens", 0, low=0)
         known = sum(len(run) for segment in talk.segments for run in segment)
         if talk.uncounted or not known:  # by the server's count of the whole prompt
-            prompt_len = self._whole(event.get("prompt_tokens"), "prompt_tokens", at, least=1)
+            prompt_len = values.integer("prompt_tokens", REQUIRED)
             if prompt_len > known:
                 talk.segments.append((self.text.fresh(prompt_len - known),))
             talk.uncounted = False
@@ -189,23 +191,6 @@ class EventReader:
         self.waits[branch] = {len(self.calls) - 1: 0.0}
         if (content := output_len - reasoning) > 0:
             self._store(talk, event, (self.text.fresh(content),))
-
-    def _whole(self, value: Any, key: str, at: str, least: int = 0) -> int:
-        if type(value) is not int or not least <= value < LARGEST:
-            raise BadInput(
-                f"{at}: {key}={value!r:.40} must be a whole number of tokens, at least {least}"
-            )
-        return value
-
-    def _milliseconds(self, event: dict[str, Any], at: str) -> float:
-        value = event.get("duration_ms", 0.0)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        longest = 1000 * LONGEST_S
-        if not number or not 0 <= value <= longest:
-            raise BadInput(
-                f"{at}: duration_ms={value!r:.40} must be milliseconds, 0 to {longest:g}"
-            )
-        return float(value)
 
 
 def is_events(row: Any) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from minivllm.bench.workloads.agents.session import (
     LONGEST_S,
@@ -13,18 +13,21 @@ from minivllm.bench.workloads.agents.session import (
     in_order,
 )
 from minivllm.bench.workloads.agents.text import Runs, TextSpace
+from minivllm.bench.workloads.from_file.trace_format import hash_ids
 from minivllm.errors import BadInput
+from minivllm.platform.values import REQUIRED, Values
 
 CALLS = ("n", "s")  # types of a request: normal and streaming
 SUBAGENT = "subagent"
 BACKGROUND = "async_launched"  # status of a sub-agent that nobody waits for
 # Seconds by which a call may be sent before the one that it follows has ended; times are rounded.
 ROUNDING_S = 1.0
-LARGEST = 2**31
 OTHER_MODELS = "calls were of another model than the first: one engine serves them all"
 NO_HASHES = "calls have no hash_ids: their prompts share nothing"
 FAILED = "calls have no prompt or no answer and were left out"
 EMPTY = "sub-agents have no calls and were left out"
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -77,7 +80,7 @@ class WekaReader:
         if scope not in ("local", "global"):
             raise BadInput(f"{self.where}: hash_id_scope={scope!r:.40} must be local or global")
         self._space = self.shared if scope == "global" else self.text
-        self._block = self._whole(self.row, "block_size", self.where, least=1)
+        self._block = Values(self.row, self.where).integer("block_size", REQUIRED)
         self._agent(self.row, "", 0.0, [])
         if not self.entries:
             raise BadInput(f"{self.where}: requests holds no call with a prompt and an answer")
@@ -112,12 +115,10 @@ class WekaReader:
             spawned_by: calls that its first call waits for.
         """
         where = f"{self.where}: {agent}" if agent else self.where
-        requests = row.get("requests")
+        values, requests = Values(row, where), row.get("requests")
         if not isinstance(requests, list):
             raise BadInput(f"{where}: requests must be a list")
-        shared_len = sum(
-            self._whole(row, key, where, missing=0) for key in ("tool_tokens", "system_tokens")
-        )
+        shared_len = sum(values.integer(key, 0, low=0) for key in ("tool_tokens", "system_tokens"))
         open_calls = list(spawned_by)  # whose answers no later call of this agent has waited for
         latest_s = base_s
         joins: list[int] = []  # last calls of sub-agents that the next call waits for
@@ -167,8 +168,7 @@ class WekaReader:
         open_calls: list[int],
     ) -> list[int]:
         """Read a sub-agent; returns what its parent waits for."""
-        t = self._seconds(entry, "t", at)
-        assert t is not None
+        t = _seconds(Values(entry, at), "t", REQUIRED)
         inner = entry.get("requests")
         if not isinstance(inner, list) or not inner:
             self._count(EMPTY)
@@ -183,29 +183,26 @@ class WekaReader:
     def _entry(
         self, request: dict[str, Any], at: str, agent: str, base_s: float, shared_len: int
     ) -> _Entry | None:
-        prompt_len, output_len = (self._whole(request, key, at) for key in ("in", "out"))
+        values = Values(request, at)
+        prompt_len, output_len = (values.integer(key, REQUIRED, low=0) for key in ("in", "out"))
         if not prompt_len or not output_len:
             self._count(FAILED)
             return None
-        ids = request.get("hash_ids") or []
-        if not isinstance(ids, list) or any(type(i) is not int or i < 0 for i in ids):
-            raise BadInput(f"{at}: hash_ids must be a list of whole numbers, none negative")
+        ids = hash_ids(request.get("hash_ids"), at)
         if not ids:
             self._count(NO_HASHES)
         model = str(request.get("model"))
         self.model = model if self.model is None else self.model
         if model != self.model:
             self._count(OTHER_MODELS)
-        t = self._seconds(request, "t", at)
-        assert t is not None
-        start_s = base_s + t
-        took_s = self._seconds(request, "api_time", at, optional=True)
+        start_s = base_s + _seconds(values, "t", REQUIRED)
+        took_s = _seconds(values, "api_time", None)
         return _Entry(
             self._space.prompt(ids, self._block, prompt_len, at),
             output_len,
             start_s,
             None if took_s is None else start_s + took_s,
-            self._seconds(request, "think_time", at, optional=True),
+            _seconds(values, "think_time", None),
             agent,
             shared_len,
             [],
@@ -214,27 +211,9 @@ class WekaReader:
     def _count(self, words: str) -> None:
         self.counts[words] = self.counts.get(words, 0) + 1
 
-    def _whole(
-        self, row: dict[str, Any], key: str, where: str, least: int = 0, missing: int | None = None
-    ) -> int:
-        value = row.get(key, missing)
-        if type(value) is not int or not least <= value < LARGEST:
-            raise BadInput(f"{where}: {key}={value!r:.40} must be a whole number of tokens")
-        return value
 
-    def _seconds(
-        self, row: dict[str, Any], key: str, where: str, optional: bool = False
-    ) -> float | None:
-        value = row.get(key)
-        if value is None and optional:
-            return None
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not 0 <= value <= LONGEST_S
-        ):
-            raise BadInput(f"{where}: {key}={value!r:.40} must be seconds, 0 to {LONGEST_S:g}")
-        return float(value)
+def _seconds(values: Values, key: str, default: T) -> float | T:
+    return values.number(key, default, least=0.0, high=LONGEST_S)
 
 
 def is_weka(row: Any) -> bool:

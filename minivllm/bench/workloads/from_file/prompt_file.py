@@ -93,18 +93,18 @@ def _is_conversation(row: Any) -> bool:
 
 
 def _with_json_cells(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A row of a CSV file, whose cells may hold JSON: a number, true, a list. Columns of texts are
-    left as they are."""
+    """A row of a CSV file, whose cells may hold JSON: a number, true, a list; an empty one is null.
+    Texts in columns of texts are left as they are."""
     text = columns.get("prompt", "prompt")
     return {
-        name: cell if name == text or plain(name) in TEXT_NAMES else _json_cell(cell)
+        name: cell or None if name == text or plain(name) in TEXT_NAMES else _json_cell(cell)
         for name, cell in row.items()
     }
 
 
-def _json_cell(cell: str | None) -> Any:
+def _json_cell(cell: str) -> Any:
     if not cell or cell[0] not in "-0123456789[{tfn":
-        return cell
+        return cell or None
     try:
         return json.loads(cell)
     except (ValueError, RecursionError):

@@ -27,8 +27,7 @@ class Row(NamedTuple):
     Args:
         where: file and line, or row, which begins messages.
         number: of the line or the row, from 1.
-        value: a dict by columns; of a JSON file any value. Cells of a CSV file are texts, of which
-            an empty one is null.
+        value: a dict by columns; of a JSON file any value. Cells of a CSV file are texts.
         names_at: where its columns are named: the header's line, or `where`.
     """
 
@@ -139,8 +138,8 @@ def _csv_rows(path: Path, knob: str, advice: str) -> Iterator[Row]:
                     else f"{path}:{reader.line_num}: the row has {len(cells)} cells and the header "
                     f"{len(names)}"
                 )
-            value = {name: cell or None for name, cell in zip(names, cells, strict=True)}
-            yield Row(f"{path}:{reader.line_num}", reader.line_num, value, names_at)
+            number = reader.line_num
+            yield Row(f"{path}:{number}", number, dict(zip(names, cells, strict=True)), names_at)
     except csv.Error as error:
         raise BadInput(f"{path}:{reader.line_num}: not valid CSV ({error})") from None
 

@@ -97,13 +97,13 @@ def _rows(
             if not is_known:
                 format = "columns" if given or unit else _detect(names, row.names_at)
             columns = FORMATS.get(format) or TraceFormat.by_names(names, given, unit, row.names_at)
-        missing = [name for name in columns.needed if name not in values]
-        if missing:
+        try:
+            request = columns.row(row.number, values, row.where)
+        except KeyError as error:
             raise BadInput(
                 f"{row.names_at}: workload.format={format} needs the columns "
-                f"{', '.join(map(tables.short_name, columns.needed))}; {missing[0]} is missing"
-            )
-        request = columns.row(row.number, values, row.where)
+                f"{', '.join(map(tables.short_name, columns.needed))}; {error.args[0]} is missing"
+            ) from None
         if format == "mooncake":
             _check_milliseconds(values, row.where, is_known)
         yield request

@@ -120,31 +120,38 @@ class TraceFormat:
         return cls(**found, unit=unit)
 
     def row(self, line: int, values: Mapping[str | None, Any], where: str) -> TraceRow:
-        """One request. Raises BadInput, starting with `where`, for a value that is none."""
+        """One request.
+
+        Raises:
+            BadInput: starting with `where`: a value is none of its column.
+            KeyError: a column is missing.
+        """
         kind, parent = values.get(self.kind), values.get(self.parent)
-        if values.get(self.images) not in (None, "0", 0):
+        if self.images and values.get(self.images) not in (None, "", "0", 0):
             kind = "image"
         return TraceRow(
             line,
-            self._time(values[self.timestamp], f"{where}: {short_name(self.timestamp)}"),
-            _length(values[self.input_len], f"{where}: {short_name(self.input_len)}"),
-            _length(values[self.output_len], f"{where}: {short_name(self.output_len)}"),
-            _hash_ids(values.get(self.hash_ids), where),
+            self._time(values[self.timestamp], where),
+            _length(values[self.input_len], where, self.input_len),
+            _length(values[self.output_len], where, self.output_len),
+            hash_ids(values.get(self.hash_ids), where),
             self.block_tokens,
             sys.intern(kind[:KIND_LENGTH]) if isinstance(kind, str) else "text",
             values.get(self.chat),
             None if parent in (-1, "-1") else parent,  # a first turn
         )
 
-    def _time(self, value: Any, what: str) -> float:
+    def _time(self, value: Any, where: str) -> float:
+        name = self.timestamp
         if self.unit is not None:
-            return _finite(_number, value, what, f"a time in {self.unit}") / UNITS[self.unit]
+            time = _finite(_number, value, where, name, f"a time in {self.unit}")
+            return time / UNITS[self.unit]
         if _is_number(value):
             raise BadInput(
-                f"{what}={value!r:.60}: the unit of times that are no dates cannot be told: set "
-                f"workload.time_unit to one of {', '.join(UNITS)}"
+                f"{where}: {short_name(name)}={value!r:.60}: the unit of times that are no dates "
+                f"cannot be told: set workload.time_unit to one of {', '.join(UNITS)}"
             )
-        return _finite(lambda date: moment(str(date)), value, what, "a date, or a number")
+        return _finite(_date, value, where, name, "a date, or a number")
 
 
 _MOONCAKE = ("timestamp", "input_length", "output_length")  # the names of Bailian, too
@@ -162,15 +169,19 @@ FORMATS = {
 }
 
 
-def _finite(parse: Callable[[Any], float], value: Any, what: str, kind: str) -> float:
-    """A finite number. Raises BadInput, starting with `what`, for a value that is not `kind`."""
+def _finite(parse: Callable[[Any], float], value: Any, where: str, name: str, kind: str) -> float:
+    """A finite number in the column `name`. Raises BadInput for a value that is not `kind`."""
     try:
         result = parse(value)
     except (ValueError, TypeError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
-        raise BadInput(f"{what}={value!r:.60} is not {kind}")
+        raise BadInput(f"{where}: {short_name(name)}={value!r:.60} is not {kind}")
     return result
+
+
+def _date(value: Any) -> float:
+    return moment(str(value))
 
 
 def _number(value: Any) -> float:
@@ -187,14 +198,16 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _length(value: Any, what: str) -> int:
-    tokens = whole(_finite(_number, value, what, "a number of tokens"))
+def _length(value: Any, where: str, name: str) -> int:
+    tokens = whole(_finite(_number, value, where, name, "a number of tokens"))
     if not isinstance(tokens, int) or not 0 <= tokens <= LONGEST:
-        raise BadInput(f"{what}={value!r:.60} is not a number of tokens")
+        raise BadInput(f"{where}: {short_name(name)}={value!r:.60} is not a number of tokens")
     return tokens
 
 
-def _hash_ids(value: Any, where: str) -> tuple[int, ...]:
+def hash_ids(value: Any, where: str) -> tuple[int, ...]:
+    """Names of a prompt's blocks; none where there are none. Raises BadInput, starting with
+    `where`."""
     ids = [] if value is None else value
     if not isinstance(ids, list) or any(type(i) is not int or not 0 <= i < HASHES for i in ids):
         raise BadInput(f"{where}: hash_ids must be a list of whole numbers in [0, 2^64)")

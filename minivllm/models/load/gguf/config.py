@@ -11,8 +11,8 @@ from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf.file import GGUFFile, StoredArray, shortest
-from minivllm.models.schema import Values
 from minivllm.platform.untrusted import open_file
+from minivllm.platform.values import Values
 
 # By `general.architecture`. "llama" also stands for Mistral and Mixtral.
 ARCHITECTURES = {

@@ -21,8 +21,8 @@ from typing import Any
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf.formats import FORMATS
 from minivllm.models.load.names import StoredTensor
-from minivllm.models.schema import Values
 from minivllm.platform.untrusted import MIB, open_file, printable, size
+from minivllm.platform.values import Values
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -150,10 +150,13 @@ def test_what_is_left_out_is_counted() -> None:
     ("row", "words"),
     [
         (weka([call(0, 150, 9, [1])]), r"f: requests\[0\]: 150 prompt tokens are 3 blocks of 64"),
-        (weka([call(-1, 64, 9, [1])]), r"requests\[0\]: t=-1 must be seconds"),
-        (weka([call(10**400, 64, 9, [1])]), r"requests\[0\]: t=1000+ must be seconds"),
+        (weka([call(-1, 64, 9, [1])]), r"requests\[0\]: t=-1 must be a number of at least 0"),
+        (
+            weka([call(10**400, 64, 9, [1])]),
+            r"requests\[0\]: t=1000+\.\.\. must be a number of at least 0",
+        ),
         (weka([call(0, 64, 9, ["a"])]), r"requests\[0\]: hash_ids must be a list"),  # type: ignore[list-item]
-        (weka([{**call(0, 64, 9, [1]), "in": "64"}]), r"in='64' must be a whole number of tokens"),
+        (weka([{**call(0, 64, 9, [1]), "in": "64"}]), r"in='64' must be a whole number from 0"),
         (weka([{**call(0, 64, 9, [1]), "type": "x"}]), r"type='x' must be n, s or subagent"),
         (weka([3]), r"requests\[0\] must be an object"),  # type: ignore[list-item]
         (weka([]), r"holds no call"),
