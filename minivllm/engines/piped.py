@@ -21,7 +21,8 @@ REJECTIONS = ("ValueError", "TypeError", "ValidationError")
 
 
 class PipedEngine(Adapter):
-    """Drives an engine step by step through a pipe; the process runs `worker`.
+    """Drives an engine step by step through a pipe; the process runs `piped_worker.py` with the
+    class of `worker`.
 
     Commands go to the standard input of the process, one JSON object a line, and answers come
     through a pipe of their own, so that nothing that the engine prints can disturb them:
@@ -37,7 +38,8 @@ class PipedEngine(Adapter):
 
     Attributes:
         peer: name of the engine, for messages.
-        worker: file that the process runs, which imports nothing of this package.
+        worker: file whose class `Worker` drives the engine there, and which imports nothing of
+            this package.
     """
 
     peer: ClassVar[str]
@@ -64,7 +66,8 @@ class PipedEngine(Adapter):
         self._results, results = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._results, selectors.EVENT_READ)
-        command = (os.path.expanduser(python), str(self.worker), str(results))
+        loop = Path(__file__).with_name("piped_worker.py")
+        command = (os.path.expanduser(python), str(loop), str(self.worker), str(results))
         try:
             self._child = Child(command, environment, (results,), "engine.python")
         finally:

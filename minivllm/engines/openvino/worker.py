@@ -1,26 +1,12 @@
-"""The other end of engine=openvino: runs in OpenVINO's own interpreter, and imports nothing but
-OpenVINO and the standard library.
-
-    python worker.py RESULTS_FD
-
-See `PipedEngine` for the messages. The first command is
-
-    {"folder": ..., "properties": {...of the device...}, "scheduler": {...SchedulerConfig...}}
-"""
+"""OpenVINO in its own interpreter, driven by `piped_worker.py`: imports nothing but OpenVINO and
+the standard library."""
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import sys
-import threading
 from collections import Counter
 from math import prod
 from typing import Any
-
-# In this file's folder other modules are named as the libraries are.
-sys.path[:] = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
 
 DEVICE = "CPU"
 MODEL = "openvino_model.xml"
@@ -36,35 +22,28 @@ SETTINGS = (
 )
 
 
-class OpenVINOWorker:
-    """Drives one `ContinuousBatchingPipeline`.
+class Worker:
+    """Drives one `ContinuousBatchingPipeline`."""
 
-    Args:
-        descriptor: where answers go.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.commands: queue.Queue[Any] = queue.Queue()
+    def __init__(self) -> None:
         self.handles: dict[int, tuple[str, Any]] = {}  # by the number of a request: its id
         self.count = 0
+        self.core: Any = None
         self.pipeline: Any = None
-        threading.Thread(target=self.listen, daemon=True).start()
 
-    def listen(self) -> None:
-        """Take commands in as they come."""
-        for line in sys.stdin.buffer:
-            self.commands.put(json.loads(line))
-        self.commands.put(None)
+    def build(
+        self, folder: str, properties: dict[str, Any], scheduler: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Load the engine.
 
-    def say(self, **message: Any) -> None:
-        """Answer."""
-        data = (json.dumps(message) + "\n").encode()
-        while data:
-            data = data[os.write(self.descriptor, data) :]
+        Args:
+            folder: of the converted model.
+            properties: of the device; checked first, each by its name.
+            scheduler: of `SchedulerConfig`.
 
-    def build(self, folder: str, properties: dict[str, Any], scheduler: dict[str, Any]) -> Any:
-        """Load the engine; the properties are checked first, each by its name."""
+        Returns:
+            What was settled on, and the bytes of the weights by their type.
+        """
         import openvino
         import openvino_genai
 
@@ -77,10 +56,12 @@ class OpenVINOWorker:
         config = openvino_genai.SchedulerConfig()
         for name, value in scheduler.items():
             setattr(config, name, value)
-        return openvino_genai.ContinuousBatchingPipeline(folder, config, DEVICE, properties)
+        self.pipeline = openvino_genai.ContinuousBatchingPipeline(
+            folder, config, DEVICE, properties
+        )
+        return self._describe(folder)
 
-    def describe(self, folder: str) -> dict[str, Any]:
-        """What was settled on, and the bytes of the weights by their type."""
+    def _describe(self, folder: str) -> dict[str, Any]:
         import openvino
         import openvino_genai
 
@@ -100,20 +81,10 @@ class OpenVINOWorker:
             "settings": {name: plain(value) for name, value in settled.items()},
         }
 
-    def run(self) -> None:
-        """Serve until standard input ends."""
-        while True:
-            try:
-                command = self.commands.get(block=not self.handles)
-            except queue.Empty:
-                self.step()
-                continue
-            if command is None:
-                return
-            if "reset" in command:
-                self.reset()
-            for request in command.get("add", ()):
-                self.add(*request)
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self.handles)
 
     def add(self, request_id: str, prompt: list[int], given: dict[str, Any]) -> None:
         """Queue a request."""
@@ -127,14 +98,13 @@ class OpenVINOWorker:
         ids = openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
         try:
             handle = self.pipeline.add_request(self.count, ids, config)
-        except (RuntimeError, ValueError) as error:
-            self.say(refused=[request_id, str(error)])
-            return
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
         self.handles[self.count] = (request_id, handle)
         self.count += 1
 
-    def step(self) -> None:
-        """One step; its tokens leave at once."""
+    def step(self) -> list[Any]:
+        """One step, and its tokens."""
         self.pipeline.step()
         tokens = []
         for number, (request_id, handle) in list(self.handles.items()):
@@ -145,28 +115,15 @@ class OpenVINOWorker:
                 tokens.append([request_id, list(output.generated_ids), ended, None])
                 if ended:
                     del self.handles[number]
-        if tokens:
-            self.say(tokens=tokens)
+        return tokens
 
-    def reset(self) -> None:
-        """Cancel what is left."""
+    def reset(self, clear: bool) -> None:
+        """Cancel what is left; OpenVINO GenAI has no way to empty its prefix cache."""
         for _, handle in self.handles.values():
             handle.cancel()
         self.handles.clear()
         while self.pipeline.has_non_finished_requests():
             self.pipeline.step()
-        self.say(reset=True)
-
-    def main(self) -> None:
-        """Build, then serve."""
-        command = self.commands.get()
-        try:
-            self.pipeline = self.build(**command)
-            self.say(ready=self.describe(command["folder"]))
-            self.run()
-        except Exception as error:
-            self.say(error=str(error) or type(error).__name__, type=type(error).__name__)
-            raise
 
 
 def plain(value: Any) -> str | int | bool:
@@ -175,7 +132,3 @@ def plain(value: Any) -> str | int | bool:
         return value
     name = getattr(value, "get_type_name", None)
     return str(name() if name is not None else value)
-
-
-if __name__ == "__main__":
-    OpenVINOWorker(int(sys.argv[1])).main()
