@@ -12,16 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-
-from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
-from minivllm.engines.base import Adapter, EngineOutput
-from minivllm.engines.supported_knobs import is_default, require_supported
+from minivllm.engines.base import EngineOutput
+from minivllm.engines.supported_knobs import is_default
 from minivllm.engines.transformers.options import TransformersContinuousOptions
-from minivllm.engines.transformers.pretrained import import_transformers, load
+from minivllm.engines.transformers.pretrained import PretrainedEngine
 from minivllm.errors import BadInput
-from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.platform.support import INSTALL
 
 NO_EOS = -1
@@ -40,7 +36,7 @@ class _Request:
     produced: int = 0
 
 
-class TransformersContinuousEngine(Adapter):
+class TransformersContinuousEngine(PretrainedEngine):
     """Feeds a `ContinuousBatchingManager` and takes its streams; it runs in a thread of its own.
 
     Args:
@@ -53,12 +49,8 @@ class TransformersContinuousEngine(Adapter):
     """
 
     def __init__(self, config: Mapping[str, Any], options: TransformersContinuousOptions) -> None:
-        require_supported(config, options.support)
-        self._transformers = import_transformers(options.support.engine)
-        begin = time.monotonic()
-        view = Config.of(config)
-        self._loaded = load(view, options.attn_implementation, options.support.engine)
-        self.tokenizer = Tokenizer.load(self._loaded.source.folder)
+        super().__init__(config, options)
+        view = self._view
         self._compile_level = options.compile_level
         self._batching, self._cache = view.batching, view.cache
         self._keep_prefixes = view.measure.prefix_cache == "warm"
@@ -67,10 +59,7 @@ class TransformersContinuousEngine(Adapter):
         self._sampling: SamplingParams = view.decoding
         self._decoding = _decoding(self._sampling)
         self._start()
-        self.info = self._loaded.describe(
-            "transformers_continuous", time.monotonic() - begin, self._batching.max_num_seqs
-        )
-        self.info.warnings.append(NOTE)
+        self._describe("transformers_continuous", self._batching.max_num_seqs, NOTE)
 
     def _start(self) -> None:
         """A manager with an empty cache, at work."""
@@ -195,8 +184,7 @@ class TransformersContinuousEngine(Adapter):
             self._start()
         else:
             self._finish_one()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        self._restart_peak()
 
     def _finish_one(self) -> None:
         """Run one short request to its end: whatever was asked for before it is then over."""
@@ -217,11 +205,7 @@ class TransformersContinuousEngine(Adapter):
                 "cuda_graphs": float(any(settled.cuda_graph_booleans)),
                 "async_batching": float(bool(settled.use_async_batching)),
             },
-            "quant": {
-                "dtype": str(self.info.model["dtype"]),
-                "layers_quantised": 0.0,
-                "linear_bytes": float(self.info.memory["linear"] or 0),
-            },
+            "quant": self._quant(),
             "attention": {"kernel": self._loaded.attn_implementation.removeprefix(PAGED)},
             "batching": {"most_at_once": float(self._most)},
             "cache": {
@@ -235,9 +219,8 @@ class TransformersContinuousEngine(Adapter):
         for request_id in self._unfinished:
             self._manager.cancel_request(request_id)
         self._manager.stop(block=True)
-        del self._loaded, self._manager
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        del self._manager
+        self._release()
 
 
 def _decoding(params: SamplingParams) -> tuple[float, int, float]:

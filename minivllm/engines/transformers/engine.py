@@ -13,14 +13,11 @@ from typing import Any
 
 import torch
 
-from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
-from minivllm.engines.base import Adapter, EngineOutput
+from minivllm.engines.base import EngineOutput
 from minivllm.engines.engine_pictures import require_pictures
-from minivllm.engines.supported_knobs import require_supported
 from minivllm.engines.transformers.options import TransformersOptions
-from minivllm.engines.transformers.pretrained import import_transformers, load
-from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.engines.transformers.pretrained import PretrainedEngine
 from minivllm.models.vision.inputs import RequestInputs
 
 STATIC_CACHE_STEP = 256  # tokens that static caches are rounded up to
@@ -137,7 +134,7 @@ class _Batch:
         self._turns += 1
 
 
-class TransformersEngine(Adapter):
+class TransformersEngine(PretrainedEngine):
     """Static batching, as transformers' users have it: the next batch starts when the last answer
     is done.
 
@@ -156,21 +153,14 @@ class TransformersEngine(Adapter):
     """
 
     def __init__(self, config: Mapping[str, Any], options: TransformersOptions) -> None:
-        require_supported(config, options.support)
+        super().__init__(config, options)
         self._static = options.mode == "static_cache"
         self._compile = options.compile
         self._cache: Any = None  # a StaticCache, kept while batches fit it
         self._cache_rows = self._cache_length = 0
-        self._transformers = import_transformers(options.support.engine)
-        begin = time.monotonic()
-        self._loaded = load(Config.of(config), options.attn_implementation, options.support.engine)
-        self.tokenizer = Tokenizer.load(self._loaded.source.folder)
-        self.pictures = self._loaded.pictures(self.tokenizer, Config.of(config).vision)
+        self.pictures = self._loaded.pictures(self.tokenizer, self._view.vision)
         self._batch_size = options.batch_size
-        self.info = self._loaded.describe(
-            "transformers", time.monotonic() - begin, self._batch_size
-        )
-        self.info.warnings.append(STEP_NOTE)
+        self._describe("transformers", self._batch_size, STEP_NOTE)
         self._eos = frozenset(self.info.eos_token_ids)
         self._batch: _Batch | None = None
         self._ids: set[str] = set()  # of unfinished requests
@@ -311,7 +301,7 @@ class TransformersEngine(Adapter):
         """An empty cache for so many rows and at least so many tokens; the same again while they
         fit.
 
-        A compiled step is compiled anew for another shape, so lengths are rounded up: a warm-up
+        A compiled step is compiled again for another shape, so lengths are rounded up: a warm-up
         with shorter answers then uses the shape that is measured.
         """
         # Padding to one width may take more than any request's own length, and more than the
@@ -336,8 +326,8 @@ class TransformersEngine(Adapter):
         return None if self._cache is None else self._cache_length
 
     def _compiling(self) -> dict[str, Any]:
-        """Options of `GenerationConfig`: transformers compiles by itself on a GPU, and elsewhere
-        when told to."""
+        """Options of `GenerationConfig`: transformers compiles by itself on a GPU, and
+        elsewhere by this option."""
         if not self._compile:
             return {"disable_compile": True}
         compiling = self._transformers.CompileConfig(fullgraph=False)
@@ -358,8 +348,7 @@ class TransformersEngine(Adapter):
         if self.pictures is not None:
             self.pictures.reset()
         self._clear()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        self._restart_peak()
 
     def steps(self) -> list[dict[str, Any]]:
         """One row a turn of generate's loop; see BenchEngine and STEP_NOTE."""
@@ -371,14 +360,9 @@ class TransformersEngine(Adapter):
             model = self._loaded.model
             counts["static_cache_tokens"] = float(self.cache_length or 0)
             counts["compiled"] = float(getattr(model, "_compiled_call", None) is not None)
-        linear = self.info.memory["linear"] or 0
         return {
             "engine": counts,
-            "quant": {
-                "dtype": str(self.info.model["dtype"]),
-                "layers_quantised": 0.0,
-                "linear_bytes": float(linear),
-            },
+            "quant": self._quant(),
             "attention": {
                 "kernel": self._loaded.attn_implementation,
                 "steps": float(len(self.step_rows)),
@@ -390,6 +374,4 @@ class TransformersEngine(Adapter):
         self.reset()
         self._jobs.put(None)
         self._thread.join()
-        del self._loaded
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self._release()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -11,8 +12,13 @@ import torch
 from torch import nn
 
 from minivllm.config.typed import Config
-from minivllm.engines.base import EngineInfo
+from minivllm.engines.base import Adapter, EngineInfo
 from minivllm.engines.engine_pictures import EnginePictures
+from minivllm.engines.supported_knobs import require_supported
+from minivllm.engines.transformers.options import (
+    TransformersContinuousOptions,
+    TransformersOptions,
+)
 from minivllm.errors import BadInput, first_line
 from minivllm.extras.vision.options import VisionOptions
 from minivllm.kernels.device import select_device
@@ -100,8 +106,8 @@ class Pretrained:
         return EnginePictures.of_source(self.source, tokenizer, options)
 
     def encoder_flops(self, prompts: Sequence[Sequence[ProcessedImage]]) -> float:
-        """Operations of the tower on the images of prompts, which transformers computes anew for
-        every call of generate."""
+        """Operations of the tower on the images of prompts, which transformers computes again
+        for every call of generate."""
         with torch.device("meta"):
             tower = vision_tower(self.source.config)
         assert tower is not None
@@ -117,6 +123,55 @@ class Pretrained:
             parameter for name, parameter in self.model.named_parameters() if name.endswith(ends)
         ]
         return [parameter for module in modules for parameter in module.parameters()] + mixture
+
+
+class PretrainedEngine(Adapter):
+    """Base of the engines around a transformers model.
+
+    Args:
+        config: the resolved configuration.
+        options: the knobs of `engine`.
+
+    Raises:
+        BadInput: a knob is set that is not supported, transformers is missing, or the model cannot
+            be loaded.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        options: TransformersOptions | TransformersContinuousOptions,
+    ) -> None:
+        require_supported(config, options.support)
+        peer = options.support.engine
+        self._transformers = import_transformers(peer)
+        self._begin_s = time.monotonic()
+        self._view = Config.of(config)
+        self._loaded = load(self._view, options.attn_implementation, peer)
+        self.tokenizer = Tokenizer.load(self._loaded.source.folder)
+
+    def _describe(self, name: str, max_num_seqs: int, note: str) -> None:
+        """Set `info`, once the engine is ready."""
+        load_s = time.monotonic() - self._begin_s
+        self.info = self._loaded.describe(name, load_s, max_num_seqs)
+        self.info.warnings.append(note)
+
+    def _quant(self) -> dict[str, float | str]:
+        """The counters of `quant`; see `BenchEngine.liveness`."""
+        return {
+            "dtype": str(self.info.model["dtype"]),
+            "layers_quantised": 0.0,
+            "linear_bytes": float(self.info.memory["linear"] or 0),
+        }
+
+    def _restart_peak(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def _release(self) -> None:
+        del self._loaded
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def load(config: Config, attn_implementation: str, peer: str) -> Pretrained:
