@@ -13,17 +13,15 @@ without any. Seeds are fixed: the same code gives the same record.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from program import finish_table, new_parser
 
 from minivllm.analysis import statistics
 from minivllm.analysis.statistics import ALPHA, SMALLEST, Array
-from minivllm.platform import files
-from minivllm.platform.scripts import output_file
 
 KNOBS = 7
 EFFECT = 1.05
@@ -180,19 +178,11 @@ def markdown(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=output_file, required=True, help="record; a table is written beside it"
-    )
+    parser = new_parser(__doc__, required=True, help="record; a table is written beside it")
     parser.add_argument("--simulations", type=int, default=2000, help="of each kind of noise")
     args = parser.parse_args()
     record = measure(args.simulations)
-    files.write_json(args.output, record)
-    table = markdown(record)
-    files.write_text(args.output.with_suffix(".md"), table)
-    print(table, end="")
+    finish_table(args.output, record, markdown(record))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ they are packed. Logs, traces, plans and workloads are left out, too.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -27,6 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from program import exit_code, new_parser
+
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records import archive
@@ -36,7 +37,6 @@ from minivllm.bench.records.storage import EVENTS, RECORD, REQUESTS, STEPS, TABL
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
 from minivllm.platform import files
-from minivllm.platform.scripts import exit_code
 
 DRAWN_ONCE = (STEPS, TELEMETRY, EVENTS)  # of which pages draw a cell's first block
 DROPPABLE = {name.partition(".")[0]: name for name in TABLES}  # by what --without calls them
@@ -143,9 +143,7 @@ def pack(
 
 def main() -> None:
     """Entry point; see the module's docstring. Raises BadInput, see `pack`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of sweeps, or archives")
     parser.add_argument(
         "--output", type=Path, help="folder of the archives; beside each sweep by default"

@@ -13,17 +13,15 @@ gives the same record.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from program import finish_table, new_parser
 
 from minivllm.analysis.capacity import Criterion, Probe, search
-from minivllm.platform import files
-from minivllm.platform.scripts import output_file
 
 LOADS = (0.5, 0.8, 0.95)
 SHARES = (0.6, 0.85, 0.88, 0.9, 0.95, 0.99)  # that meet the objective: up to 0.9 none may hold
@@ -88,12 +86,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=output_file, required=True, help="record; a table is written beside it"
-    )
+    parser = new_parser(__doc__, required=True, help="record; a table is written beside it")
     parser.add_argument("--searches", type=int, default=SEARCHES, help="of each load and share")
     args = parser.parse_args()
     record = {
@@ -102,10 +95,7 @@ def main() -> None:
         "requests": REQUESTS,
         "rates": [rates(load, share, args.searches) for load in LOADS for share in SHARES],
     }
-    files.write_json(args.output, record)
-    table = markdown(record)
-    files.write_text(args.output.with_suffix(".md"), table)
-    print(table, end="")
+    finish_table(args.output, record, markdown(record))
 
 
 if __name__ == "__main__":

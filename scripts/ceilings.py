@@ -9,18 +9,16 @@ writes as many bytes, and both are counted. Bytes and operations per second.
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 import torch
+from program import new_parser, write_record
 
 from minivllm.bench.hardware.limits import GPU_CALLS, PROBE_BYTES, best_seconds, probe
 from minivllm.bench.records.identity import code_hash
 from minivllm.bench.records.provenance import provenance
 from minivllm.kernels.device import select_device
-from minivllm.platform import files
-from minivllm.platform.scripts import output_file
 
 DTYPES = ("bfloat16", "float16", "float32", "int8")
 
@@ -59,12 +57,9 @@ def ceilings(device: torch.device, size: int, dtypes: tuple[str, ...] = DTYPES) 
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, help="also write them to this file")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=None, help="of the CPU; default: torch's")
-    parser.add_argument("--output", type=output_file)
     arguments = parser.parse_args()
     device = select_device(arguments.device)
     if arguments.threads:
@@ -75,8 +70,7 @@ def main() -> None:
         "provenance": provenance({"runtime": runtime}, code_hash()),
     }
     print(json.dumps(result["ceilings"], indent=1))
-    if arguments.output is not None:
-        files.write_json(arguments.output, result)
+    write_record(arguments.output, result)
 
 
 if __name__ == "__main__":

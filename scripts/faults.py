@@ -16,7 +16,6 @@ stands in the row, and the exit code is 1.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import http.client
@@ -49,12 +48,12 @@ from leftovers import (
     until,
     until_none,
 )
+from program import exit_code, new_parser
 from two_hosts import NotPermitted, TwoHosts
 
 from minivllm.bench.records.identity import code_hash
 from minivllm.platform import files
 from minivllm.platform.processes.heartbeat import SILENT_STARTING_S
-from minivllm.platform.scripts import exit_code, output_file
 
 MOMENTS = ("load", "prompt", "decoding", "draining")
 FAULTS = ("kill", "stop", "cut")
@@ -367,16 +366,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = new_parser(
+        __doc__, help="where to keep the record, as JSON; one that is there keeps its other rows"
     )
     for word, known in (("sorts", tuple(SORTS)), ("moments", MOMENTS), ("faults", FAULTS)):
         parser.add_argument(f"--{word}", nargs="*", choices=known, default=known)
-    parser.add_argument(
-        "--output",
-        type=output_file,
-        help="where to keep the record, as JSON; one that is there keeps its other rows",
-    )
     args = parser.parse_args(arguments)
     rows: dict[str, dict[str, Any]] = {}
     if args.output is not None and args.output.exists():

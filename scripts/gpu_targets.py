@@ -15,7 +15,6 @@ names the GPU and these limits.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from program import exit_code, new_parser
+
 from minivllm.analysis.cell import DEVICE, Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import Row, distinct, number, read_rows, record_folder
 from minivllm.bench.records import storage
 from minivllm.errors import BadInput
 from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 MISSING = "not measured"
 BATCH = 64  # requests in the decoding steps between which the device should not idle
@@ -376,11 +376,8 @@ def table(runs: Runs, device: str | None) -> str:
 
 def main() -> int:
     """Entry point; see the module's docstring. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, default=None)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of the sweeps")
-    parser.add_argument("--output", type=output_file, default=None)
     arguments = parser.parse_args()
     runs = read(arguments.runs)
     devices = distinct((row for rows in runs.rows.values() for row in rows), DEVICE)

@@ -13,22 +13,19 @@ most.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+from program import CPU, exit_code, finish, new_parser
 
 from minivllm.assembly import build_engine
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
-from minivllm.bench.records.identity import code_hash
-from minivllm.bench.records.provenance import provenance
 from minivllm.bench.workloads.arrivals import Offline
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
@@ -37,8 +34,6 @@ from minivllm.engine.events import EventBus, StepTimed
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine, EngineOutput
 from minivllm.engines.minivllm.engine import MinivllmEngine
-from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 
 class Instant:
@@ -98,17 +93,13 @@ def run_bare(engine: Engine, workload: Workload, params: SamplingParams) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=output_file, default=Path("reports/examples/cpu/harness_overhead.json")
-    )
+    parser = new_parser(__doc__, default=CPU / "harness_overhead.json")
     parser.add_argument(
         "--pairs", type=int, default=15, help="pairs of runs with and without measuring"
     )
     args = parser.parse_args()
-    config = compose(["batching=sequential", "workload.num_requests=4", "workload.output_len=128"])
+    overrides = ("batching=sequential", "workload.num_requests=4", "workload.output_len=128")
+    config = compose([*overrides])
     engine, bare = MinivllmEngine(config), build_engine(config)
     workload = build(config["workload"]).generate(
         engine.encode, engine.info.vocab_size, engine.info.max_model_len, 0
@@ -141,7 +132,7 @@ def main() -> None:
     window_s = statistics.median(pair[0] for pair in pairs)
     engine.reset()
     ratios = [with_s / without_s for with_s, without_s in pairs]
-    result = {
+    figures = {
         "what": "cost of measuring in the measured process, embedded model, batch 1",
         "steps": len(steps),
         "tokens": tokens,
@@ -154,12 +145,8 @@ def main() -> None:
             "quartiles": statistics.quantiles(ratios, n=4),
             "pairs": len(ratios),
         },
-        "provenance": provenance(config, code_hash()),
-        "command": "python scripts/harness_overhead.py",
     }
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(args.output, result)
-    print(json.dumps({k: v for k, v in result.items() if k != "provenance"}, indent=1))
+    finish(args.output, figures, "harness_overhead.py", *overrides)
 
 
 if __name__ == "__main__":

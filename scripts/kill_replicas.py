@@ -13,7 +13,6 @@ kill nothing may be left: processes, folders, the port. What is not so raises As
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -32,14 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from leftovers import adopt_orphans, assert_nothing_is_left, family, ports_of, until
+from program import exit_code, new_parser, write_record
 
 from minivllm.bench import supervisor
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.identity import code_hash
 from minivllm.config.compose import compose
-from minivllm.platform import files
 from minivllm.platform.processes.children import module_path
-from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ("runtime.device=cpu", "runtime.threads=1")
@@ -228,17 +226,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; see the module's docstring."""
     kinds = {**dict.fromkeys(BENCHES, kill_in_a_benchmark)}
     kinds |= dict.fromkeys(SERVERS, kill_behind_a_server)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = new_parser(
+        __doc__, help="where to keep the record, as JSON; one that is there keeps its other kinds"
     )
     parser.add_argument("--times", type=int, default=10, help="kills of each kind")
     parser.add_argument(
         "--kinds", nargs="*", choices=[*kinds], default=["replica", "rank", "server"]
-    )
-    parser.add_argument(
-        "--output",
-        type=output_file,
-        help="where to keep the record, as JSON; one that is there keeps its other kinds",
     )
     args = parser.parse_args(arguments)
     adopt_orphans()
@@ -255,8 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(json.dumps({kind: kills[-1]}), file=sys.stderr, flush=True)
             found[kind] = {**summary(kills), "code_hash": code_hash()}
     print(json.dumps(found, indent=1))
-    if args.output is not None:
-        files.write_json(args.output, found)
+    write_record(args.output, found)
 
 
 if __name__ == "__main__":

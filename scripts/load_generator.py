@@ -13,7 +13,6 @@ the first event.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -24,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from minivllm.platform.scripts import exit_code, output_file
+from program import exit_code, new_parser, write_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 STREAMS = (1, 8)
@@ -113,19 +112,11 @@ def compared(streams: int, record: dict[str, Any], load: dict[str, Any]) -> dict
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, help="also write the figures to this file")
     parser.add_argument("guidellm", type=Path, help="its program, in an environment of its own")
-    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     args = parser.parse_args()
     if not args.guidellm.is_file():
         parser.error(f"{args.guidellm} is no program: pip install guidellm")
-
-    from minivllm.bench.records.identity import code_hash
-    from minivllm.bench.records.provenance import provenance
-    from minivllm.config.compose import compose
-    from minivllm.platform import files
 
     version = subprocess.run([args.guidellm, "--version"], capture_output=True, text=True).stdout
     rows = []
@@ -133,10 +124,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(compared(streams, *measure(args.guidellm, streams, Path(folder))))
         print(json.dumps(rows[-1], indent=1), flush=True)
-    if args.output is not None:
-        facts = provenance(compose(["runtime.device=cpu", "runtime.threads=1"]), code_hash())
-        made = {"load_generator": version.strip(), "figures": rows, "provenance": facts}
-        files.write_json(args.output, made)
+    figures = {"load_generator": version.strip(), "figures": rows}
+    write_figures(args.output, figures, "runtime.device=cpu", "runtime.threads=1")
 
 
 if __name__ == "__main__":

@@ -13,26 +13,20 @@ every request in it gets its token. Only the planning is timed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from minivllm.bench.records.identity import code_hash
-from minivllm.bench.records.provenance import provenance
+from program import CPU, exit_code, finish, new_parser
+
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheLayout
-from minivllm.config.compose import compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.events import EventBus
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler
-from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 RUNNING = (1, 16, 64, 256, 1024)
 WAITING = (1, 10, 100, 1_000, 10_000)
@@ -120,24 +114,16 @@ def life(requests: int) -> dict[str, float]:
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=output_file, default=Path("reports/examples/cpu/planning_cost.json")
-    )
+    parser = new_parser(__doc__, default=CPU / "planning_cost.json")
     parser.add_argument("--steps", type=int, default=500, help="steps timed for each figure")
     args = parser.parse_args()
-    result: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "what": "planning a step: the scheduler and the block pool, no model",
         "by_running": [decoding(running, 0, args.steps) for running in RUNNING],
         "by_waiting": [decoding(BATCH, waiting, args.steps) for waiting in WAITING],
         "whole_life": [life(requests) for requests in (BATCH, *WAITING[2:])],
-        "provenance": provenance(compose([]), code_hash()),
-        "command": "python scripts/planning_cost.py",
     }
-    files.write_json(args.output, result)
-    print(json.dumps({k: v for k, v in result.items() if k != "provenance"}, indent=1))
+    finish(args.output, figures, "planning_cost.py")
 
 
 if __name__ == "__main__":

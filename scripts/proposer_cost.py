@@ -13,7 +13,6 @@ Texts: a sentence over and over, the documentation in tokens of the embedded mod
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -24,9 +23,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.records.identity import code_hash
-from minivllm.bench.records.provenance import provenance
-from minivllm.config.compose import compose
+from program import CPU, exit_code, new_parser, write_figures
+
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.extras.speculative.options import NgramOptions, SuffixOptions
@@ -34,8 +32,6 @@ from minivllm.extras.speculative.proposer import Proposer
 from minivllm.extras.speculative.proposers.ngram import NgramProposer
 from minivllm.extras.speculative.proposers.suffix import SuffixProposer
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXTS = (256, 4_096, 32_768)
@@ -165,24 +161,18 @@ def table(found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=output_file, default=Path("reports/examples/cpu/proposer_cost.json")
-    )
+    parser = new_parser(__doc__, default=CPU / "proposer_cost.json")
     parser.add_argument("--tokens", type=int, default=2_000, help="emitted in each measurement")
     args = parser.parse_args()
-    result = {
+    found = rows(args.tokens)
+    figures = {
         "what": "proposers that need no model: a proposal, an appended token, a finished request",
         "stored_tokens": STORED,
         "output_tokens": OUTPUT,
-        "rows": rows(args.tokens),
-        "provenance": provenance(compose([]), code_hash()),
-        "command": "python scripts/proposer_cost.py",
+        "rows": found,
     }
-    files.write_json(args.output, result)
-    print(table(result["rows"]))
+    write_figures(args.output, figures, command="proposer_cost.py")
+    print(table(found))
 
 
 if __name__ == "__main__":

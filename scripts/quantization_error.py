@@ -10,7 +10,6 @@ scripts/docs_figures.py writes.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Sequence
@@ -18,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from program import exit_code, new_parser, with_provenance
 from torch import Tensor, nn
 
-from minivllm.bench.records.identity import code_hash
-from minivllm.bench.records.provenance import provenance
 from minivllm.config.compose import build, compose
 from minivllm.kernels.context import BuildContext
 from minivllm.platform import files
-from minivllm.platform.scripts import exit_code
 from minivllm.quant.base import Quantizer
 from minivllm.quant.plain import PlainLinear
 from minivllm.report.figures import palette, render, style
@@ -130,16 +127,15 @@ def measure() -> dict[str, Any]:
         "nf4": by_value("nf4", {"block_size": BLOCK, "double_quant": False}, weights),
         "int4": by_value("int4", {"group_size": BLOCK}, weights),
     }
-    return {
+    found = {
         "what": "error of each method on the weights of the embedded model's linear layers",
         "weights": sum(weight.numel() for weight in weights),
         "methods": [measured(option, knobs, weights) for option, knobs in METHODS],
         "codebook": library.functional.get_4bit_type("nf4", device="cpu").tolist(),
         "deviation_in_block": float(scaled.std()),
         "by_value": curves,
-        "provenance": provenance(compose([]), code_hash()),
-        "command": "python scripts/quantization_error.py",
     }
+    return with_provenance(found, command="quantization_error.py")
 
 
 def label(row: dict[str, Any]) -> str:
@@ -224,9 +220,7 @@ def picture(record: dict[str, Any]) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--output", type=Path, default=Path("reports/examples/cpu"))
     args = parser.parse_args()
     record = measure()

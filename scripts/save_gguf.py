@@ -27,6 +27,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from program import exit_code
+
 from minivllm.errors import BadInput, install
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.checkpoint import Checkpoint
@@ -37,7 +39,6 @@ from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights
 from minivllm.models.rope_config import RopeConfig
-from minivllm.platform.scripts import exit_code
 
 try:
     import gguf

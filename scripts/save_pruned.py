@@ -8,10 +8,11 @@ The overrides are those of `pruning`; see docs/guides/pruning.md. Masks are save
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from program import exit_code, new_parser
 
 from minivllm.assembly import build_engine
 from minivllm.calibration import pruning_plan
@@ -20,14 +21,11 @@ from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED
 from minivllm.passes.pruning.saving import save_pruned
-from minivllm.platform.scripts import exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns 0; raises BadInput."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path, help="the checkpoint, or `embedded`")
     parser.add_argument("output", type=Path, help="a folder that does not exist")
     parser.add_argument("overrides", nargs="+", help="pruning=... and its knobs")

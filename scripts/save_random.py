@@ -12,7 +12,6 @@ takes images has their marks, too, and a chat template.
 
 from __future__ import annotations
 
-import argparse
 import json
 import string
 import sys
@@ -25,6 +24,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from program import exit_code, new_parser
+
 from minivllm.config.compose import compose
 from minivllm.errors import NotInstalled, install
 from minivllm.models.config import ModelConfig
@@ -33,7 +34,6 @@ from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import RandomWeights
 from minivllm.models.vision.registry import image_processor, sees
 from minivllm.models.vision.smolvlm_processor import GLOBAL_MARK, MARK
-from minivllm.platform.scripts import exit_code
 
 END = "<|end|>"
 TILES = 6  # most rows and columns of tiles that have a mark
@@ -47,9 +47,7 @@ TEMPLATE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns 0; raises BadInput."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("output", type=Path, help="a folder that does not exist")
     parser.add_argument("overrides", nargs="+", help="model=... and its knobs")
     given = parser.parse_args(arguments)

@@ -12,7 +12,6 @@ first round, and raises where memory grows after that round.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -33,11 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from program import exit_code, new_parser, write_record
 
 from minivllm.bench.records.identity import code_hash
-from minivllm.platform import files
 from minivllm.platform.processes.children import module_path
-from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = ("preset=serve", "task.port=0", "runtime.device=cpu", "runtime.threads=1")
@@ -374,16 +372,13 @@ def require_flat(rounds: Sequence[dict[str, Any]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = new_parser(__doc__, help="where to keep the record, as JSON")
     parser.add_argument("--disconnects", type=int, default=1000)
     parser.add_argument("--slow-readers", type=int, default=200)
     parser.add_argument("--overload-s", type=float, default=60.0)
     parser.add_argument("--capacity-s", type=float, default=15.0)
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="only rounds of all parts")
     parser.add_argument("--short", action="store_true", help="a tenth of everything")
-    parser.add_argument("--output", type=output_file, help="where to keep the record, as JSON")
     args = parser.parse_args(arguments)
     part = 0.1 if args.short else 1.0
     found: dict[str, Any] = {"cores": os.cpu_count(), "code_hash": code_hash()}
@@ -399,8 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 overload(one, part * args.overload_s, max(6.0, part * args.capacity_s))
             )
     print(json.dumps(found, indent=1))
-    if args.output is not None:
-        files.write_json(args.output, found)
+    write_record(args.output, found)
     if args.soak_minutes:
         require_flat(found["rounds"])
 

@@ -14,7 +14,6 @@ A ratio is the pseudomedian over blocks with its confidence interval (as `task=c
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -25,11 +24,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minivllm.platform.scripts import exit_code, output_file
+from program import compared, exit_code, new_parser, write_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE_CORE, CLIENT_CORE = 0, 1
@@ -127,7 +125,6 @@ def block(folder: Path, model: str, url: str, number: int, streams: int) -> tupl
 
 def figures(model: str, streams: int, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     """What the blocks say of one load."""
-    from minivllm.analysis.statistics import minimum_detectable, paired
 
     def both(*keys: str) -> list[list[float]]:
         values = []
@@ -149,8 +146,7 @@ def figures(model: str, streams: int, pairs: Sequence[tuple[Any, Any]]) -> dict[
         "blocks": len(pairs),
         "in_process_tokens_per_s": statistics.median(direct),
         "served_tokens_per_s": statistics.median(served),
-        **asdict(paired(logs)),
-        "found_from": minimum_detectable(logs, tests=1),
+        **compared(logs),
         "in_process_ttft_p50_ms": statistics.median(ttft_direct),
         "served_ttft_p50_ms": statistics.median(ttft_served),
         "ttft_p50_more_ms": statistics.median(more),
@@ -160,18 +156,10 @@ def figures(model: str, streams: int, pairs: Sequence[tuple[Any, Any]]) -> dict[
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, help="also write the figures to this file")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=list(OUTPUT_LEN), default=list(OUTPUT_LEN))
-    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     args = parser.parse_args()
-
-    from minivllm.bench.records.identity import code_hash
-    from minivllm.bench.records.provenance import provenance
-    from minivllm.config.compose import compose
-    from minivllm.platform import files
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -184,9 +172,7 @@ def main() -> None:
                     ]
                     rows.append(figures(model, streams, pairs))
                     print(json.dumps(rows[-1]), flush=True)
-    if args.output is not None:
-        facts = provenance(compose(["runtime.device=cpu", "runtime.threads=1"]), code_hash())
-        files.write_json(args.output, {"figures": rows, "provenance": facts})
+    write_figures(args.output, {"figures": rows}, "runtime.device=cpu", "runtime.threads=1")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ the exit code is 1.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -27,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from program import exit_code, new_parser
 
 from minivllm.bench.records.identity import code_hash
 from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "fates"
@@ -343,15 +342,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's docstring."""
     kinds = {kind.__name__: kind for kind in KINDS}
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = new_parser(
+        __doc__, help="where to keep the record, as JSON; one that is there keeps its other rows"
     )
     parser.add_argument("--kinds", nargs="*", choices=[*kinds], default=[*kinds])
-    parser.add_argument(
-        "--output",
-        type=output_file,
-        help="where to keep the record, as JSON; one that is there keeps its other rows",
-    )
     args = parser.parse_args(arguments)
     # A shell starts background jobs with Ctrl-C ignored, which commands would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,6 @@ configuration, on top of DEFAULTS.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import random
@@ -23,13 +22,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from program import exit_code, new_parser, write_record
+
 from minivllm.bench.records.identity import code_hash
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.simulated.engine import SimulatedEngine
-from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 # The embedded model on a machine so slow that a few requests a second fill it, with too little
 # cache for the batch.
@@ -198,14 +197,11 @@ def _soak(
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = new_parser(__doc__, help="where to keep the record, as JSON")
     parser.add_argument("--hours", type=float, default=24.0, help="virtual hours of arrivals")
     parser.add_argument(
         "--load", type=float, default=1.5, help="arrivals, as a multiple of the capacity"
     )
-    parser.add_argument("--output", type=output_file, help="where to keep the record, as JSON")
     parser.add_argument("overrides", nargs="*", help="of the configuration")
     args = parser.parse_args()
     start = time.perf_counter()
@@ -233,8 +229,7 @@ def main() -> None:
         "code_hash": code_hash(),
     }
     print(json.dumps(found, indent=1))
-    if args.output is not None:
-        files.write_json(args.output, found)
+    write_record(args.output, found)
 
 
 if __name__ == "__main__":

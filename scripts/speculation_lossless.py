@@ -17,7 +17,6 @@ float32 at this position, for each of the two.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections import Counter
@@ -27,15 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from program import CPU, exit_code, new_parser, write_figures
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.records.identity import code_hash
-from minivllm.bench.records.provenance import provenance
-from minivllm.config.compose import compose
 from minivllm.engine.sampler import exponential_noise
 from minivllm.extras.speculative.speculation import Speculator
-from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPERATURES = (0.0, 0.8, 1.0)
@@ -312,12 +307,7 @@ def compare(comparison: Comparison, choices: Axes, count: int) -> dict[str, Any]
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=output_file, default=Path("reports/examples/cpu/speculation_lossless.json")
-    )
+    parser = new_parser(__doc__, default=CPU / "speculation_lossless.json")
     parser.add_argument(
         "--combinations", type=int, default=36, help="in float32; a third elsewhere"
     )
@@ -332,10 +322,8 @@ def main() -> None:
         "float32": compare(Comparison("fp32"), choices, args.combinations),
         "invariant": compare(Comparison("bf16", INVARIANT), fewer, third),
         "bfloat16": compare(Comparison("bf16", rounds=True), choices, third),
-        "provenance": provenance(compose([]), code_hash()),
-        "command": "python scripts/speculation_lossless.py",
     }
-    files.write_json(args.output, result)
+    write_figures(args.output, result, command="speculation_lossless.py")
     for name in ("float32", "invariant", "bfloat16"):
         print(f"{name}:")
         for what, value in result[name].items():

@@ -18,7 +18,6 @@ found (the method of `task=compare`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -27,9 +26,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from program import compared as ratio
+from program import exit_code, new_parser, write_figures
 
 PAIRS = {"tiny": 20, "qwen3": 12}  # rounds of each checkout in a block
 STEPS = {"tiny": 40, "qwen3": 8}  # of a round
@@ -190,8 +191,6 @@ def compared(
     measured: Sequence[tuple[str, str, int]], blocks: Sequence[Sequence[dict[str, float]]]
 ) -> list[dict[str, Any]]:
     """For each figure the microseconds of both checkouts and the second's over the first's."""
-    from minivllm.analysis.statistics import minimum_detectable, paired
-
     rows = []
     for index, (kind, model, requests) in enumerate(measured):
         of_figure = [one[index] for one in blocks]
@@ -202,8 +201,7 @@ def compared(
                 "figure": f"{name}, {requests} running",
                 "before_us": statistics.median(row["before_us"] for row in of_figure),
                 "after_us": statistics.median(row["after_us"] for row in of_figure),
-                **asdict(paired(logs)),
-                "found_from": minimum_detectable(logs, tests=1),
+                **ratio(logs),
             }
         )
     return rows
@@ -211,30 +209,20 @@ def compared(
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    from minivllm.platform.scripts import output_file
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, help="also write the figures to this file")
     parser.add_argument("before", type=Path, help="a checkout of the project")
     parser.add_argument("after", type=Path, nargs="?", default=Path("."), help="another one")
-    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--models", nargs="+", choices=sorted(STEPS), default=list(STEPS))
     args = parser.parse_args()
     if not (args.before / "minivllm").is_dir():
         parser.error("BEFORE must be a checkout of this project, such as a git worktree")
 
-    from minivllm.bench.records.identity import code_hash
-    from minivllm.bench.records.provenance import provenance
-    from minivllm.config.compose import compose
-    from minivllm.platform import files
-
     measured, blocks = figures(args.models), []
     for index in range(args.blocks):
         blocks.append(block(args.before, args.after, measured))
         print(f"block {index + 1} of {args.blocks}", file=sys.stderr)
-    result = {
+    found = {
         "what": "processor time of a step in two checkouts, measured in turns",
         "commits": [
             subprocess.run(
@@ -244,18 +232,13 @@ def main() -> None:
         ],
         "figures": compared(measured, blocks),
         "blocks": blocks,
-        "provenance": provenance(compose([]), code_hash()),
-        "command": "python scripts/step_cost.py build/before .",
     }
-    if args.output is not None:
-        files.write_json(args.output, result)
-    print(json.dumps({k: v for k, v in result.items() if k in ("commits", "figures")}, indent=1))
+    write_figures(args.output, found, command="step_cost.py build/before .")
+    print(json.dumps({name: found[name] for name in ("commits", "figures")}, indent=1))
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == [PROBE]:  # imports only what every checkout has
         probe()
     else:
-        from minivllm.platform.scripts import exit_code
-
         sys.exit(exit_code(main))

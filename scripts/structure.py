@@ -296,8 +296,9 @@ def structure(checkout: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point; see the module's docstring."""
+    from program import output_file
+
     from minivllm.platform import files
-    from minivllm.platform.scripts import output_file
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

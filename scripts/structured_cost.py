@@ -16,8 +16,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -31,21 +29,17 @@ from typing import Any
 from unittest import mock
 
 import torch
+from program import CPU, exit_code, finish, new_parser
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from minivllm import LLM, SamplingParams
-from minivllm.bench.records.identity import code_hash
-from minivllm.bench.records.provenance import provenance
-from minivllm.config.compose import compose
 from minivllm.engine.options import StructuredOutputs
 from minivllm.engine.request import Request
 from minivllm.extras.adjust_logits import Adjustments
 from minivllm.extras.masks.bitmask import apply_bitmask, row_of
 from minivllm.extras.masks.structured import Grammars
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.platform import files
-from minivllm.platform.scripts import exit_code, output_file
 
 ROWS = 32
 QWEN3 = 151_936  # tokens
@@ -256,12 +250,7 @@ def building(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=output_file, default=Path("reports/examples/cpu/structured_cost.json")
-    )
+    parser = new_parser(__doc__, default=CPU / "structured_cost.json")
     args = parser.parse_args()
     with LLM("tiny", overrides=["runtime.threads=1", "runtime.device=cpu"]) as llm:
         tokenizer, vocab_size = llm.tokenizer, llm.engine.loaded.config.vocab_size
@@ -270,7 +259,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             large = large_tokenizer(Path(folder), QWEN3)
         steps(llm, FORMS["json"], 50)  # the first time finds the lexer's states
-        result: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "what": "structured outputs: masks, steps, compiling",
             "masks": [masks(grammars, form, vocab_size, 20) for form in FORMS],
             "application": [application(vocab_size, 200), application(QWEN3, 30)],
@@ -279,11 +268,8 @@ def main() -> None:
             "compiling": compiling(tokenizer, vocab_size, (40, 400)),
             "steps_beside_compiling": beside(llm, 400),
             "tokenizers": [building(tokenizer, vocab_size), building(large, QWEN3)],
-            "provenance": provenance(compose(["runtime.threads=1"]), code_hash()),
-            "command": "python scripts/structured_cost.py",
         }
-    files.write_json(args.output, result)
-    print(json.dumps({k: v for k, v in result.items() if k != "provenance"}, indent=1))
+    finish(args.output, figures, "structured_cost.py", "runtime.threads=1")
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm.platform.scripts import exit_code, output_file
+from program import compared, exit_code, new_parser, write_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE_CORE, CLIENT_CORE = 0, 1
@@ -170,8 +170,6 @@ def threes(server: Server, streams: int) -> Iterator[dict[str, Measured]]:
 
 def figures(streams: int, blocks: Sequence[Sequence[dict[str, Measured]]]) -> list[dict[str, Any]]:
     """What the blocks say of both figures and both comparisons."""
-    from minivllm.analysis.statistics import minimum_detectable, paired
-
     rows = []
     for name, (arm, what) in itertools.product(
         ("cpu_us", "wall_s"), (("viewer", "one viewer"), ("nobody again", "A/A"))
@@ -189,8 +187,7 @@ def figures(streams: int, blocks: Sequence[Sequence[dict[str, Measured]]]) -> li
                 "compared": what,
                 "figure": name,
                 "nobody": nobody,
-                **asdict(paired(logs)),
-                "found_from": minimum_detectable(logs, tests=1),
+                **compared(logs),
             }
         )
     return rows
@@ -198,22 +195,14 @@ def figures(streams: int, blocks: Sequence[Sequence[dict[str, Measured]]]) -> li
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, help="also write the figures to this file")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--streams", type=int, nargs="+", choices=STREAMS, default=STREAMS)
-    parser.add_argument("--output", type=output_file, help="also write the figures to this file")
     parser.add_argument("--view", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.view:
         view(args.view)
         return
-
-    from minivllm.bench.records.identity import code_hash
-    from minivllm.bench.records.provenance import provenance
-    from minivllm.config.compose import compose
-    from minivllm.platform import files
 
     rows, cores = [], os.sched_getaffinity(0)
     for streams in args.streams:
@@ -228,10 +217,9 @@ def main() -> None:
             server.close()
         rows += figures(streams, blocks)
         print(json.dumps(rows[-4:], indent=1), flush=True)
-    if args.output is not None:
-        facts = provenance(compose(["runtime.device=cpu", "runtime.threads=1"]), code_hash())
-        what = "an engine with one viewer, and with none, over its server, in turns"
-        files.write_json(args.output, {"what": what, "figures": rows, "provenance": facts})
+    what = "an engine with one viewer, and with none, over its server, in turns"
+    found = {"what": what, "figures": rows}
+    write_figures(args.output, found, "runtime.device=cpu", "runtime.threads=1")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ TPOT is that of the requests with a chunk for each token.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -33,7 +32,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from minivllm.platform.scripts import exit_code, output_file
+from program import exit_code, new_parser, write_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 STREAMS, REQUESTS, INPUT_LEN, OUTPUT_LEN = 4, 64, 64, 64
@@ -166,9 +165,7 @@ def compared(blocks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, A
 
 def main() -> None:
     """Entry point; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, help="write figures here, beside blocks there")
     parser.add_argument("--url", required=True, help="base URL of a vLLM server of model=tiny")
     parser.add_argument(
         "--python",
@@ -176,17 +173,11 @@ def main() -> None:
         help="the interpreter that has vLLM and pandas; default: MINIVLLM_VLLM_PYTHON",
     )
     parser.add_argument("--blocks", type=int, default=8, help="runs of each client")
-    parser.add_argument(
-        "--output", type=output_file, help="write figures here, beside blocks there"
-    )
     args = parser.parse_args()
     if args.python is None:
         parser.error("--python: give the interpreter that has vLLM, or set MINIVLLM_VLLM_PYTHON")
 
-    from minivllm.bench.records.identity import code_hash
-    from minivllm.bench.records.provenance import peer_packages, provenance
-    from minivllm.config.compose import compose
-    from minivllm.platform import files
+    from minivllm.bench.records.provenance import peer_packages
 
     blocks: list[dict[str, dict[str, float]]] = []
     if args.output is not None and args.output.is_file():
@@ -206,9 +197,8 @@ def main() -> None:
             "figures": rows,
             "blocks": blocks,
             "vllm_packages": peer_packages(args.python),
-            "provenance": provenance(compose(["runtime.device=cpu"]), code_hash()),
         }
-        files.write_json(args.output, made)
+        write_figures(args.output, made, "runtime.device=cpu")
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ import pytest
 from safetensors.numpy import load_file
 
 from minivllm.errors import BadInput
-from minivllm.platform.scripts import exit_code
 from tests.gguf_files import script
 from tests.reference import VARIANTS, make_checkpoint
+from tests.scripts.load import load_script
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["save_gguf.py", *arguments])
-    return exit_code(script().main)
+    return load_script("program").exit_code(script().main)
 
 
 def test_the_package_reads_back_what_the_checkpoint_holds(

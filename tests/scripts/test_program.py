@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from minivllm.errors import BadInput
-from minivllm.platform.scripts import exit_code, output_file
+from tests.scripts.load import load_script
+
+program = load_script("program")
+exit_code, output_file = program.exit_code, program.output_file
 
 
 def test_bad_input_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
