@@ -11,7 +11,7 @@ from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock, ClockProtocol
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.workloads.arrivals import Concurrency
-from minivllm.bench.workloads.token_ids import draw_ids
+from minivllm.bench.workloads.lazy_prompt import draw_ids
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from minivllm.errors import BadInput
-from minivllm.platform.processes.output import CopiedOutput
+from minivllm.platform.processes.children import CopiedOutput
 
 LAST_WORDS_S = 1.0
 # Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG,

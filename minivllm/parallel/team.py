@@ -35,8 +35,7 @@ from minivllm.parallel.place import CALLS, JOIN, STORE, STUCK_S, launched, prepa
 from minivllm.parallel.ranks import LOOPBACK, GroupRanks
 from minivllm.parallel.watch import RankWatch
 from minivllm.platform.folders import TemporaryFolder
-from minivllm.platform.processes.children import module_path
-from minivllm.platform.processes.output import CopiedOutput
+from minivllm.platform.processes.children import CopiedOutput, module_path
 
 
 class Member:

@@ -26,8 +26,7 @@ from typing import Any
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.plug_ins import locate
 from minivllm.platform.processes.channel import Channel, prepare_tcp
-from minivllm.platform.processes.children import module_path
-from minivllm.platform.processes.output import CopiedOutput
+from minivllm.platform.processes.children import CopiedOutput, module_path
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 from minivllm.processes.placement import placements, reservation
 from minivllm.processes.ray_cluster import RayCluster

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from minivllm.bench.workloads.checks import MOST_REQUESTS
+from minivllm.bench.workloads.lengths import MOST_REQUESTS
 from minivllm.bench.workloads.options import (
     ConcurrencyOptions,
     GammaOptions,

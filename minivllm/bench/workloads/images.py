@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minivllm.bench.workloads.checks import check_fits
 from minivllm.bench.workloads.generator import Drawn, Reader
+from minivllm.bench.workloads.lengths import check_fits
 from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.bench.workloads.pictures import generated
 from minivllm.bench.workloads.prompts import draw_prompts

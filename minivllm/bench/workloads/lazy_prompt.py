@@ -1,16 +1,19 @@
-"""Prompts that are computed when looked at: a trace of 150 million tokens takes no memory."""
+"""Prompts that are computed when looked at, so that a trace of 150 million tokens takes no memory;
+and random token ids, uniform over a vocabulary but for ids that no prompt may hold."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from minivllm.bench.workloads.token_ids import drawable
+from minivllm.errors import BadInput
 from minivllm.models.load.reserved_ids import Reserved
 
 WORD = 1 << 64
@@ -112,3 +115,31 @@ def joined(runs: Sequence[range]) -> tuple[range, ...]:
         elif run:
             result.append(run)
     return tuple(result)
+
+
+@lru_cache(maxsize=8)
+def drawable(vocab_size: int, reserved: Reserved) -> NDArray[np.int64]:
+    """The ids below `vocab_size` that are not reserved, int64, ascending.
+
+    Raises:
+        BadInput: there is none.
+    """
+    allowed = np.ones(vocab_size, dtype=np.bool_)
+    for run in reserved:
+        allowed[run.start : run.stop] = False
+    ids = np.flatnonzero(allowed)
+    if not len(ids):
+        raise BadInput(
+            f"all {vocab_size} token ids are special, so that no random prompt can be made: give "
+            "prompts with workload=file"
+        )
+    return ids
+
+
+def draw_ids(
+    length: int, vocab_size: int, reserved: Reserved, rng: np.random.Generator
+) -> tuple[int, ...]:
+    """So many random ids. Raises BadInput as `drawable` does."""
+    ids = drawable(vocab_size, reserved)
+    drawn: list[int] = ids[rng.integers(0, len(ids), size=length)].tolist()
+    return tuple(drawn)

@@ -1,4 +1,5 @@
-"""Lengths of prompts and outputs, as a number or a distribution."""
+"""Lengths of prompts and outputs, as a number or a distribution; what fits a context, and how large
+a workload may be."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from minivllm.bench.workloads.checks import check_amount
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import place, read_text_lines
 
@@ -24,6 +24,8 @@ PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "empirical": ((), ("values", "weights", "path")),
 }
 LONGEST = 2**31 - 1
+MOST_REQUESTS = 5_000_000  # of a workload; each takes about a kilobyte
+MOST_TOKENS = 1 << 28  # of its prompts; each takes up to 36 bytes
 NAMES = ("value", "mean", "std", "min", "max", "values", "weights", "path")
 
 
@@ -173,3 +175,24 @@ def _tokens(knob: str, value: Any) -> int:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_fits(
+    what: str, prompt_len: int, output_len: int, max_model_len: int, advice: str
+) -> None:
+    """Raise BadInput, with `advice`, if prompt and output are together longer than the context."""
+    if prompt_len + output_len > max_model_len:
+        raise BadInput(
+            f"{what} has {prompt_len} prompt + {output_len} output = {prompt_len + output_len} "
+            f"tokens, and the context holds {max_model_len}: {advice}"
+        )
+
+
+def check_amount(what: str, requests: int, tokens: float, advice: str) -> None:
+    """Raise BadInput, with `advice`, if a workload of so many requests and prompt tokens is more
+    than memory should hold."""
+    if requests > MOST_REQUESTS or tokens > MOST_TOKENS:
+        raise BadInput(
+            f"{what}: {requests:,} requests with about {tokens:.3g} prompt tokens, and a "
+            f"workload has at most {MOST_REQUESTS:,} with {MOST_TOKENS:.3g}; {advice}"
+        )

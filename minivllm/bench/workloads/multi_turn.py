@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import Drawn, Reader
+from minivllm.bench.workloads.lengths import check_amount, check_fits
 from minivllm.bench.workloads.options import MultiTurnOptions
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest

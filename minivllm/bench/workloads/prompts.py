@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minivllm.bench.workloads.token_ids import draw_ids
+from minivllm.bench.workloads.lazy_prompt import draw_ids
 from minivllm.errors import BadInput
 from minivllm.models.load.reserved_ids import UNNAMED, Reserved
 

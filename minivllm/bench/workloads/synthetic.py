@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import Drawn, Reader
+from minivllm.bench.workloads.lengths import check_amount, check_fits
 from minivllm.bench.workloads.options import (
     ChatWorkloadOptions,
     CodeOptions,

@@ -22,9 +22,8 @@ from minivllm.bench.workloads.agents.session import (
     without_long_gaps,
 )
 from minivllm.bench.workloads.agents.text import DENOMINATOR
-from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.generator import Generator, Reader
-from minivllm.bench.workloads.lengths import Lengths
+from minivllm.bench.workloads.lengths import Lengths, check_amount, check_fits
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput

@@ -9,12 +9,12 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.from_file.prompt_file import read_prompt_file
 from minivllm.bench.workloads.from_file.prompt_row import TOOLS, PromptLine
 from minivllm.bench.workloads.from_file.tables import Tally
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.images import NO_IMAGES
+from minivllm.bench.workloads.lengths import check_amount, check_fits
 from minivllm.bench.workloads.options import FileOptions
 from minivllm.bench.workloads.pictures import of_file
 from minivllm.bench.workloads.prompts import Encode

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from minivllm.bench.workloads.checks import check_amount, check_fits
 from minivllm.bench.workloads.from_file.tables import Tally
 from minivllm.bench.workloads.from_file.trace_file import read_trace
 from minivllm.bench.workloads.from_file.trace_format import FORMATS, TraceRow
 from minivllm.bench.workloads.generator import FEWER, FromFile, Reader
 from minivllm.bench.workloads.lazy_prompt import LazyPrompt, joined
+from minivllm.bench.workloads.lengths import check_amount, check_fits
 from minivllm.bench.workloads.options import TraceOptions
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
 from minivllm.errors import BadInput

@@ -210,7 +210,7 @@ def test_only_what_is_taken_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = write(tmp_path, *seconds(*range(50)))
     rows, _ = read_trace(path, "auto", lambda row: row.time_s % 10 == 0, look_ahead=5)
     assert [row.time_s for row in rows] == [0, 10, 20, 30, 40]
-    monkeypatch.setattr("minivllm.bench.workloads.checks.MOST_REQUESTS", 20)
+    monkeypatch.setattr("minivllm.bench.workloads.lengths.MOST_REQUESTS", 20)
     with pytest.raises(
         BadInput, match=r": 21 requests .* at most 20 .*; take fewer with workload\.num_requests"
     ):

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minivllm.bench.workloads.lazy_prompt import LazyPrompt
-from minivllm.bench.workloads.token_ids import draw_ids, drawable
+from minivllm.bench.workloads.lazy_prompt import LazyPrompt, draw_ids, drawable
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import build, compose
 from minivllm.errors import BadInput
