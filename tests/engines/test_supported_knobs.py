@@ -261,7 +261,11 @@ def test_steps_of_records_are_those_of_their_knobs() -> None:
 
 
 def test_a_tracker_is_no_matter_of_the_engine() -> None:
-    require_supported(compose(["engine=transformers", "tracker=mlflow"]))
+    config = compose(["engine=transformers", "tracker=mlflow"])
+    assert config["tracker"] != compose([])["tracker"]
+    require_supported(config)
+    with pytest.raises(BadInput, match=r"^cache\.block_size=32 is not supported"):
+        require_supported({**config, "cache": {**config["cache"], "block_size": 32}})
 
 
 # ---- a class of the user's own
@@ -492,7 +496,9 @@ def test_a_wrong_number_of_gpus_is_named() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "vllm_server", "sglang"])
 def test_a_peer_that_splits_models_takes_the_knob(engine: str) -> None:
-    require_supported(compose([f"engine={engine}", "parallel.tensor=2"]))
+    config = compose([f"engine={engine}", "parallel.tensor=2"])
+    require_supported(config)
+    assert degrees(Config(config)) == (2, 1)
 
 
 @pytest.mark.parametrize("engine", ["transformers", "llamacpp"])

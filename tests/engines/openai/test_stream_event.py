@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -99,5 +98,11 @@ def test_nothing_but_the_one_error_is_raised(
     event: dict[str, Any], kind: str, response: dict[str, Any]
 ) -> None:
     for one in (event, {**event, "type": kind}, {"type": kind, "response": response}):
-        with contextlib.suppress(ServerError):
-            read_response_event(one)
+        try:
+            seen = read_response_event(one)
+        except ServerError as error:
+            assert str(error) and "\n" not in str(error)
+            continue
+        assert isinstance(seen.text, str) and isinstance(seen.reasoning, str)
+        counts = (seen.total, seen.prompt_tokens, seen.cached_tokens, seen.reasoning_tokens)
+        assert all(count is None or (type(count) is int and count >= 0) for count in counts)
