@@ -20,17 +20,9 @@ _HARMLESS = re.compile(
     r"|prompt|first|last|next|per|each|new|max|min|decoder_start)_token$"
     r"|(?:^|_)(?:sort|cache|prefix|group|primary|foreign|public|hash|partition)_key$|^pwd$|^oldpwd$"
 )
+# Names of secrets that are ordinary words, too.
 _WEAK = (
-    "key",
-    "pass",
-    "pat",
-    "auth",
-    "sig",
-    "token",
-    "signature",
-    "cookie",
-    "cookies",
-    "bearer",
+    *("key", "pass", "pat", "auth", "sig", "token", "signature", "cookie", "cookies", "bearer"),
     "credential",
 )
 # Weak names that are mostly ordinary words within a value.
@@ -66,34 +58,9 @@ _FLAGGED = re.compile(
 _USER = re.compile(r"(?<![\w-])(-u|--user)(\s+|=)([^\s'\":]+:[^\s'\"]+)")
 # Every text with a secret that is not yet known has one of these.
 _SIGNS = (
-    *(
-        "key",
-        "pass",
-        "pwd",
-        "pat",
-        "secret",
-        "auth",
-        "access",
-        "sig",
-        "credential",
-        "cookie",
-        "bearer",
-    ),
-    *(
-        "basic",
-        "dsn",
-        "connection",
-        "@",
-        "-u",
-        "sk-",
-        "hf_",
-        "ghp_",
-        "gho_",
-        "ghu_",
-        "ghs_",
-        "ghr_",
-    ),
-    *("xox", "akia", "eyj"),
+    *("key", "pass", "pwd", "pat", "secret", "auth", "access", "sig", "credential", "cookie"),
+    *("bearer", "basic", "dsn", "connection", "@", "-u", "sk-", "hf_", "xox", "akia", "eyj"),
+    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
 )
 _URL = re.compile(r"(?<![A-Za-z0-9+.\-])([A-Za-z][A-Za-z0-9+.\-]*+://)([^\s/?#'\"]+)@")
 _SCHEME = re.compile(

@@ -15,7 +15,6 @@ from typing import Any
 
 from minivllm.errors import BadInput, NotInstalled, first_line, install
 from minivllm.platform.folders import TemporaryFolder
-from minivllm.redaction import hide
 
 OBJECT_STORE = 100_000_000  # bytes: no object is put there, and Ray asks for at least 75 MiB
 ANSWER_S = 5.0  # for the address of a cluster to take a connection
@@ -131,7 +130,7 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise BadInput(
-            f"parallel.backend=ray: nobody answers at RAY_ADDRESS={hide(address)} within "
+            f"parallel.backend=ray: nobody answers at RAY_ADDRESS={address} within "
             f"{ANSWER_S:.0f} s ({first_line(error)}); start a cluster there with "
             "`ray start --head`, or unset RAY_ADDRESS, and one is started on this machine"
         ) from None
@@ -140,7 +139,7 @@ def _require_answer(address: str) -> None:
 def _last_line(error: BaseException) -> str:
     """An error in a line: the end of a traceback, if there is one in its text."""
     _, traced, lines = str(error).strip().partition("Traceback (most recent call last):\n")
-    return hide(lines.splitlines()[-1].strip()[:MOST]) if traced else first_line(error)
+    return lines.splitlines()[-1].strip()[:MOST] if traced else first_line(error)
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
