@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
 from typing import IO
 
 from rich.cells import set_cell_size
@@ -54,12 +53,7 @@ class StatusLine:
             self._reserve()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._size[0]:
             self._put(f"{SAVE}\x1b[{self._size[0]};1H{CLEAR_LINE}{WHOLE_SCREEN}{RESTORE}")
             self._size = (0, 0)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 
 # Removes a folder once the process that has started this program is gone, however that ended.
 # Processes that end a moment later may still write into the folder, so it tries for ten seconds.
@@ -51,12 +50,7 @@ class TemporaryFolder:
         """Its path."""
         return self.path
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
