@@ -125,7 +125,7 @@ def warm_up(
 
 def require_priming(engine: BenchEngine, workload: Workload) -> None:
     """Raises BadInput if the workload has a `priming` and the engine empties its caches whenever it
-    counts anew."""
+    counts from zero."""
     if workload.priming and not isinstance(engine, PrimedEngine):
         raise BadInput(
             f"workload.random_starts: engine={engine.info.name} cannot begin with what sessions "
@@ -137,7 +137,7 @@ def prime(
     engine: BenchEngine, workload: Workload, arrival: Arrival, params: SamplingParams, seed: int = 0
 ) -> None:
     """Run a workload's `priming`, one token each, as many at a time as the measurement will run
-    sessions; then let the engine count anew, with its caches as they are.
+    sessions; then let the engine count from zero, with its caches as they are.
 
     Raises:
         BadInput: the engine rejects a request.
@@ -373,7 +373,7 @@ class Drive:
             self.conversations.answered(index, trace.token_ids, trace.finished_s)
         else:
             for turn in self.conversations.broken_off(index):
-                error = f"never asked, since {trace.request_id} was not answered: {trace.error}"
+                error = f"never sent, since {trace.request_id} was not answered: {trace.error}"
                 request = self.requests[turn]
                 never = RequestTrace(request.request_id, len(request.stand_in), now, error=error)
                 never.finish_reason, never.finished_s = reason, now

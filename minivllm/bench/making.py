@@ -40,8 +40,8 @@ class WorkloadMaker:
         Raises:
             BadInput: see `Generator.generate`; or there are no requests.
         """
-        asked = json.dumps([node, seed], sort_keys=True, default=repr)
-        if self._made is not None and self._made[0] == asked:
+        key = json.dumps([node, seed], sort_keys=True, default=repr)
+        if self._made is not None and self._made[0] == key:
             return self._made[1]
         info, generator = engine.info, build(node)
         tokenizer = engine.text([0]) is not None
@@ -68,7 +68,7 @@ class WorkloadMaker:
         )
         if not len(workload):
             raise BadInput("the workload has no requests: nothing to measure")
-        self._made = asked, workload
+        self._made = key, workload
         return workload
 
 
@@ -77,7 +77,7 @@ def build_target(config: Mapping[str, Any], progress: Callable[[int, int], None]
 
     Args:
         config: the resolved configuration.
-        progress: told how far the weights are, as (done, total).
+        progress: called with how far the weights are, as (done, total).
 
     Raises:
         BadInput: it cannot be built as configured, or does not support a knob that is set.

@@ -225,8 +225,8 @@ def compute(config: dict[str, Any], folder: Path) -> None:
 
     knobs = Config.of(config).quality
     usual = _usual(knobs)
-    asked = Config.of(config).runtime
-    where = {"device": asked.device, "threads": asked.threads}
+    runtime = Config.of(config).runtime
+    where = {"device": runtime.device, "threads": runtime.threads}
     runtime = {**usual["runtime"], **where}
     engine = MinivllmEngine({**usual, "model": config["model"], "runtime": runtime})
     require_trained_weights(engine.info.weights)

@@ -95,7 +95,7 @@ class Session:
 
     @property
     def engine(self) -> BenchEngine:
-        """The engine under test, built when first asked for.
+        """The engine under test, built when first used.
 
         Raises:
             BadInput: it cannot be built as configured; the same again for each later measurement.
@@ -127,7 +127,7 @@ class Session:
         self._notes += undeclared_cache(self._engine, self._engine.info.clock)
         if "torch" in sys.modules:  # for classes of users; where it is not there, it stays so
             sys.modules["torch"].set_num_threads(thread_count(runtime, parallel.tensor))
-        import pyarrow.parquet  # noqa: F401  # now, so that no measurement's memory has it as news
+        import pyarrow.parquet  # noqa: F401  # here, so that its memory is not counted in a measurement
 
         self._hardware = EngineHardware(self._engine, self._config, self._emit)
 

@@ -67,7 +67,7 @@ class Supervisor:
     leaves the profiler behind in its process. As a context manager it ends its worker.
 
     Args:
-        on_progress: told what goes on, about five times a second: a dictionary with `event`
+        on_progress: called with what goes on, about five times a second: a dictionary with `event`
             (waiting, loading, probing, warmup, measuring, profiling, done, failed), `measurement`,
             `position` (from 1), `total`, and what the event knows besides (loaded, to_load, tokens,
             total_tokens, elapsed_s, status, message).
@@ -90,9 +90,9 @@ class Supervisor:
         self._facts: dict[str, Any] = {}  # provenance
         # status and message, where we ended the worker
         self._verdict: tuple[str, str] | None = None
-        self._failure: dict[str, Any] | None = None  # what the worker last said had failed
+        self._failure: dict[str, Any] | None = None  # the failure that the worker last reported
         self._failed_s = 0.0  # when it did
-        # said when all was measured and only a trace was to come
+        # reported when all was measured and only a trace was to come
         self._handed: dict[str, Any] | None = None
 
     def __enter__(self) -> Supervisor:
@@ -178,7 +178,7 @@ class Supervisor:
         assert self._worker is not None
         measure: MeasureOptions = self._current.settings.measure
         if self._failure is not None:
-            # all is said: the worker has only to end
+            # all is reported: the worker has only to end
             return time.monotonic() - self._failed_s > CLOSING_S
         spent = time.monotonic() - self._began_s
         timeout, limit = measure.timeout_s, measure.memory_limit_gb
@@ -189,7 +189,7 @@ class Supervisor:
         return self._verdict is not None
 
     def _hear(self, event: dict[str, Any]) -> Outcome | None:
-        """Take in what the worker said; the outcome where that ended the measurement."""
+        """Take in the worker's message; the outcome where that ended the measurement."""
         assert self._worker is not None
         # the last row is of what came before, counted or not
         if event["event"] not in ("done", "failed"):

@@ -39,7 +39,7 @@ OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
 
 
 def served(measurement: Measurement) -> tuple[Any, ...]:
-    """What must be alike for one worker under one watch."""
+    """What must be the same for one worker under one watch."""
     measure = measurement.settings.measure
     return engine_id(measurement.config), *(getattr(measure, knob) for knob in WATCH_KNOBS)
 

@@ -41,8 +41,8 @@ def list_reports(reports_dir: Path) -> None:
 
 def percentiles(config: dict[str, Any]) -> list[float]:
     """The percentiles of latencies that the tables show; empty for the default ones."""
-    asked: list[float] = Config.of(config).report.percentiles
-    return asked
+    chosen: list[float] = Config.of(config).report.percentiles
+    return chosen
 
 
 def conclude(
@@ -77,7 +77,7 @@ def conclude(
         inputs = read(folder, planned, goal, percentiles(config))
         if inputs.warning:
             print(f"warning: {inputs.warning}", file=sys.stderr)
-        _print_findings(inputs, findings(inputs, studies), asked=bool(percentiles(config)))
+        _print_findings(inputs, findings(inputs, studies), chosen=bool(percentiles(config)))
         print(f"records: {folder}")
         if any(folder.glob(f"*/{TRACE}")):
             print(
@@ -95,13 +95,13 @@ def conclude(
     return inputs
 
 
-def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) -> None:
+def _print_findings(inputs: ReportInputs, known: list[Finding], *, chosen: bool) -> None:
     """Print tables and sentences, of the cells and then of the leading study.
 
     Args:
         inputs: of the report.
         known: the studies with their results.
-        asked: whether the user has chosen the percentiles, see `too_few`.
+        chosen: whether the user has chosen the percentiles, see `too_few`.
     """
     from minivllm.report.notices import simulated
     from minivllm.report.percentiles import too_few
@@ -112,7 +112,7 @@ def _print_findings(inputs: ReportInputs, known: list[Finding], *, asked: bool) 
     lead = leading(known, inputs)
     for table in terminal_tables(inputs, known):
         print_table(table)
-    for line in too_few(inputs.cells, inputs.columns) if asked else ():
+    for line in too_few(inputs.cells, inputs.columns) if chosen else ():
         print(line)
     if lead and not lead.study.replaces_summary(lead.result, inputs):
         for table in lead.study.tables(lead.result, inputs):

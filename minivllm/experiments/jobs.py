@@ -30,7 +30,7 @@ FOLDER = ".jobs"  # of a sweep's folder
 BEGUN = ".begun"  # of a file beside a job's, once it has read its own
 QUEUED = ".queued"  # of one beside it, where the job goes on without its command
 POLL_S = 1.0
-ASK_S = 30.0  # after which, and how often, the queue is asked after a job
+ASK_S = 30.0  # after which, and how often, the queue is queried for a job
 # States of Slurm's in which a job goes on, though submitit takes them for its end.
 PAUSED = ("CONFIGURING", "REQUEUE_HOLD", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED")
 # Those of a job that has ended; "" is that of one whose end was long ago.
@@ -91,7 +91,7 @@ def job_files(folder: Path, contents: Sequence[Any]) -> Iterator[list[Path]]:
 
     Args:
         folder: of the sweep; receives a folder for the files.
-        contents: what each job is told, as JSON.
+        contents: what each job gets, as JSON.
 
     Raises:
         OSError: a file cannot be written.
@@ -115,7 +115,7 @@ def job_files(folder: Path, contents: Sequence[Any]) -> Iterator[list[Path]]:
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """What a job is told; it has begun from here on.
+    """What a job gets; it has begun from here on.
 
     Raises:
         BadInput: the file cannot be read.
@@ -237,7 +237,7 @@ def wait_for(job: Any) -> None:
 
     submitit takes one that is suspended for ended. And it waits for ever for one that accounting
     does not know, or no more, as an element of an array that was cancelled before it began: so
-    Slurm's queue is asked, too.
+    Slurm's queue is queried, too.
     """
     ask_s, ended = time.monotonic() + ASK_S, False
     while True:

@@ -147,8 +147,8 @@ def _of_sbatch(params: dict[str, Any], in_turn: bool) -> dict[str, Any]:
     own = params.get("additional_parameters") or {}
     options = {**params, **own}
     has_gpu = any(options[name] for name in options if "gpu" in name or name == "gres")
-    asked = {"exclusive": True, **own} if in_turn and not has_gpu else own
-    return {name: value for name, value in asked.items() if value is not False}
+    options = {"exclusive": True, **own} if in_turn and not has_gpu else own
+    return {name: value for name, value in options.items() if value is not False}
 
 
 def _submitted_result(executor: Any, launcher: Any, arguments: Sequence[Any]) -> JobReturn:

@@ -53,18 +53,18 @@ def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> 
         allowed: knobs of `sweep` that the task supports.
     """
     view = Config.of(config)
-    asked = [
+    given = [
         key
         for key in ("name", "fresh", "retry", "dry_run")
         if getattr(view.sweep, key) and key not in allowed
     ]
-    if asked:
+    if given:
         instead = (
             "name= names records and report of a single run"
-            if asked[0] == "name"
+            if given[0] == "name"
             else "add -m to the command"
         )
-        raise BadInput(f"sweep.{asked[0]} is for sweeps: {instead}")
+        raise BadInput(f"sweep.{given[0]} is for sweeps: {instead}")
     identity.require_no_objective(config)
     if view.measure.target_ci is not None:
         raise BadInput("measure.target_ci is for sweeps: add -m to the command")
@@ -182,14 +182,14 @@ def _check_model(config: dict[str, Any], workload: Any, source: Source) -> Model
         from minivllm.passes.shard_sizes import require_shares
 
         require_shares(whole, view.parallel.tensor, view.quant, source.is_gguf)
-    asked = isinstance(workload, ImagesOptions)
-    if asked or view.vision.is_set:
+    wants_images = isinstance(workload, ImagesOptions)
+    if wants_images or view.vision.is_set:
         from minivllm.bench.workloads.images import NO_IMAGES
         from minivllm.extras.vision.fit import fitting_processor
 
         users = view.target("engine") not in OPTIONS
         takes = "vision" in support.knobs and (support.own_torch or users)
-        if (fitting_processor(view.vision, source) is None or not takes) and asked:
+        if (fitting_processor(view.vision, source) is None or not takes) and wants_images:
             raise BadInput(NO_IMAGES.format(name=workload.name))
     return sizes
 

@@ -87,7 +87,7 @@ def show_lone(measurements: Sequence[Measurement]) -> None:
     known = recorded_durations(first.path.parents[1])
     lines = (
         f"{first.cell}, cell {first.cell_id}: valid",
-        f"{count(len(measurements), 'measurement')} into {first.path.parent}/, each anew: "
+        f"{count(len(measurements), 'measurement')} into {first.path.parent}/, each again: "
         + estimate([m.cell_id for m in measurements], known),
     )
     print("\n".join(lines))

@@ -141,13 +141,13 @@ class Plan:
         # A single block has no repeats to interleave, so its jobs may run side by side.
         in_turns = self.sweep.blocks is not None or (alone and self.blocks > 1)
         jobs: dict[Any, list[Measurement]] = {}
-        asked = self.settings.sweep
+        sweep = self.settings.sweep
         for measurement in self.measurements:
             if measurement.run_id in elsewhere:
                 continue
             status = self.recorded.get(measurement.run_id)
-            anew = asked.fresh or (asked.retry == "failed" and status != "ok")
-            if status is None or (anew and measurement.run_id not in self.launched):
+            again = sweep.fresh or (sweep.retry == "failed" and status != "ok")
+            if status is None or (again and measurement.run_id not in self.launched):
                 shared = measurement.block if in_turns else identity.engine_id(measurement.config)
                 jobs.setdefault(shared, []).append(measurement)
         self.jobs = list(jobs.values())

@@ -95,7 +95,7 @@ class Reading:
         return reading
 
     def jumped(self, later: Reading) -> str | None:
-        """Why times between the two readings cannot be trusted; None where the clocks went alike.
+        """Why times between the two readings cannot be trusted; None where the clocks agree.
 
         The time of day alone may be set at any moment; it is believed only where no other clock
         tells a suspended machine.

@@ -144,10 +144,10 @@ class GpuGroup(NullGpu):
         """As of one GPU, with sums of memory and power limits, and each one's own below `each`."""
         each = [gpu.describe() for gpu in self._gpus]
         names = [str(one["name"]) for one in each]
-        alike = f"{len(each)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+        name = f"{len(each)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
         return {
             **each[0],
-            "name": alike,
+            "name": name,
             "memory": _total(one["memory"] for one in each),
             "power_limit_w": _total(one["power_limit_w"] for one in each),
             "each": each,
@@ -322,7 +322,7 @@ def visible_devices(device: str) -> dict[str, str]:
 
 @cache
 def is_torch_for_gpus() -> bool:
-    """Whether the installed torch was built with CUDA, told without importing it; True where
+    """Whether the installed torch was built with CUDA, found without importing it; True where
     nothing tells."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:

@@ -54,7 +54,7 @@ class Offline(Arrival):
     """Every request is there at the start."""
 
 
-class Concurrency(ConcurrencyOptions, Arrival):  # type: ignore[misc]  # an option cannot be set anew
+class Concurrency(ConcurrencyOptions, Arrival):  # type: ignore[misc]  # an option cannot be set again
     """Closed loop: `concurrency` clients, each with one request, or conversation, at a time."""
 
 

@@ -36,7 +36,7 @@ class Lengths:
     `fixed` is `value`; `uniform` takes every length from `min` to `max`, both included; `normal`
     and `lognormal` have the given `mean` and `std` in tokens before they are rounded and clipped to
     [`min`, `max`] (1 and unbounded where not given); `empirical` draws from `values`, each as often
-    as its entry in `weights` says beside the others (all alike where not given).
+    as its entry in `weights` says beside the others (all as often where not given).
     """
 
     distribution: str

@@ -1,4 +1,4 @@
-"""The knobs of `workload` and `arrival`: what is asked, and when."""
+"""The knobs of `workload` and `arrival`: which requests, and when."""
 
 from __future__ import annotations
 

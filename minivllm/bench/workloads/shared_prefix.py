@@ -1,5 +1,5 @@
-"""workload=shared_prefix: prompts that begin alike, as behind a system prompt or in a tree of
-documents."""
+"""workload=shared_prefix: prompts with the same beginning, as behind a system prompt or in a
+tree of documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
 
     A prompt is the texts of the nodes on a way from the root of a tree to one of its leaves, and
     then a text of its own. There are `num_prefixes` trees; every node has `branching` children,
-    down to `depth`. Each request takes a leaf at random, all alike.
+    down to `depth`. Each request takes a leaf at random, uniformly.
 
     Raises:
         BadInput: a knob has no sensible value.

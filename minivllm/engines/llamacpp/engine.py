@@ -119,8 +119,8 @@ class LlamaServer(StartedServer):
         if packed and quant["dtype"] != "bfloat16":
             raise self.unsupported(f"quant.dtype={quant['dtype']}", "the file decides")
         wanted = self.own.gguf_type or packed or FLOATS[quant["dtype"]]
-        asked = packed or self.own.gguf_type or quant["dtype"] != "bfloat16"
-        if TYPE not in given and asked:
+        wants_one = packed or self.own.gguf_type or quant["dtype"] != "bfloat16"
+        if TYPE not in given and wants_one:
             raise BadInput(
                 f"a {wanted} file is asked for by quant or engine.gguf_type, and engine.gguf="
                 f"{given} names one file: write {TYPE} where the precision stands in its name, or "
@@ -131,10 +131,10 @@ class LlamaServer(StartedServer):
             raise BadInput(f"engine.gguf={file} is not there: give a file that llama.cpp can read")
         return file.resolve()
 
-    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _with_own_fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """Without llama.cpp's own cuts of the distribution, which other engines lack."""
         own = {"top_k": 0, "min_p": 0.0, "cache_prompt": self.prefix_caching}
-        return {**own, **super()._asked(body)}
+        return {**own, **super()._with_own_fields(body)}
 
     def _empty_cache(self) -> None:
         """Erase every slot, once all are at rest."""
@@ -165,10 +165,10 @@ class LlamaServer(StartedServer):
     def derived(
         self, now: MetricsPage, before: MetricsPage, counted: Mapping[str, float | None]
     ) -> dict[str, float | str]:
-        """See StartedServer; what was asked of the cache are all prompt tokens."""
+        """See StartedServer; all prompt tokens query the cache."""
         reused, computed = (
             counted.get(name)
             for name in ("cache.prefix_tokens_reused", "engine.prompt_tokens_computed")
         )
-        asked = None if reused is None or computed is None else reused + computed
-        return super().derived(now, before, {**counted, "cache.prefix_tokens_queried": asked})
+        queried = None if reused is None or computed is None else reused + computed
+        return super().derived(now, before, {**counted, "cache.prefix_tokens_queried": queried})

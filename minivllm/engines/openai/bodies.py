@@ -81,8 +81,8 @@ class Bodies:
             return completions_body(words, max_tokens, params)
         if chat is None:
             assert self._tokenizer is not None
-            said = self._tokenizer.decode(prompt) if content is None else content
-            chat = {"messages": [{"role": "user", "content": said}]}
+            text = self._tokenizer.decode(prompt) if content is None else content
+            chat = {"messages": [{"role": "user", "content": text}]}
         make = chat_body if self._api == "chat" else responses_body
         return make(chat, max_tokens, params)
 

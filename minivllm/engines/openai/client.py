@@ -164,7 +164,7 @@ class Client:
     async def empty_cache(self, path: str) -> None:
         """Have a server empty its prefix cache, by a POST to a path.
 
-        vLLM answers `{"success": false}` with status 200 where blocks are still held; it is asked
+        vLLM answers `{"success": false}` with status 200 where blocks are still held; it is sent
         again for EMPTYING_S.
 
         Raises:
@@ -198,7 +198,7 @@ class Client:
             raise ServerError(_words(error)) from error
 
     async def _require_success(self, response: aiohttp.ClientResponse, what: str = "") -> None:
-        """Raise ServerError unless the answer is what was asked for."""
+        """Raise ServerError unless the answer is the one expected."""
         prefix = f"{what}: HTTP {response.status}".removeprefix(": ")
         if 300 <= response.status < 400:
             target = server_words(response.headers.get("Location", "nowhere"))
@@ -264,7 +264,7 @@ async def _body(
 def _emptied(body: bytes) -> bool:
     """Whether the answer of a server does not say that its cache was left as it was."""
     try:
-        said = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         return True  # SGLang answers with a sentence
-    return not (isinstance(said, dict) and said.get("success") is False)
+    return not (isinstance(answer, dict) and answer.get("success") is False)

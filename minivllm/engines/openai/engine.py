@@ -41,7 +41,7 @@ from minivllm.platform.support import INSTALL
 if TYPE_CHECKING:
     from minivllm.engines.openai.client import Client
 
-PATIENCE_S = 120.0  # for the answer to a probe: a server may compile when it is first asked
+PATIENCE_S = 120.0  # for the answer to a probe: a server may compile at its first request
 LOOK_S = 0.5  # between two looks at whether a server has started
 GRACE_S = 15.0
 TOKEN_IDS = {"return_token_ids": True}  # a server that knows it tells the ids of each chunk
@@ -238,7 +238,7 @@ class OpenAIEngine(Adapter):
         outputs: list[EngineOutput] = []
         tokens = self._tokens("probe", outputs.append, max_tokens)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        body = self._asked(self._bodies.body(list(PROBE), max_tokens, params))
+        body = self._with_own_fields(self._bodies.body(list(PROBE), max_tokens, params))
         patience, client = min(PATIENCE_S, self._idle_s), client or self._client
         try:
             client.wait(asyncio.wait_for(self._stream(client, body, tokens), patience))
@@ -282,7 +282,9 @@ class OpenAIEngine(Adapter):
         max_tokens = self.require_servable(request_id, prompt_token_ids, params)
         pictures = self.pictures
         content = None if pictures is None else pictures.content(request_id, prompt_token_ids)
-        body = self._asked(self._bodies.body(prompt_token_ids, max_tokens, params, chat, content))
+        body = self._with_own_fields(
+            self._bodies.body(prompt_token_ids, max_tokens, params, chat, content)
+        )
         tokens = self._tokens(request_id, self._results.put, max_tokens)
         session = self._sessions.pop(request_id, None)
         client = self._workers.route(request_id, prompt_token_ids, tokens, max_tokens, session)
@@ -297,7 +299,7 @@ class OpenAIEngine(Adapter):
     def note_images(self, request_id: str, names: Sequence[str]) -> None:
         require_pictures(self.pictures).note(request_id, names)
 
-    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _with_own_fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """A body with what every request has."""
         return {"model": self._model, **body, **self._counting, **self._extra}
 
@@ -381,7 +383,7 @@ class OpenAIEngine(Adapter):
         return []
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
-        """What the server said of the requests, and how well tokens could be told apart; see
+        """What the server reported of the requests, and how well tokens could be counted; see
         BenchEngine."""
         workers, as_text = self._workers, self._bodies.as_text
         sent_as = "messages" if self.info.takes_chat else "text" if as_text else "ids"

@@ -39,7 +39,7 @@ class Tokens:
     Args:
         request_id: of the request.
         deliver: takes the outputs.
-        max_tokens: tokens that were asked for; a stream that holds more is wrong.
+        max_tokens: most tokens of the request; a stream that holds more is wrong.
         count: counts the tokens of a text with our own tokenizer; None where there is none.
         vocab_size: token ids are below; None: not checked.
         read: checks an event of the API at hand.
@@ -66,10 +66,10 @@ class Tokens:
         self._unread = self._room  # characters that are still kept of all texts
         self.produced = 0
         self.chunks = 0
-        self.late = 0  # tokens that no chunk told of as it came
+        self.late = 0  # tokens that no chunk reported as it came
         self.misplaced = 0  # tokens whose chunk is still not known at the end
         self.countable = True  # whether the number of tokens is known
-        self.by_ids = False  # whether chunks told which tokens they hold
+        self.by_ids = False  # whether chunks report the ids of their tokens
         self.end_lag_s: float | None = None  # from the last token to the end of the stream
         self._last_s = 0.0
         self.prompt_tokens: int | None = None  # as the server counts them
@@ -79,7 +79,7 @@ class Tokens:
         # of the prompt, that the server had computed before, where it says so
         self.cached_tokens: int | None = None
         self.texts: list[str] = []  # of the chunks, thoughts included
-        self.ids: list[int] = []  # that chunks told
+        self.ids: list[int] = []  # that chunks reported
 
     @property
     def calls_a_tool(self) -> bool:
@@ -88,7 +88,7 @@ class Tokens:
 
     @property
     def sizes_known(self) -> bool:
-        """Whether the server has said of every chunk so far how many tokens it holds."""
+        """Whether the server has reported how many tokens every chunk so far holds."""
         return self.chunks > 0 and not self._texts
 
     def take(self, event: Any) -> None:
@@ -215,9 +215,9 @@ class Tokens:
     def _settle_texts(self) -> tuple[int, ...] | None:
         """How many tokens each chunk held that is known by its text: the total, distributed by our
         own count."""
-        total, asked = self._total, self._max_tokens if self._reason == "length" else None
-        if total is None and asked is not None and asked in (self.produced, self.produced - 1):
-            total = asked  # a token a chunk is as many as were asked for
+        total, limit = self._total, self._max_tokens if self._reason == "length" else None
+        if total is None and limit is not None and limit in (self.produced, self.produced - 1):
+            total = limit  # a token a chunk, and the request's limit was reached
         if total == self.produced:
             return None
         weights = [1] * self.produced
@@ -225,7 +225,7 @@ class Tokens:
             weights[index] = max(1, self._count(text)) if self._count is not None else 1
         counted = sum(weights)
         if total is None:
-            self.countable = counted == asked
+            self.countable = counted == limit
             total = min(counted, self._max_tokens)
         elif self.produced - total == 1:
             self.misplaced = 0  # see `take`

@@ -31,7 +31,7 @@ class Workers:
 
     Attributes:
         clients: by the number of a server.
-        seen: what each server was asked: the length of a prompt, and the answer's stream.
+        seen: what each server was sent: the length of a prompt, and the answer's stream.
 
     Raises:
         BadInput: a URL is none.
@@ -54,7 +54,7 @@ class Workers:
     def route(
         self, request_id: str, prompt: list[int], tokens: Tokens, wanted: int, session: str | None
     ) -> Client:
-        """The client of a request, whose end `note` is told."""
+        """The client of a request, whose end calls `note`."""
         number = self._router.route(RoutedRequest(request_id, prompt, wanted, session))
         self._at[request_id] = number
         self.seen[number].append((len(prompt), tokens))
@@ -116,7 +116,7 @@ class Workers:
         """The shortest context of a model; None: no server says one.
 
         Args:
-            model: that all are asked for.
+            model: that all requests name.
             served: the models of the first, with their contexts.
 
         Raises:
@@ -169,7 +169,7 @@ class Workers:
 
 
 def chosen(client: Client, served: Mapping[str, int | None], model: str | None) -> str:
-    """The model that a server is asked for: the first that it serves, or one of a name. Raises
+    """The model that requests to a server name: the first that it serves, or one of a name. Raises
     BadInput where it does not serve that."""
     if model is None and served:
         return next(iter(served))
@@ -190,9 +190,9 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def _hit_rate(seen: Sequence[tuple[int, Tokens]]) -> str:
-    told = [
+    known = [
         (one.cached_tokens, one.prompt_tokens)
         for _, one in seen
         if one.cached_tokens is not None and one.prompt_tokens
     ]
-    return f"{sum(a for a, _ in told) / sum(b for _, b in told):.3f}" if told else "unknown"
+    return f"{sum(a for a, _ in known) / sum(b for _, b in known):.3f}" if known else "unknown"

@@ -306,7 +306,7 @@ class StartedServer(OpenAIEngine):
             found |= self._idle_use()
             self._kept.read_log(self._listen)
         found |= self._facts
-        if "cache.prefix_tokens_reused" not in found:  # an older server: what its answers said
+        if "cache.prefix_tokens_reused" not in found:  # an older server: the counts of its answers
             found["cache.prefix_tokens_reused"] = groups["cache"]["cached_prompt_tokens"]
         found |= self.derived(now, self._before, counted)
         for path, value in found.items():
@@ -339,8 +339,10 @@ class StartedServer(OpenAIEngine):
         )
         acceptance = accepted / drafted if drafted and accepted is not None else None
         rates = {"speculative.acceptance": acceptance}
-        hits, asked = (counted.get(f"cache.prefix_tokens_{name}") for name in ("reused", "queried"))
-        rates["cache.prefix_hit_rate"] = hits / asked if asked and hits is not None else None
+        hits, queried = (
+            counted.get(f"cache.prefix_tokens_{name}") for name in ("reused", "queried")
+        )
+        rates["cache.prefix_hit_rate"] = hits / queried if queried and hits is not None else None
         waited, count = (now.since(before, f"{self.queue}_{part}") for part in ("sum", "count"))
         rates["engine.queue_ms"] = 1e3 * waited / count if waited is not None and count else None
         return {name: rate for name, rate in rates.items() if rate is not None}

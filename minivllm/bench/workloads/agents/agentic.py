@@ -91,8 +91,8 @@ class Agentic(AgenticOptions, Generator):
     def make(self, reader: Reader, seed: int) -> Workload:
         """The sessions, one after the other; see `Generator.generate`.
 
-        Request `s2.5` is the sixth call of the third session. What a session had said when it is
-        to start at a random instant is in the workload's `priming`.
+        Request `s2.5` is the sixth call of the third session. The calls that a session had made
+        when it is to start at a random instant are in the workload's `priming`.
         """
         limit = reader.max_model_len
         notes: list[str] = []
@@ -178,12 +178,12 @@ _READ: dict[tuple[object, ...], _Sessions] = {}  # of the last file, which arms 
 
 
 def _read(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
-    asked = (path, format, _state(path))
-    if asked not in _READ:
+    key = (path, format, _state(path))
+    if key not in _READ:
         _READ.clear()
-        _READ[asked] = _Sessions(read_sessions(path, format, knob))
+        _READ[key] = _Sessions(read_sessions(path, format, knob))
     try:
-        yield from _READ[asked]
+        yield from _READ[key]
     except BadInput:
         _READ.clear()  # the source has ended there
         raise

@@ -69,9 +69,9 @@ class File(FromFile, FileOptions):
                 taken += self._fits(line, known, self._output_len(line), max_model_len)
                 continue
             taken += 1  # how many tokens its text has is not known yet
-            if not self.skips and (asked := self._output_len(line)) > max_model_len:
+            if not self.skips and (length := self._output_len(line)) > max_model_len:
                 raise BadInput(
-                    f"{line.where}: the request has {asked} output tokens beside its prompt, and "
+                    f"{line.where}: the request has {length} output tokens beside its prompt, and "
                     f"the context holds {max_model_len}: {FILE_ADVICE}"
                 )
 
@@ -170,23 +170,23 @@ class File(FromFile, FileOptions):
     def _oversampled(
         self, requests: list[WorkloadRequest], notes: tuple[str, ...]
     ) -> tuple[tuple[WorkloadRequest, ...], tuple[str, ...]]:
-        """The requests, with `oversample` as many as were asked for, and the notes."""
-        asked, given = self.num_requests or 0, len(requests)
-        if not self.oversample or given >= asked:
+        """The requests, with `oversample` as many as `num_requests`, and the notes."""
+        wanted, given = self.num_requests or 0, len(requests)
+        if not self.oversample or given >= wanted:
             return tuple(requests), notes
         check_amount(
             f"workload.path={self.path}",
-            asked,
-            asked / given * sum(len(request.prompt_token_ids) for request in requests),
+            wanted,
+            wanted / given * sum(len(request.prompt_token_ids) for request in requests),
             FEWER,
         )
         more = (
             replace(request, request_id=f"r{i}")
-            for i, request in enumerate(islice(cycle(requests), asked))
+            for i, request in enumerate(islice(cycle(requests), wanted))
         )
         note = (
             f"workload={self.name}: oversampled: its {given} requests were repeated to make "
-            f"{asked}, so that each prompt came {asked / given:.3g} times on average; a prefix "
+            f"{wanted}, so that each prompt came {wanted / given:.3g} times on average; a prefix "
             "cache finds the repeats"
         )
         return tuple(more), (*notes[:-1], note)  # the last one says that there are fewer

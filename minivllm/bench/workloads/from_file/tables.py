@@ -229,9 +229,9 @@ def _split(folder: Path, knob: str, split: str | None) -> Path:
     if split is None and len(names) == 1:
         split = names[0]
     if split is None or split not in names or Path(split).name != split:
-        asked = "" if split is None else f"workload.split={split}: "
+        which = "" if split is None else f"workload.split={split}: "
         raise BadInput(
-            f"{asked}{knob} holds {', '.join(map(untrusted.printable, names)) or 'no'} splits; "
+            f"{which}{knob} holds {', '.join(map(untrusted.printable, names)) or 'no'} splits; "
             "say which one with workload.split"
         )
     return folder / split
