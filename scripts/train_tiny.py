@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer_files import TEMPLATE
-from minivllm.platform.library_texts import split_standard_library
+from minivllm.passes.pruning.texts import split_standard_library
 
 END_OF_TEXT = "<|endoftext|>"
 # Qwen2's pre-tokenisation, but numbers in groups of up to three digits.

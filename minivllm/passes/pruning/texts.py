@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,7 +13,6 @@ from minivllm.errors import BadInput
 from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.passes.pruning.options import STDLIB, WORKLOAD, CalibrationOptions
-from minivllm.platform.library_texts import split_standard_library
 from minivllm.platform.untrusted import MAX_TEXT, place, read_text
 
 WINDOW = 512  # tokens
@@ -19,6 +20,8 @@ PART = 1 << 16  # characters
 SEED = 0  # of the order of files, and of token ids where there is no tokenizer
 PIECE = 64  # characters that are looked for in the held-out text
 MOST_HELD_OUT = 0.01  # of the pieces: a licence's lines may be in any text
+# Generated tables and fixtures teach a language model nothing about Python.
+SKIPPED_PARTS = {"site-packages", "encodings", "__pycache__", "lib2to3", "cjkencodings", "msilib"}
 
 Prompts = Callable[[], Iterable[Sequence[int]]]  # of the workload, made when they are needed
 
@@ -136,3 +139,35 @@ def require_not_held_out(options: CalibrationOptions, texts: Iterable[str], held
             f"pruning.calibration={options.calibration}: {share:.0f} % of it is in the held-out "
             f"text that quality is measured on ({advice})"
         )
+
+
+def split_standard_library() -> tuple[list[Path], list[Path]]:
+    """(training files, held-out files) of this interpreter's standard library, whose sources every
+    machine has (PSF licence).
+
+    The split is by file, decided by a hash of its path, so that it is the same on every machine.
+    Test files are trained on only when the module they test is not held out.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    library: list[Path] = []
+    tests: list[Path] = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if SKIPPED_PARTS & set(parts) or path.stat().st_size < 200:
+            continue
+        (tests if "test" in parts or "tests" in parts or "idle_test" in parts else library).append(
+            path
+        )
+
+    def held_out(path: Path) -> bool:
+        digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
+        # About 4 % of the files, none so large that it would be most of the sample.
+        return digest[0] < 10 and path.stat().st_size < 100_000
+
+    held = [path for path in library if held_out(path)]
+    stems = {path.stem for path in held if path.stem != "__init__"} | {
+        path.parent.name for path in held if path.stem == "__init__"
+    }
+    training = [path for path in library if not held_out(path)]
+    training += [path for path in tests if not any(stem in path.stem for stem in stems)]
+    return training, held

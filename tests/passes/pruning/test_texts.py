@@ -109,3 +109,12 @@ def test_the_held_out_text_is_refused_wherever_it_comes_from(
     with pytest.raises(BadInput, match="use workload=file or stdlib"):
         calibration_ids(drawn, tokenizer, 6144, 512, lambda: [ids])
     assert calibration_ids(drawn, None, 6144, 512, lambda: [ids])  # ids alone are no text
+
+
+def test_no_file_is_on_both_sides() -> None:
+    training, held = texts.split_standard_library()
+    assert len(training) > 300 and len(held) > 5
+    assert not {*training} & {*held}
+    stems = {path.stem for path in held if path.stem != "__init__"}
+    tests = [path for path in training if "test" in path.parts or "tests" in path.parts]
+    assert not [path for path in tests if any(stem in path.stem for stem in stems)]
