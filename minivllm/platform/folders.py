@@ -9,7 +9,7 @@ import tempfile
 
 # Removes a folder once the process that has started this program is gone, however that ended.
 # Processes that end a moment later may still write into the folder, so it tries for ten seconds.
-KEEPER = """
+CLEANUP = """
 import os, shutil, sys, time
 sys.stdin.read()
 for _ in range(100):
@@ -35,8 +35,8 @@ class TemporaryFolder:
     def __init__(self, prefix: str, parent: str | None = None) -> None:
         self.path = tempfile.mkdtemp(prefix=prefix, dir=parent)
         try:
-            self._keeper = subprocess.Popen(
-                (sys.executable, "-I", "-S", "-c", KEEPER, self.path),
+            self._cleanup = subprocess.Popen(
+                (sys.executable, "-I", "-S", "-c", CLEANUP, self.path),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -55,4 +55,4 @@ class TemporaryFolder:
 
     def close(self) -> None:
         """Remove the folder with all that is in it."""
-        self._keeper.communicate()
+        self._cleanup.communicate()
