@@ -225,9 +225,8 @@ def compute(config: dict[str, Any], folder: Path) -> None:
 
     knobs = Config.of(config).quality
     usual = _usual(knobs)
-    runtime = Config.of(config).runtime
-    where = {"device": runtime.device, "threads": runtime.threads}
-    runtime = {**usual["runtime"], **where}
+    given = Config.of(config).runtime
+    runtime = {**usual["runtime"], "device": given.device, "threads": given.threads}
     engine = MinivllmEngine({**usual, "model": config["model"], "runtime": runtime})
     require_trained_weights(engine.info.weights)
     window, stride = window_and_stride(knobs, engine.info.max_model_len)

@@ -38,7 +38,7 @@ class PipedEngine(Adapter):
 
     Attributes:
         peer: name of the engine, for messages.
-        worker: file whose class `Worker` drives the engine there, and which imports nothing of
+        worker: file whose class `WORKER` drives the engine there, and which imports nothing of
             this package.
     """
 

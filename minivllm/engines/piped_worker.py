@@ -3,7 +3,7 @@ standard library and the file of one engine.
 
     python piped_worker.py ENGINE_FILE RESULTS_FD
 
-The file's class `Worker` drives the engine:
+The class that is the file's `WORKER` drives the engine:
 
     build(...) -> what was settled on    takes the first command
     add(id, [token ids], {...})          takes a request; raises ValueError for one that it rejects
@@ -69,7 +69,7 @@ def main(file: str, descriptor: int) -> None:
     """Build an engine, then serve."""
     commands: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=listen, args=(commands,), daemon=True).start()
-    worker = runpy.run_path(file)["Worker"]()
+    worker = runpy.run_path(file)["WORKER"]()
     try:
         send(descriptor, ready=worker.build(**commands.get()))
         serve(worker, commands, descriptor)

@@ -78,7 +78,7 @@ class Values:
         needed = default is REQUIRED or (required and key in self._values)
         if not needed and not self.has(key):
             return default
-        value = self._values.get(key)
+        value: Any = self._values.get(key)
         if (
             not _is_number(value)
             or not (value > above if least is None else value >= least)

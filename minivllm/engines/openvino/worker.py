@@ -22,7 +22,7 @@ SETTINGS = (
 )
 
 
-class Worker:
+class OpenVINOWorker:
     """Drives one `ContinuousBatchingPipeline`."""
 
     def __init__(self) -> None:
@@ -132,3 +132,6 @@ def plain(value: Any) -> str | int | bool:
         return value
     name = getattr(value, "get_type_name", None)
     return str(name() if name is not None else value)
+
+
+WORKER = OpenVINOWorker  # which piped_worker.py drives

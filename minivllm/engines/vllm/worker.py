@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 
-class Worker:
+class VllmWorker:
     """Drives one `LLMEngine`."""
 
     def __init__(self) -> None:
@@ -100,3 +100,6 @@ class Worker:
             self.engine.step()
         if clear and self.engine.reset_prefix_cache() is False:  # older versions say nothing
             raise RuntimeError("vLLM did not empty its prefix cache, though no request is left")
+
+
+WORKER = VllmWorker  # which piped_worker.py drives

@@ -133,7 +133,7 @@ def test_a_talk_ends_with_an_answer_that_fails(fault: str, status: str) -> None:
     engine, traces = run(TWO, Concurrency(1), **{fault: {"a1"}})
     assert [trace.status for trace in traces] == ["ok", status, status, "ok", "ok"]
     assert "a2" not in engine.submitted and traces[2].error is not None
-    assert traces[2].error.startswith("never asked, since a1 was not answered: ")
+    assert traces[2].error.startswith("never sent, since a1 was not answered: ")
     assert traces[3].scheduled_s == traces[1].finished_s  # its slot is free
 
 

@@ -99,7 +99,7 @@ class TraceFormat:
         Raises:
             BadInput: a column is missing, or several may be meant.
         """
-        found = {"hash_ids": given.get("hash_ids", "hash_ids")}
+        found: dict[str, Any] = {"hash_ids": given.get("hash_ids", "hash_ids")}
         there = ", ".join(map(short_name, names[:12])) or "none"
         for known, usual in NAMES.items():
             fitting = [name for name in names if row_lengths.plain(name) in usual]

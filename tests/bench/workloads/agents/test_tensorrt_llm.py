@@ -159,7 +159,7 @@ def test_other_events_are_counted() -> None:
         ([tool(3, branch_path=[[0]])], r"branch_path=\[\[0\]\] is not open"),
         ([{"event_type": "parallel_start", "children": [3]}], r"events\[0\].children\[0\] must be"),
         ([tool(-3)], "duration_ms=-3 must be a number of at least 0"),
-        ([tool(10**400)], "duration_ms=1000+\.\.\. must be a number of at least 0"),
+        ([tool(10**400)], r"duration_ms=1000+\.\.\. must be a number of at least 0"),
     ],
 )
 def test_what_is_no_session_is_refused_in_one_line(events: list[Any], words: str) -> None:
