@@ -15,9 +15,8 @@ from typing import Any, NoReturn, Protocol
 
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Channel
-from minivllm.platform.processes.children import die_with, module_path
+from minivllm.platform.processes.children import CopiedOutput, die_with, module_path
 from minivllm.platform.processes.heartbeat import Progress, beat_over, beating
-from minivllm.platform.processes.output import CopiedOutput
 from minivllm.platform.threads import THREAD_VARIABLES
 from minivllm.processes.messages import failed
 
