@@ -23,6 +23,7 @@ logger = logging.getLogger("minivllm.serving")
 
 T = TypeVar("T")
 JsonEvent = dict[str, Any]
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # dumps() would make one for each call
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -32,12 +33,12 @@ class JsonAnswer(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
-        return json.dumps(content, separators=(",", ":")).encode()
+        return _encode(content).encode()
 
 
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
     """One event; a mapping is written as JSON."""
-    text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
+    text = data if isinstance(data, str) else _encode(data)
     return (f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n").encode()
 
 
