@@ -37,7 +37,7 @@ GREETING = 512  # bytes of what an actor says of itself
 PURPOSES = ("calls", "output")  # of an actor's two connections
 POLL_S = 0.5  # between two looks at an actor that has not connected yet
 START_S = 120.0  # for Ray to start an actor on a cluster that has room for it
-LAST_WORDS_S = 5.0  # for Ray to say how an actor has died
+EXIT_REASON_S = 5.0  # for Ray to say how an actor has died
 CLOCK = struct.Struct("<d")
 
 
@@ -116,10 +116,10 @@ class RayActor:
         with output, output.makefile("rb") as lines, suppress(OSError):
             self._output.copy(lines)
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, if it has, and the last lines that it printed."""
         try:
-            state = f"ended with exit code {self._ray.get(self._end, timeout=LAST_WORDS_S)}"
+            state = f"ended with exit code {self._ray.get(self._end, timeout=EXIT_REASON_S)}"
         except self._ray.exceptions.GetTimeoutError:
             state = "is still running"
         except self._ray.exceptions.RayError as error:

@@ -100,11 +100,11 @@ class ProcessLink(ABC):
         await self._built
 
     async def start_first(self, name: str, started: ConnectedProcess, first: Any) -> None:
-        """`start` with the server, whose failure names the process and has its last words."""
+        """`start` with the server, whose failure names the process and says why it ended."""
         try:
             await self.start(started, first)
         except Crashed:
-            raise Crashed(f"{name} does not start: {await self.last_words()}") from None
+            raise Crashed(f"{name} does not start: {await self.exit_reason()}") from None
 
     async def restart(self, started: ConnectedProcess, first: Any) -> None:
         """Have a process in the place of one that is gone, or never was; see `start`."""
@@ -159,11 +159,11 @@ class ProcessLink(ABC):
         if not self._ended and (served or not self._restarts):
             self.gone()
 
-    async def last_words(self) -> str:
+    async def exit_reason(self) -> str:
         """Why it has stopped."""
         if self.failure is not None or self.started is None:
             return self.failure or "its log says why"
-        return f"its process {await asyncio.to_thread(self.started.last_words)}"
+        return f"its process {await asyncio.to_thread(self.started.exit_reason)}"
 
     async def stop(self) -> None:
         """End the process."""
@@ -304,9 +304,9 @@ class PolledLink:
                 case _:
                     yield message
         if self.channel.closed:
-            raise Crashed(f"{self.name} {self.started.last_words()}")
+            raise Crashed(f"{self.name} {self.started.exit_reason()}")
 
     def require_sign(self) -> None:
         """Raise Crashed where it is silent for too long. To be called every BEAT_S."""
         if self.silence.is_over_limit():
-            raise Crashed(f"{self.name} {self.silence}; it {self.started.last_words()}")
+            raise Crashed(f"{self.name} {self.silence}; it {self.started.exit_reason()}")

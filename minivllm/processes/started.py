@@ -39,7 +39,7 @@ class ConnectedProcess(Protocol):
     host: str | None
     ahead_s: float
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, once its connection has, without a subject: "ended with exit code 1"."""
 
     def kill(self) -> None:
@@ -91,7 +91,7 @@ class LocalProcess:
         self._pump = threading.Thread(target=self._output.copy, args=(lines,), daemon=True)
         self._pump.start()
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         try:
             state = f"ended with exit code {self._process.wait(FATE_S)}"
         except subprocess.TimeoutExpired:

@@ -205,9 +205,9 @@ async def _until_stopped(front: FrontEnd, service: EngineService) -> int:
         if signalled.is_set() and not ended:
             await _drain(service, forced)
         else:
-            words = await service.client.last_words() if ended else "no API server is left"
+            reason = await service.client.exit_reason() if ended else "no API server is left"
             print(
-                f"error: the {'engine' if ended else 'server'} has stopped: {words}",
+                f"error: the {'engine' if ended else 'server'} has stopped: {reason}",
                 file=sys.stderr,
             )
             code = 1

@@ -68,7 +68,7 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
     os.kill(first.pid, signal.SIGKILL)
     while not channels[0].closed:
         channels[0].receive(None)
-    assert first.last_words() == (
+    assert first.exit_reason() == (
         f"has died: it was killed. (Ray actor of process {first.pid}); it printed last: hello 0"
     )
     group.request(0)  # in the place of the first
@@ -80,7 +80,7 @@ def test_actors_are_spoken_to_and_their_death_is_told_with_their_words(
     again.kill()
     assert not psutil.pid_exists(again.pid)
     channels[1].close()
-    assert second.last_words().startswith("ended with exit code 3")
+    assert second.exit_reason().startswith("ended with exit code 3")
     for one in (first, second, again):
         one.stop()
     (folder,) = tmp_path.glob("ray-*")

@@ -22,7 +22,7 @@ class Two:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        started = SimpleNamespace(connection=ours, last_words=lambda: "ended with exit code -9")
+        started = SimpleNamespace(connection=ours, exit_reason=lambda: "ended with exit code -9")
         self.link, self.child = PolledLink("replica 1 of 2", cast(Any, started), "first"), theirs
         self.channel = Channel(theirs)
 

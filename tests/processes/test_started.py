@@ -30,7 +30,7 @@ def test_a_part_of_this_process_prints_into_its_log(capfd: pytest.CaptureFixture
     child, channel = spoken_to(threads=1)
     assert os.getpgid(child.pid) == os.getpgid(0)
     channel.close()
-    assert child.last_words() == "ended with exit code 3; it printed last: hello"
+    assert child.exit_reason() == "ended with exit code 3; it printed last: hello"
     child.stop()
     assert "hello" in capfd.readouterr().err
 
@@ -39,7 +39,7 @@ def test_a_process_beside_this_one_has_a_session_of_its_own() -> None:
     child, channel = spoken_to(threads=None)
     assert os.getsid(child.pid) == child.pid
     child.kill()
-    assert child.last_words() == "ended with exit code -9"
+    assert child.exit_reason() == "ended with exit code -9"
     channel.close()
     child.stop()
 

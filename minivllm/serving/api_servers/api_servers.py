@@ -181,9 +181,9 @@ class ApiServers:
 
     async def _start(self, link: ApiServerLink) -> None:
         """The start of one that has not been started before; see `start`."""
-        await link.start_first(self._named(link), *self._next())
+        await link.start_first(self._name_of(link), *self._next())
 
-    def _named(self, link: ApiServerLink) -> str:
+    def _name_of(self, link: ApiServerLink) -> str:
         return f"API server {link.number} of {len(self.links)}"
 
     def _next(self) -> tuple[LocalProcess, ApiServerStart]:
@@ -266,10 +266,10 @@ class ApiServers:
 
     async def _again(self, link: ApiServerLink) -> None:
         """Start one again that has died, each try later than the one before."""
-        which = self._named(link)
-        words = await link.last_words()
+        which = self._name_of(link)
+        reason = await link.exit_reason()
         self._restarts.note_death(link.number)
-        print(f"warning: {which} has stopped ({words})", file=sys.stderr)
+        print(f"warning: {which} has stopped ({reason})", file=sys.stderr)
 
         async def start() -> None:
             await link.restart(*self._next())

@@ -121,11 +121,11 @@ class EngineClient:
         """What waits for the engine."""
         return queued_of(self.streams.values())
 
-    async def last_words(self) -> str:
+    async def exit_reason(self) -> str:
         """Why the engines have stopped."""
         links = self.replicas.links
         failed = next((link for link in links if link.failure), self._last_lost)
-        return "nobody knows why" if failed is None else await failed.last_words()
+        return "nobody knows why" if failed is None else await failed.exit_reason()
 
     @property
     def replica_events(self) -> dict[str, int]:

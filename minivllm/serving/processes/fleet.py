@@ -54,7 +54,7 @@ class Restarts:
     async def until_it_serves(
         self,
         number: int,
-        named: str,
+        name: str,
         start: Callable[[], Awaitable[None]],
         delays_s: Sequence[float] = DELAYS_S,
         is_wanted: Callable[[], bool] = lambda: True,
@@ -62,7 +62,7 @@ class Restarts:
         """Try to start a process until it serves, as long as it is wanted.
 
         Args:
-            named: for warnings.
+            name: for warnings.
             start: starts it, and waits until it serves; raises BadInput, RuntimeError or OSError.
             delays_s: before each try, those of earlier deaths counted.
 
@@ -78,11 +78,11 @@ class Restarts:
                 await start()
             except (BadInput, RuntimeError, OSError) as error:
                 why = first_line(error)
-                print(f"warning: {named} does not start: {why}", file=sys.stderr)
+                print(f"warning: {name} does not start: {why}", file=sys.stderr)
                 continue
             self._served_since[number] = self._now()
             return True
-        print(f"warning: {named} is not started again: it stops each time", file=sys.stderr)
+        print(f"warning: {name} is not started again: it stops each time", file=sys.stderr)
         return False
 
 
@@ -133,11 +133,11 @@ class Fleet:
         self, link: EngineLink, started: ConnectedProcess, config: Mapping[str, Any]
     ) -> Ready:
         """The start of a replica that has not been started before; see `start`."""
-        await link.start_first(self._named(link), started, config)
+        await link.start_first(self._name_of(link), started, config)
         assert link.ready is not None
         return link.ready
 
-    def _named(self, link: EngineLink) -> str:
+    def _name_of(self, link: EngineLink) -> str:
         several = self._config["parallel"]["replicas"] > 1
         return f"replica {link.number} of {len(self._group.places)}" if several else "the engine"
 
@@ -162,9 +162,9 @@ class Fleet:
         Returns:
             False where it has died too often, or cannot be started.
         """
-        which = self._named(link)
-        words = await link.last_words()
-        print(f"warning: {which} has stopped ({words}); {left} left", file=sys.stderr)
+        which = self._name_of(link)
+        reason = await link.exit_reason()
+        print(f"warning: {which} has stopped ({reason}); {left} left", file=sys.stderr)
         self._restarts.note_death(link.number)
         serves = await self._try(link, DELAYS_S)
         self.num_restarts += serves
@@ -177,7 +177,7 @@ class Fleet:
         self._restarts.forget(link.number)
         serves = await self._try(link, (0.0, *DELAYS_S[1:]))
         if serves:
-            print(f"{self._named(link)} serves", file=sys.stderr)
+            print(f"{self._name_of(link)} serves", file=sys.stderr)
         return serves
 
     async def _try(self, link: EngineLink, delays_s: Sequence[float]) -> bool:
@@ -188,7 +188,7 @@ class Fleet:
             await link.restart(started, self._group.config_of(link.number))
 
         return await self._restarts.until_it_serves(
-            link.number, self._named(link), start, delays_s, lambda: link.is_wanted
+            link.number, self._name_of(link), start, delays_s, lambda: link.is_wanted
         )
 
     async def _again(self, number: int) -> ConnectedProcess:

@@ -115,7 +115,7 @@ class PretendedReplica:
     def die(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         return "ended with exit code -9; it printed last: nothing"
 
     def kill(self) -> None:

@@ -219,10 +219,10 @@ def test_one_that_cannot_start_is_one_line(tmp_path: Path) -> None:
         async def start(*_: Any) -> None:
             raise Crashed("its process ended while it started")
 
-        async def last_words() -> str:
+        async def exit_reason() -> str:
             return "its process ended with exit code 3"
 
-        link.start, link.last_words = start, last_words  # type: ignore[method-assign]
+        link.start, link.exit_reason = start, exit_reason  # type: ignore[method-assign]
         with pytest.raises(Crashed, match=r"API server 1 of 2 does not start: .* exit code 3"):
             await servers._start(link)
 

@@ -348,7 +348,7 @@ def test_a_silent_replica_is_dead() -> None:
         assert SILENT_S <= now[0] <= SILENT_S + 2 * BEAT_S
         assert client.replicas.links[1].is_alive and not stream.is_over
         assert [one.request_id for one in replicas.sent[1]] == ["r1"]
-        assert await client.replicas.links[0].last_words() == "it has not answered for 8 s"
+        assert await client.replicas.links[0].exit_reason() == "it has not answered for 8 s"
 
     asyncio.run(run())
 
@@ -368,7 +368,7 @@ def test_a_replica_that_stays_at_one_step_is_dead() -> None:
                 link.end_if_silent()
             await asyncio.sleep(0)
             assert client.replicas.links[0].is_alive == (now[0] <= 20.0)
-        assert await client.replicas.links[0].last_words() == "it has been at one step for 20 s"
+        assert await client.replicas.links[0].exit_reason() == "it has been at one step for 20 s"
         assert [one.request_id for one in replicas.sent[1]] == ["r1"]
 
     asyncio.run(run())
@@ -383,7 +383,7 @@ def test_a_replica_that_says_it_has_failed_is_lost_before_its_process_ends() -> 
         await asyncio.sleep(0)
         assert len(client.replicas.serving) == 1 and not stream.is_over
         assert [one.request_id for one in replicas.sent[1]] == ["r1"]
-        assert await client.replicas.links[0].last_words() == "rank 1 was killed by SIGKILL"
+        assert await client.replicas.links[0].exit_reason() == "rank 1 was killed by SIGKILL"
 
     asyncio.run(run())
 

@@ -37,7 +37,7 @@ class Link:
         self.failures: list[Exception] = []
         self.given: list[dict[str, Any]] = []
 
-    async def last_words(self) -> str:
+    async def exit_reason(self) -> str:
         return "its process ended with exit code -9"
 
     async def restart(self, started: Any, config: dict[str, Any]) -> None:
