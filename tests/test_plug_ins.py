@@ -1,4 +1,4 @@
-"""Classes out of tree: thirteen kinds, each one class and one option file, found by --help, with
+"""Classes out of tree: fourteen kinds, each one class and one option file, found by --help, with
 typed knobs, in a run, in `LLM` and in a sweep."""
 
 from __future__ import annotations
@@ -190,6 +190,24 @@ class Mine(Distribution):
         "defaults: [default]\nmetrics:\n  tokens:\n    _target_: my_metric.Mine\n"
         "    share: 0.5 # of what",
     ),
+    "check": PlugIn(
+        "measure=checked",
+        "measure.checks.mine.share",
+        """
+from minivllm.bench.metrics.validity import Check
+class Mine(Check):
+    def __init__(self, share: float = 0.5):
+        self.share = share
+    def reasons(self, evidence):
+        told("check", self.share)
+        if self.share > 1:
+            yield f"{len(evidence.traces)} requests, and a share of {self.share:g}"
+    def notes(self, evidence):
+        return [f"share {self.share:g}"]
+""",
+        "defaults: [default]\nchecks:\n  mine:\n    _target_: my_check.Mine\n"
+        "    share: 0.5 # of what",
+    ),
     "pass": PlugIn(
         "runtime=mine",
         "runtime.passes",
@@ -222,10 +240,11 @@ class Mine(Study):
     ),
 }
 # Of both a policy of batching and a cache of one's own, or strategies of the built-in ones: these
-# go together.
+# go together, and so does one option of `measure`.
+STRATEGIES = ["preemption", "eviction", "check"]
 TOGETHER = {
-    "classes": [kind for kind in PLUG_INS if kind not in ("preemption", "eviction")],
-    "strategies": ["preemption", "eviction"],
+    "classes": [kind for kind in PLUG_INS if kind not in STRATEGIES],
+    "strategies": STRATEGIES,
 }
 SMALL = ("runtime.device=cpu", "measure.warmup_requests=0", "measure.roofline=false")
 LOAD = ("workload.num_requests=4", "workload.input_len=8", "workload.output_len=24")
@@ -332,10 +351,10 @@ def test_a_run_and_a_sweep_take_it(
     ]
     plug_in("preset", "mine", "# @package _global_\n" + json.dumps({"sweep": {"params": arms}}))
     done = cli("-m", *command, "preset=mine", "sweep.name=many")
-    assert done.code == 0, done.err
+    assert done.code == ("check" in kinds), done.err
     assert told(user_dir) == {kind: {0.5} if kind == "study" else {1.0, 2.0} for kind in kinds}
     rows = load_records("runs/many")
-    assert list(rows["status"]) == ["ok", "ok"]
+    assert sorted(rows["status"]) == ["invalid" if "check" in kinds else "ok", "ok"]
     if "proposer" in kinds:
         one = load_records("runs/one")
         assert one["speculation.proposer"].item() == "mine"
@@ -344,12 +363,21 @@ def test_a_run_and_a_sweep_take_it(
     if "metric" in kinds:
         assert sorted(rows["metrics.own.tokens.p50"]) == [-8.0, -4.0]
         assert load_records("runs/one")["metrics.own.tokens.n"].item() == 4
+    if "check" in kinds:
+        assert list(rows.set_index("status")["validity.reasons"]["invalid"]) == [
+            "mine: 4 requests, and a share of 2"
+        ]
+        notes = {note for notes in rows["validity.notes"] for note in notes}
+        assert {"mine: share 1", "mine: share 2"} <= notes
 
 
-def test_a_metric_changes_no_cell_and_is_measured_anew(user_dir: Path, own: str) -> None:
+@pytest.mark.parametrize("kind", ["metric", "check"])
+def test_what_judges_changes_no_cell_and_is_measured_anew(
+    user_dir: Path, own: str, kind: str
+) -> None:
     from minivllm.bench.records.identity import cell_id, expand
 
-    plain, asked = compose([]), compose(["measure=mine"], user_dir / "conf")
+    plain, asked = compose([]), compose([PLUG_INS[kind].choose], user_dir / "conf")
     assert cell_id(plain, "f") == cell_id(asked, "f")
     assert (
         expand(plain, "s", "a", "runs", "f")[0].run_id
@@ -363,6 +391,7 @@ def test_a_metric_changes_no_cell_and_is_measured_anew(user_dir: Path, own: str)
         ("batching.preemption", "must name a class, as {_target_: my_package.MyClass}"),
         ("cache.eviction", "must name a class, as {_target_: my_package.MyClass}"),
         ("+measure.metrics.mine", "must name a class each"),
+        ("+measure.checks.mine", "must name a class each, such as .*MyCheck"),
     ],
 )
 def test_what_names_no_class_is_bad_input(knob: str, message: str) -> None:

@@ -11,14 +11,24 @@ from minivllm.bench.driver import full_batch
 from minivllm.bench.metrics import metrics
 from minivllm.bench.metrics.latency import Metric
 from minivllm.bench.metrics.objectives import unknown_objective
-from minivllm.bench.metrics.own import own_metrics
 from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.metrics.validity import Check
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records.figures import Metrics
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.stopping import Stopping
 from minivllm.bench.workloads.workload import Workload
 from minivllm.engine.options import SamplingParams
+from minivllm.platform.plug_ins import make_own
+
+# What `measure` takes of a user's own: the class, and what another one is.
+OWN = {
+    "metrics": (
+        Metric,
+        "no metric: derive it from minivllm.bench.metrics.latency.Metric or Distribution",
+    ),
+    "checks": (Check, "no check: derive it from minivllm.bench.metrics.validity.Check"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,8 @@ class OfferedLoad:
     arrival: Arrival
     params: SamplingParams
     seed: int
-    metrics: Mapping[str, Metric]  # of the user's own
+    metrics: Mapping[str, Metric]  # of the user's own, by their names in `metrics.own`
+    checks: Mapping[str, Check]  # of the user's own, by name
     slo: Mapping[str, float | None]
     stopping: Stopping
 
@@ -37,10 +48,21 @@ class OfferedLoad:
     def of(
         cls, workload: Workload, arrival: Arrival, params: SamplingParams, measure: MeasureOptions
     ) -> OfferedLoad:
-        """The load of a measurement with these settings. Raises BadInput for wrong metrics."""
-        own, slo = own_metrics(measure.metrics), vars(measure.slo)
+        """The load of a measurement with these settings.
+
+        Raises:
+            BadInput: a metric or a check of the user's own cannot be made, or is of another kind.
+        """
         stopping = Stopping(measure.duration_s, measure.cooldown_s, measure.max_error_rate)
-        return cls(workload, arrival, params, measure.seed, own, slo, stopping)
+        own = {
+            kind: {
+                name: make_own(f"measure.{kind}.{name}", node, *what)
+                for name, node in getattr(measure, kind).items()
+            }
+            for kind, what in OWN.items()
+        }
+        slo = vars(measure.slo)
+        return cls(workload, arrival, params, measure.seed, **own, slo=slo, stopping=stopping)
 
     @cached_property
     def most_tokens(self) -> int:

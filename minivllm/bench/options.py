@@ -59,6 +59,7 @@ class MeasureOptions(Options):
     memory_limit_gb: float | None = knob(None, above=0)
     telemetry_interval_s: float = knob(0.2, at_least=0.01)
     metrics: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)
     events: bool = False
     events_mb: float = knob(64, above=0, at_most=1024)
 
@@ -68,10 +69,10 @@ class MeasureOptions(Options):
             raise self.bad("max_repeats", f"must be at least measure.repeats={self.repeats}")
         if self.cooldown_s and self.duration_s is None:
             raise self.bad("cooldown_s", "follows a measurement that ends by measure.duration_s")
-        if not all(map(names_class, self.metrics.values())):
-            raise self.bad(
-                "metrics", "must name a class each, such as {mine: {_target_: my_package.MyMetric}}"
-            )
+        for name, example in (("metrics", "MyMetric"), ("checks", "MyCheck")):
+            if not all(map(names_class, getattr(self, name).values())):
+                problem = "must name a class each, such as {mine: {_target_: my_package.%s}}"
+                raise self.bad(name, problem % example)
 
     @property
     def sent_s(self) -> float | None:

@@ -280,7 +280,7 @@ class Session:
         state = cache_state(info.keeps_prefixes, measure.prefix_cache)
         context = JobContext(whole, energy, price, liveness, state, max(1, len(each)))
         record.jobs = job_figures(traces, load.workload, context)
-        record.validity = validity.check(
+        evidence = validity.Evidence(
             *(traces, load.sent(traces), whole),
             energy=energy,
             roofline=record.roofline,
@@ -294,6 +294,7 @@ class Session:
             jumped=self._jumped,
             writes_text=info.clock is None and info.weights != "random",
         )
+        record.validity = validity.check(evidence, load.checks)
         record.validity.notes += [
             *info.warnings,
             *acceptance_notes(record.speculation, info.weights),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minivllm.bench.driver import DriveProgress, drive, full_batch, request_seed, warm_up
 from minivllm.bench.metrics.metrics import compute
-from minivllm.bench.metrics.validity import check
+from minivllm.bench.metrics.validity import Evidence, check
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline, Poisson
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
@@ -178,5 +178,5 @@ def test_any_drive_is_whole_and_valid(
     traces = drive(engine, work, arrival, SamplingParams(), engine.clock, seed=seed)
     assert [len(trace.token_ids) for trace in traces] == [output for _, output in lengths]
     metrics = compute(traces, {}, full_batch(max_num_seqs, arrival, len(work)))
-    assert check(traces, work, metrics).reasons == []
+    assert check(Evidence(traces, work, metrics)).reasons == []
     assert metrics.output_tokens == sum(output for _, output in lengths)

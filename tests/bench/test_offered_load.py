@@ -1,23 +1,31 @@
-"""What is measured of a load that ends by time, by hand."""
+"""What is measured of a load that ends by time, by hand; checks of a user's own."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minivllm.bench.driver import drive
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import recorded_requests
-from minivllm.bench.metrics.validity import check
+from minivllm.bench.metrics.validity import Evidence, check
 from minivllm.bench.offered_load import OfferedLoad
 from minivllm.bench.options import MeasureOptions, SLOOptions
 from minivllm.bench.records.figures import Attainment
-from minivllm.bench.workloads.arrivals import Arrival, Constant
+from minivllm.bench.workloads.arrivals import Arrival, Constant, Offline
 from minivllm.bench.workloads.stopping import Stopping
+from minivllm.bench.workloads.workload import Workload
 from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
 from tests.bench.scripted import ScriptedClock, ScriptedEngine, workload
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "your-own-check.md"
 MEASURE = MeasureOptions(duration_s=4.0, cooldown_s=2.0, slo=SLOOptions(e2e_ms=2500))
 
 
@@ -45,7 +53,7 @@ def test_requests_of_the_window_are_measured_and_the_rest_keeps_up_the_load() ->
     assert figures.attainment == Attainment(e2e_ms=0, all=0)
     (note,) = load.notes(traces)
     assert "the 4 of 10 requests that were due within it are measured; 2 more kept up" in note
-    assert check(traces, load.sent(traces), whole, stopping=load.stopping).reasons == []
+    assert check(Evidence(traces, load.sent(traces), whole, stopping=load.stopping)).reasons == []
     rows = recorded_requests(traces, until_s=load.until_s(traces))
     assert [row["e2e_ms"] for row in rows] == [3000] * 4 + [None] * 2
     assert [row["status"] for row in rows] == ["ok"] * 4 + ["unmeasured"] * 2
@@ -81,18 +89,20 @@ def test_failures_within_the_allowance_are_a_note_and_others_a_reason() -> None:
     load, traces = driven(MeasureOptions(), Constant(1.0), 4)
     traces[0].finish_reason, traces[0].error = "abort", "gone"
     figures = load.figures(traces, 64)[0]
-    strict = check(traces, load.workload, figures)
+    strict = check(Evidence(traces, load.workload, figures))
     assert strict.reasons == ["1 of 4 requests did not complete (a: gone)"]
-    allowed = check(traces, load.workload, figures, stopping=Stopping(max_error_rate=0.25))
+    allowed = check(
+        Evidence(traces, load.workload, figures, stopping=Stopping(max_error_rate=0.25))
+    )
     assert allowed.ok and allowed.notes[0].endswith("which measure.max_error_rate allows")
-    less = check(traces, load.workload, figures, stopping=Stopping(max_error_rate=0.2))
+    less = check(Evidence(traces, load.workload, figures, stopping=Stopping(max_error_rate=0.2)))
     assert less.reasons == strict.reasons
 
 
 def test_a_wait_for_a_place_is_told_as_such() -> None:
     load, traces = driven(MeasureOptions(), Constant(rate=1.0, max_concurrency=1), 4)
     whole = load.figures(traces, 64)[0]
-    notes = check(traces, load.workload, whole, max_concurrency=1).notes
+    notes = check(Evidence(traces, load.workload, whole, max_concurrency=1)).notes
     assert any("on average for one of arrival.max_concurrency=1 places" in note for note in notes)
 
 
@@ -110,3 +120,27 @@ def test_progress_is_towards_the_end_by_time_or_of_the_workload() -> None:
     ]
     endless, _ = driven(MeasureOptions(), Constant(1.0), 12)
     assert endless.tokens_expected(6, 3.0) == 36
+
+
+def test_the_check_of_the_page_judges(user_dir: Path, cli: Callable[..., Any]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in re.findall(r"^```\w+\n# mine/(\S+)\n(.*?)^```", page, re.M | re.S):
+        (user_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (user_dir / name).write_text(text)
+    config = f"--config-dir={user_dir / 'conf'}"
+    load = ("measure=quotable", "engine=simulated", "workload.num_requests=150")
+    steps = ("engine.bandwidth_gb_s=10", "engine.tflops=1", "workload.output_len=2")
+    done = cli(config, *load, *steps, "name=one")
+    assert done.code == 1, done.err
+    (record,) = (json.loads(path.read_text()) for path in Path("runs").glob("one/*/record.json"))
+    reason = "quotable: 150 requests are fewer than the 200 that we quote"
+    assert record["status"] == "invalid" and record["validity"]["reasons"] == [reason]
+    assert "quotable: 150 of 150 answers were cut" in record["validity"]["notes"]
+    done = cli(config, *load, "measure.checks.quotable.least=many")
+    assert done.code == 2 and "least='many' must be a whole number" in done.err
+
+
+def test_what_is_no_check_is_bad_input() -> None:
+    node = {"mine": {"_target_": "pathlib.Path"}}
+    with pytest.raises(BadInput, match=r"measure\.checks\.mine: pathlib\.Path is no check: derive"):
+        OfferedLoad.of(Workload(()), Offline(), SamplingParams(), MeasureOptions(checks=node))

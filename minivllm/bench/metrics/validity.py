@@ -3,7 +3,8 @@ numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from minivllm.bench.hardware.readings import Energy, Roofline
@@ -26,27 +27,13 @@ NAMED = 3  # examples named in a sentence
 ANSWERED = ("ok", "empty", "shed")  # statuses of requests that did not fail
 
 
-def check(
-    traces: Sequence[RequestTrace],
-    workload: Workload,
-    metrics: Metrics,
-    *,
-    energy: Energy | None = None,
-    roofline: Roofline | None = None,
-    liveness: Mapping[str, Mapping[str, float | str]] | None = None,
-    cold: bool = False,
-    max_concurrency: int | None = None,
-    stopping: Stopping | None = None,
-    steps: Steps = (),
-    has_steps: bool = False,
-    tick_s: float | None = None,
-    jumped: str | None = None,
-    writes_text: bool = False,
-) -> Validity:
-    """Judge one measurement, but for what was seen from outside, see `telemetry_validity`.
+@dataclass(frozen=True)
+class Evidence:
+    """What one measurement is judged by, but for what was seen from outside, see
+    `telemetry_validity`.
 
     Args:
-        traces, workload: as the driver returned them, and what was asked.
+        traces, workload: as the driver returned them, and the requests that were sent.
         metrics: what `metrics.compute` made of the traces.
         energy, roofline, liveness: of the window; the roofline with MBU and MFU.
         cold: whether the prefix cache should have been empty before.
@@ -57,34 +44,77 @@ def check(
             trusted, where known.
         writes_text: the answers are a model's whose weights are not random.
     """
-    stopping = stopping or Stopping()
-    failures, tolerated = _failures(traces, stopping)
+
+    traces: Sequence[RequestTrace]
+    workload: Workload
+    metrics: Metrics
+    energy: Energy = field(default_factory=Energy)
+    roofline: Roofline = field(default_factory=Roofline)
+    liveness: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
+    cold: bool = False
+    max_concurrency: int | None = None
+    stopping: Stopping = field(default_factory=Stopping)
+    steps: Steps = ()
+    has_steps: bool = False
+    tick_s: float | None = None
+    jumped: str | None = None
+    writes_text: bool = False
+
+
+class Check:
+    """A check of a user's own, as `measure.checks` names it."""
+
+    def reasons(self, evidence: Evidence) -> Iterable[str]:
+        """A sentence for each reason why the measurement is invalid."""
+        return ()
+
+    def notes(self, evidence: Evidence) -> Iterable[str]:
+        """A sentence for each remark that leaves it valid."""
+        return ()
+
+
+def check(evidence: Evidence, own: Mapping[str, Check] | None = None) -> Validity:
+    """Judge one measurement.
+
+    Args:
+        evidence: of it.
+        own: checks of a user's own, by the names that their sentences begin with.
+    """
+    traces, liveness = evidence.traces, evidence.liveness
+    failures, tolerated = _failures(traces, evidence.stopping)
     accounts = (
-        check_stream(liveness or {}, metrics.e2e_ms.mean),
-        reconcile(traces, steps, liveness or {}, has_steps),
+        check_stream(liveness, evidence.metrics.e2e_ms.mean),
+        reconcile(traces, evidence.steps, liveness, evidence.has_steps),
     )
     reasons = [
-        *([stopped] if (stopped := stopping.reason()) else []),
+        *([stopped] if (stopped := evidence.stopping.reason()) else []),
         *([] if tolerated else failures),
-        *_counts(traces, workload),
+        *_counts(traces, evidence.workload),
         *_times(traces),
-        *(_littles_law(traces, metrics) if all(trace.completed for trace in traces) else ()),
-        *_above_limit(roofline or Roofline()),
+        *(
+            _littles_law(traces, evidence.metrics)
+            if all(trace.completed for trace in traces)
+            else ()
+        ),
+        *_above_limit(evidence.roofline),
         *chain.from_iterable(reasons for reasons, _ in accounts),
-        *_clock(metrics, tick_s, jumped),
+        *_clock(evidence.metrics, evidence.tick_s, evidence.jumped),
     ]
     notes = [
         *([f"{line}, which measure.max_error_rate allows" for line in failures if tolerated]),
         *_shed(traces),
-        *_lateness(traces, max_concurrency),
-        *_limit_notes(roofline or Roofline()),
-        *_energy_notes(energy, metrics),
-        *_recordings(liveness or {}),
-        *_overlaps(liveness or {}),
+        *_lateness(traces, evidence.max_concurrency),
+        *_limit_notes(evidence.roofline),
+        *_energy_notes(evidence.energy, evidence.metrics),
+        *_recordings(liveness),
+        *_overlaps(liveness),
         *chain.from_iterable(notes for _, notes in accounts),
-        *(check_cold(workload, liveness or {}, traces) if cold else ()),
-        *(one_token_answers(traces, served="stream" in (liveness or {})) if writes_text else ()),
+        *(check_cold(evidence.workload, liveness, traces) if evidence.cold else ()),
+        *(one_token_answers(traces, "stream" in liveness) if evidence.writes_text else ()),
     ]
+    for name, one in (own or {}).items():
+        reasons += [f"{name}: {line}" for line in one.reasons(evidence)]
+        notes += [f"{name}: {line}" for line in one.notes(evidence)]
     return Validity(not reasons, reasons, notes)
 
 
@@ -269,8 +299,8 @@ def _lateness(traces: Sequence[RequestTrace], max_concurrency: int | None = None
         )
 
 
-def _energy_notes(energy: Energy | None, metrics: Metrics) -> Iterator[str]:
-    if energy is None or energy.joules is None:
+def _energy_notes(energy: Energy, metrics: Metrics) -> Iterator[str]:
+    if energy.joules is None:
         return
     if energy.reason:
         yield f"energy: {energy.reason}"

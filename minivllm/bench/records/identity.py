@@ -60,6 +60,7 @@ NEUTRAL_MEASURE = frozenset(
         "memory_limit_gb",
         "telemetry_interval_s",
         "metrics",
+        "checks",
         "events",
         "events_mb",
     )
@@ -296,11 +297,12 @@ def profile_wanted(config: dict[str, Any]) -> bool:
     return bool((config.get("runtime") or {}).get("profile"))
 
 
-def metrics_id(config: dict[str, Any]) -> str | None:
-    """Identity of the metrics of the user's own; None where there are none. They change nothing
-    that is measured, but a record without them does not stand for one with them."""
-    own = (config.get("measure") or {}).get("metrics")
-    return digest(["metrics", own]) if own else None
+def own_id(config: dict[str, Any]) -> str | None:
+    """Identity of the metrics and checks of the user's own; None where there are none. They change
+    nothing that is measured, but a record without them does not stand for one with them."""
+    measure = config.get("measure") or {}
+    own = {kind: named for kind in ("metrics", "checks") if (named := measure.get(kind))}
+    return digest(own) if own else None
 
 
 def events_wanted(config: dict[str, Any]) -> bool:
@@ -316,7 +318,7 @@ def run_id(
     quality: str | None = None,
     python: str | None = None,
     profiled: bool = False,
-    metrics: str | None = None,
+    own: str | None = None,
     observed: bool = False,
 ) -> str:
     """Identity of one measurement of a cell: where, with what code, for which arm, which block.
@@ -329,11 +331,11 @@ def run_id(
         quality: from `quality_id`.
         python: the interpreter that the engine computes in, where that is another one.
         profiled: from `profile_wanted`.
-        metrics: from `metrics_id`.
+        own: from `own_id`.
         observed: from `events_wanted`.
     """
     what = [cell, code_hash(), environment_hash(device, python), arm, block]
-    further = [part for part in (quality, metrics) if part is not None]
+    further = [part for part in (quality, own) if part is not None]
     return digest(what + further + ["profile"] * profiled + ["events"] * observed)
 
 
@@ -383,7 +385,7 @@ def expand(
     for block in range(blocks or (config.get("measure") or {}).get("repeats") or 1):
         run = run_id(
             *(cell, device, arm, block, quality, python, profile_wanted(config)),
-            metrics=metrics_id(config),
+            own=own_id(config),
             observed=events_wanted(config),
         )
         directory = Path(root) / sweep / f"{cell_name(config)}-{run}"

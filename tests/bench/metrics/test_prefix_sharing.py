@@ -19,7 +19,7 @@ from minivllm.bench.metrics.prefix_sharing import (
     shareable_tokens,
 )
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.metrics.validity import check
+from minivllm.bench.metrics.validity import Evidence, check
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.lazy_prompt import JoinedPrompt, LazyPrompt
 from minivllm.bench.workloads.multi_turn import MultiTurn
@@ -103,7 +103,7 @@ def test_a_warm_cache_is_noted_where_it_should_be_cold(cold: bool) -> None:
     work, clock = made((1, 2, 3), (4, 5, 6)), ScriptedClock()
     traces = drive(ScriptedEngine(clock), work, Concurrency(2), SamplingParams(), clock)
     liveness: dict[str, dict[str, Any]] = {"cache": {"cached_prompt_tokens": 6.0}}
-    found = check(traces, work, compute(traces, {}, 2), liveness=liveness, cold=cold)
+    found = check(Evidence(traces, work, compute(traces, {}, 2), liveness=liveness, cold=cold))
     assert found.ok and any("prefix cache was not cold" in note for note in found.notes) is cold
 
 

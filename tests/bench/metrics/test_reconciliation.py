@@ -14,7 +14,7 @@ from minivllm.bench.hardware import clock as clocks
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.reconciliation import check_clock, check_resident, reconcile
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.metrics.validity import check
+from minivllm.bench.metrics.validity import Evidence, check
 from minivllm.bench.records.record import Validity
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
@@ -37,11 +37,13 @@ def judged(kind: type[CountingEngine], has_steps: bool = True, **knobs: Any) -> 
     engine = kind(ScriptedClock(10.0), **knobs)
     traces = drive(engine, WORK, Concurrency(2), SamplingParams(), engine.clock)
     return check(
-        *(traces, WORK, compute(traces, {}, 2)),
-        liveness=engine.liveness(),
-        cold=True,
-        steps=engine.steps(),
-        has_steps=has_steps,
+        Evidence(
+            *(traces, WORK, compute(traces, {}, 2)),
+            liveness=engine.liveness(),
+            cold=True,
+            steps=engine.steps(),
+            has_steps=has_steps,
+        )
     )
 
 

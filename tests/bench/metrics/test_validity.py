@@ -16,7 +16,7 @@ from minivllm.bench.hardware.readings import Energy, Roofline
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.telemetry_validity import check_telemetry, shared
-from minivllm.bench.metrics.validity import check, one_token_answers
+from minivllm.bench.metrics.validity import Check, Evidence, check, one_token_answers
 from minivllm.bench.records.figures import Metrics
 from minivllm.bench.records.record import Validity
 from minivllm.bench.workloads.arrivals import Concurrency, Offline
@@ -37,13 +37,13 @@ def measured(ignore_eos: bool = True, **script: Any) -> Measured:
 
 
 def test_a_clean_measurement_is_valid() -> None:
-    assert check(*measured()) == Validity(True, [], [])
+    assert check(Evidence(*measured())) == Validity(True, [], [])
 
 
 def test_recordings_within_the_window_are_noted() -> None:
-    notes = check(*measured(), liveness={"runtime": {"graph_captures": 3.0}}).notes
+    notes = check(Evidence(*measured(), liveness={"runtime": {"graph_captures": 3.0}})).notes
     assert notes == ["3 CUDA graphs were recorded within the window, whose times include it"]
-    assert not check(*measured(), liveness={"runtime": {"graph_captures": 0.0}}).notes
+    assert not check(Evidence(*measured(), liveness={"runtime": {"graph_captures": 0.0}})).notes
 
 
 def only_reason(validity: Validity) -> str:
@@ -65,22 +65,22 @@ def only_reason(validity: Validity) -> str:
     ],
 )
 def test_work_that_is_not_what_was_asked(script: dict[str, Any], reason: str) -> None:
-    assert only_reason(check(*measured(**script))) == reason
+    assert only_reason(check(Evidence(*measured(**script)))) == reason
 
 
 def test_an_early_end_is_fine_where_it_is_allowed() -> None:
-    assert check(*measured(ignore_eos=False, eos_after={"d": 2})).ok
+    assert check(Evidence(*measured(ignore_eos=False, eos_after={"d": 2}))).ok
     traces, work, metrics = measured(ignore_eos=False)
     traces[0].token_ids.append(5)
     traces[0].token_times.append(traces[0].token_times[-1])
     assert (
-        only_reason(check(traces, work, metrics))
+        only_reason(check(Evidence(traces, work, metrics)))
         == "1 outputs are not as long as asked (a: 2 of 1)"
     )
 
 
 def test_long_lists_are_cut() -> None:
-    reason = only_reason(check(*measured(refuse={"a", "b", "c", "d"})))
+    reason = only_reason(check(Evidence(*measured(refuse={"a", "b", "c", "d"}))))
     assert reason.startswith(
         "4 of 4 requests did not complete (a: a can never fit; b: "
     ) and reason.endswith("; 1 more)")
@@ -88,7 +88,7 @@ def test_long_lists_are_cut() -> None:
 
 def test_missing_requests() -> None:
     traces, work, metrics = measured()
-    reasons = check(traces[:3], work, metrics).reasons
+    reasons = check(Evidence(traces[:3], work, metrics)).reasons
     assert reasons[0] == "3 requests were traced and 4 asked for, or they are not the same"
 
 
@@ -96,7 +96,7 @@ def test_a_prompt_of_another_length() -> None:
     traces, work, metrics = measured()
     traces[1].input_tokens = 30
     assert (
-        only_reason(check(traces, work, metrics))
+        only_reason(check(Evidence(traces, work, metrics)))
         == "1 prompts are not as long as asked (b: 30 of 3)"
     )
 
@@ -130,7 +130,7 @@ def change_start(traces: list[RequestTrace]) -> None:
 def test_times_that_cannot_be(change: Callable[[list[RequestTrace]], None], reason: str) -> None:
     traces, work, metrics = measured()
     change(traces)
-    assert only_reason(check(traces, work, metrics)).startswith(reason)
+    assert only_reason(check(Evidence(traces, work, metrics))).startswith(reason)
 
 
 def test_littles_law() -> None:
@@ -140,38 +140,42 @@ def test_littles_law() -> None:
     assert metrics.requests_per_s == pytest.approx(4 / 6)
     assert metrics.e2e_ms.mean == 2500
     wrong = replace(metrics, requests_per_s=0.5)
-    assert only_reason(check(traces, work, wrong)) == (
+    assert only_reason(check(Evidence(traces, work, wrong))) == (
         "Little's law fails: 1.67 requests were in the system on average, and "
         "0.5 requests/s times a mean latency of 2500.0 ms make 1.25"
     )
     traces[0].finished_s = 16.0  # held on to for 5 s after its last token
-    assert "Little's law fails: 2.50 requests" in only_reason(check(traces, work, metrics))
+    assert "Little's law fails: 2.50 requests" in only_reason(
+        check(Evidence(traces, work, metrics))
+    )
 
 
 def test_an_empty_window() -> None:
     engine = ScriptedEngine(ScriptedClock(), step_s=0.0)
     work = workload((1, 1))
     traces = drive(engine, work, Offline(), SamplingParams(), engine.clock)
-    assert "nothing was measured" in only_reason(check(traces, work, compute(traces, {}, 1)))
+    assert "nothing was measured" in only_reason(
+        check(Evidence(traces, work, compute(traces, {}, 1)))
+    )
 
 
 def test_faster_than_the_hardware() -> None:
     measurement = measured()
-    assert check(*measurement, roofline=Roofline(mbu=0.99, mfu=0.2, fits_cache=False)).ok
-    assert only_reason(check(*measurement, roofline=Roofline(mbu=1.31))) == (
+    assert check(Evidence(*measurement, roofline=Roofline(mbu=0.99, mfu=0.2, fits_cache=False))).ok
+    assert only_reason(check(Evidence(*measurement, roofline=Roofline(mbu=1.31)))) == (
         "decoding would have used 131 % of the measured memory bandwidth"
     )
-    assert only_reason(check(*measurement, roofline=Roofline(mfu=1.2, fits_cache=False))) == (
-        "prefill would have used 120 % of the measured matrix rate"
-    )
-    cached = check(*measurement, roofline=Roofline(mbu=1.31, fits_cache=True))
+    assert only_reason(
+        check(Evidence(*measurement, roofline=Roofline(mfu=1.2, fits_cache=False)))
+    ) == ("prefill would have used 120 % of the measured matrix rate")
+    cached = check(Evidence(*measurement, roofline=Roofline(mbu=1.31, fits_cache=True)))
     assert cached.ok and "fits the last-level cache" in cached.notes[0]
 
 
 def test_overlapping_steps_are_noted() -> None:
     measurement = measured()
-    assert check(*measurement, liveness={"runtime": {"overlap_steps": 0.0}}).notes == []
-    validity = check(*measurement, liveness={"runtime": {"overlap_steps": 7.0}})
+    assert check(Evidence(*measurement, liveness={"runtime": {"overlap_steps": 0.0}})).notes == []
+    validity = check(Evidence(*measurement, liveness={"runtime": {"overlap_steps": 7.0}}))
     assert validity.ok and len(validity.notes) == 1
     assert (
         validity.notes[0].startswith("7 steps overlapped")
@@ -183,7 +187,7 @@ def test_a_driver_that_is_held_up_is_noted() -> None:
     traces, work, metrics = measured()
     for trace in traces:
         trace.submitted_s = trace.scheduled_s + 0.5
-    validity = check(traces, work, metrics)
+    validity = check(Evidence(traces, work, metrics))
     assert validity.ok
     assert validity.notes[0].startswith(
         "requests were submitted 500.0 ms late on average, 20 % of their latency"
@@ -192,9 +196,14 @@ def test_a_driver_that_is_held_up_is_noted() -> None:
 
 def test_energy_notes() -> None:
     measurement = measured()  # of 6 s
-    assert check(*measurement, energy=Energy(reason="no counter")).notes == []
-    assert check(*measurement, energy=Energy(joules=1.0, window_s=6.1, method="nvml")).notes == []
-    assert check(*measurement, energy=Energy(joules=1.0, window_s=9.0, reason="coarse")).notes == [
+    assert check(Evidence(*measurement, energy=Energy(reason="no counter"))).notes == []
+    assert (
+        check(Evidence(*measurement, energy=Energy(joules=1.0, window_s=6.1, method="nvml"))).notes
+        == []
+    )
+    assert check(
+        Evidence(*measurement, energy=Energy(joules=1.0, window_s=9.0, reason="coarse"))
+    ).notes == [
         "energy: coarse",
         "energy is of 9.00 s and throughput of 6.00 s",
     ]
@@ -367,3 +376,25 @@ def test_a_clock_far_under_its_maximum_is_noted_where_that_is_known() -> None:
     ]
     assert not check_telemetry(rows, 0.5, 2.5, clocks={"gpu_max_sm_mhz": 1000.0}).notes
     assert not check_telemetry(rows, 0.5, 2.5).notes
+
+
+class Slow(Check):
+    def __init__(self, reason_ms: float, note_ms: float) -> None:
+        self.reason_ms, self.note_ms = reason_ms, note_ms
+
+    def reasons(self, evidence: Evidence) -> list[str]:
+        mean_ms = evidence.metrics.e2e_ms.mean or 0.0
+        return [f"a mean of {mean_ms:g} ms"] if mean_ms > self.reason_ms else []
+
+    def notes(self, evidence: Evidence) -> list[str]:
+        return [f"{len(evidence.traces)} took long"] if self.note_ms < 2500 else []
+
+
+def test_checks_of_a_user_join_the_others() -> None:
+    own = {"short": Slow(2000, 9000), "long": Slow(9000, 2000), "silent": Check()}
+    assert check(Evidence(*measured()), own) == Validity(
+        False, ["short: a mean of 2500 ms"], ["long: 4 took long"]
+    )
+    traces, *others = measured()
+    first, *_, last = check(Evidence(traces[:3], *others), own).reasons
+    assert first.startswith("3 requests were traced") and last == "short: a mean of 2500 ms"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from minivllm.bench.driver import drive, full_batch, warm_up
 from minivllm.bench.metrics.metrics import compute
 from minivllm.bench.metrics.request_trace import RequestTrace
-from minivllm.bench.metrics.validity import check
+from minivllm.bench.metrics.validity import Evidence, check
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Constant, Offline, Poisson
 from minivllm.bench.workloads.lazy_prompt import JoinedPrompt, LazyPrompt, answer_positions, runs_of
 from minivllm.bench.workloads.multi_turn import MultiTurn
@@ -99,10 +99,10 @@ def test_an_answer_that_ends_early_is_all_that_is_carried_on() -> None:
     engine, traces = run(TWO, Offline(), eos_after={"a1": 1})
     assert engine.submitted["a2"][0] == [9, 8, 0, 1, 7, 0, 6, 6]
     free = Workload(tuple(replace(request, ignore_eos=False) for request in TWO.requests))
-    assert check(traces, free, compute(traces, {}, 2)).reasons == []
+    assert check(Evidence(traces, free, compute(traces, {}, 2))).reasons == []
     assert (
         "1 outputs are not as long as asked"
-        in check(traces, TWO, compute(traces, {}, 2)).reasons[0]
+        in check(Evidence(traces, TWO, compute(traces, {}, 2))).reasons[0]
     )
 
 
@@ -272,7 +272,9 @@ def test_any_talks_are_whole_and_valid(
     _, traces = run(work, arrival, max_num_seqs=seqs, step_s=step_s)
     assert (
         check(
-            traces, work, compute(traces, {}, full_batch(seqs, arrival, work.num_conversations))
+            Evidence(
+                traces, work, compute(traces, {}, full_batch(seqs, arrival, work.num_conversations))
+            )
         ).reasons
         == []
     )

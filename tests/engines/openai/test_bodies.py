@@ -12,7 +12,7 @@ import pytest
 from minivllm import BadInput, SamplingParams
 from minivllm.bench.making import WorkloadMaker
 from minivllm.bench.metrics.metrics import compute, request_rows
-from minivllm.bench.metrics.validity import check
+from minivllm.bench.metrics.validity import Evidence, check
 from minivllm.config.compose import build, compose
 from minivllm.engines.openai.bodies import chat_body, completions_body, responses_body
 from minivllm.engines.openai.engine import OpenAIEngine
@@ -119,7 +119,7 @@ def test_thoughts_are_timed_and_counted_apart(make: Make, api: str) -> None:
     for trace in traces:
         assert trace.answer_s == trace.token_times[4] > trace.token_times[0]
     assert [row["reasoning_tokens"] for row in request_rows(traces)] == [4, 4]
-    verdict = check(traces, work, metrics, liveness=engine.liveness())
+    verdict = check(Evidence(traces, work, metrics, liveness=engine.liveness()))
     assert verdict.reasons == []
     assert any("chat template" in note for note in verdict.notes)  # it counts other prompt tokens
     assert engine.liveness()["engine"]["prompts"] == "messages"

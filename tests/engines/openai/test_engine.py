@@ -18,7 +18,7 @@ import pytest
 from minivllm import BadInput, SamplingParams
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.metrics.metrics import compute
-from minivllm.bench.metrics.validity import check
+from minivllm.bench.metrics.validity import Evidence, check
 from minivllm.bench.workloads.synthetic import Workload
 from minivllm.config.compose import compose
 from minivllm.engines.openai import client
@@ -184,7 +184,7 @@ def test_what_waits_in_the_client_is_said(make: Make, connections: int, waiting:
     traces = run(engine, work)
     stream = engine.liveness()["stream"]
     assert stream["requests_queued_in_client"] == waiting
-    notes = check(traces, work, compute(traces, {}, 8), liveness=engine.liveness()).notes
+    notes = check(Evidence(traces, work, compute(traces, {}, 8), liveness=engine.liveness())).notes
     words = f"of 8 requests waited .* in the client for one of engine.max_connections={connections}"
     assert any(re.search(words, note) for note in notes) == bool(waiting)
     engine.reset()
@@ -335,7 +335,7 @@ def judged(engine: OpenAIEngine, load: Workload) -> tuple[Any, Any]:
     """The figures of a load, and whether they may be quoted."""
     traces = run(engine, load)
     figures = compute(traces, {}, 8)
-    return figures, check(traces, load, figures, liveness=engine.liveness())
+    return figures, check(Evidence(traces, load, figures, liveness=engine.liveness()))
 
 
 @pytest.mark.parametrize("continuous", ["usage", "timings"])
