@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm.analysis.format import MISSING, show
 from minivllm.analysis.rows import (
@@ -14,6 +15,7 @@ from minivllm.analysis.rows import (
     Row,
     below,
     block_of,
+    frame,
     is_simulated,
     met_others,
     number,
@@ -23,6 +25,9 @@ from minivllm.analysis.rows import (
 )
 from minivllm.bench.records.identity import QUALITY_TASK
 from minivllm.platform.times import UNKNOWN_S
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DEVICE = "provenance.device.name"
 ABSENT = "NotInstalled"  # type of the error of a cell whose engine is not installed
@@ -185,6 +190,14 @@ class Cell:
     def configured(self) -> bool:
         """Whether the configuration was recorded; an arm that could not be composed has none."""
         return any(below(row, "choices") for row in self.rows)
+
+    def frames(
+        self, file: str, columns: Sequence[str], needed: Sequence[str] = ()
+    ) -> Iterator[pd.DataFrame]:
+        """A table of each ok block that has it, in the blocks' order; see `rows.frame`."""
+        for row in self.ok:
+            if (table := frame(row, file, columns, needed)) is not None:
+                yield table
 
     def first(self, key: str) -> Any:
         """The field in the first row that has it, ok rows first."""

@@ -1,24 +1,36 @@
-"""Records as plain rows: the one place where the report reads anything."""
+"""Records as plain rows, and their tables: the one place where the report reads anything. Thousands
+of records are read by several processes."""
 
 from __future__ import annotations
 
+import marshal
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from minivllm import redaction
 from minivllm.analysis.absent import fill
 from minivllm.bench.metrics.telemetry_validity import shared
-from minivllm.bench.records.chunks import flat_rows
+from minivllm.bench.records import archive
+from minivllm.bench.records.archive import record_files
 from minivllm.bench.records.measurement import SIMULATED
+from minivllm.bench.records.reading import flat_rows_of
 from minivllm.bench.records.schema import Damaged
+from minivllm.bench.records.tables import read_table
 from minivllm.config.support import is_told
 from minivllm.errors import BadInput
 from minivllm.platform.processes.process_pool import ProcessPool
 from minivllm.platform.times import moment_of
 from minivllm.platform.untrusted import printable
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+MANY = 2000  # records that are worth a further process
+CHUNK = 250  # of them in one call
 Block = tuple[str, int]  # host and block number: within one, ratios are paired
 # A flattened record: "metrics.ttft_ms.p50" -> value; a null is None, what is not there is no key.
 Row = dict[str, Any]
@@ -27,39 +39,93 @@ Row = dict[str, Any]
 def read_rows(
     source: Path | list[Path], pool: ProcessPool | None = None
 ) -> tuple[list[Row], list[Damaged]]:
-    """Rows of every record at or below the given folders, failed ones included, and the unreadable
-    files.
+    """Rows of every record at or below the given folders, failed ones included, in the order in
+    which the folders are given, and the unreadable files.
 
     Args:
         source: folders.
-        pool: see `flat_rows`.
+        pool: is started for `MANY` records and reads them; None reads all in this process, as it
+            does archives, which each process would have to unpack.
 
     Raises:
         BadInput: there is no record at all that can be read.
     """
-    by_directory: dict[str, Row] = {}
-    unreadable: dict[str, Damaged] = {}
-    # in the order in which they are given
-    for place in source if isinstance(source, list) else [source]:
-        rows, damaged = flat_rows(place, pool, _show)
-        for row in rows:
-            by_directory.setdefault(row["directory"], row)
-        unreadable.update((str(path), path) for path in damaged)
-    if not by_directory:
-        places = ", ".join(str(p) for p in source) if isinstance(source, list) else str(source)
+    places = source if isinstance(source, list) else [source]
+    files = list(dict.fromkeys(file for place in places for file in record_files(place)))
+    rows, unreadable = _read(Chunk(files), pool)
+    if not rows:
+        where = ", ".join(map(str, places))
         if unreadable:
-            first = next(iter(unreadable.values()))
+            first = unreadable[0]
             raise BadInput(
-                f"no record at or below {places} can be read, of {len(unreadable)} that are "
+                f"no record at or below {where} can be read, of {len(unreadable)} that are "
                 f"there; the first: {first}: {first.reason}"
             )
         raise BadInput(
-            f"no record.json at or below {places}: run a benchmark first, or name its folder in "
+            f"no record.json at or below {where}: run a benchmark first, or name its folder in "
             "runs=[...]"
         )
-    rows = list(by_directory.values())
     fill(rows)
-    return rows, list(unreadable.values())
+    return rows, unreadable
+
+
+def _read(chunk: Chunk, pool: ProcessPool | None) -> tuple[list[Row], list[Damaged]]:
+    """Rows of the records, and the files that are none; see `read_rows`."""
+    many = len(chunk.files) >= MANY
+    if pool is not None and many and all(archive.split(file) is None for file in chunk.files):
+        pool.start()
+        read = pool.map(Chunk.read, chunk.split(CHUNK))
+        if not any(part.learned for part in read):
+            return [row for part in read for row in part.rows], [
+                file for part in read for file in part.damaged
+            ]
+    whole = chunk.read()
+    return whole.rows, whole.damaged
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some record.json, which any process reads."""
+
+    files: list[Path]
+    secrets: frozenset[str] = field(default_factory=redaction.known)
+
+    def split(self, size: int) -> list[Chunk]:
+        """Chunks of so many files."""
+        starts = range(0, len(self.files), size)
+        return [replace(self, files=self.files[at : at + size]) for at in starts]
+
+    def read(self) -> ReadChunk:
+        """Rows of the records, and why other files are none."""
+        redaction.learn_known(self.secrets)
+        rows, damaged = flat_rows_of(self.files)
+        for row in rows:
+            _show(row)
+        return ReadChunk(rows, damaged, redaction.known() != self.secrets)
+
+
+@dataclass(frozen=True)
+class ReadChunk:
+    """What was read of a chunk.
+
+    Args:
+        rows: one a record.
+        damaged: the files that are no records.
+        learned: whether the records taught a secret, which may stand in those that another process
+            reads.
+    """
+
+    rows: list[Row]
+    damaged: list[Damaged]
+    learned: bool
+
+    def __reduce__(self) -> tuple[Callable[..., ReadChunk], tuple[bytes, list[Damaged], bool]]:
+        """Rows as `marshal` has them: faster than `pickle`, and names of columns stay interned."""
+        return _unpacked, (marshal.dumps(self.rows), self.damaged, self.learned)
+
+
+def _unpacked(rows: bytes, damaged: list[Damaged], learned: bool) -> ReadChunk:
+    return ReadChunk(marshal.loads(rows), damaged, learned)
 
 
 def _show(row: Row) -> None:
@@ -163,6 +229,27 @@ def record_folder(row: Row) -> Path | None:
     """The folder that holds the row's record.json and its parquet files."""
     value = row.get("directory")
     return Path(value) if isinstance(value, str | Path) and str(value) else None
+
+
+def frame(
+    row: Row, file: str, columns: Sequence[str], needed: Sequence[str] = ()
+) -> pd.DataFrame | None:
+    """A table beside a record; None where it is missing, torn, or not the table that was recorded,
+    which `ReportInputs.damaged` reports.
+
+    Args:
+        row: the record.
+        file: name beside record.json.
+        columns: to read, those that are there.
+        needed: those of them that must be there, with a number in each row.
+    """
+    folder = record_folder(row)
+    if folder is None:
+        return None
+    try:
+        return read_table(folder, file, row.get(f"digests.{file}"), columns, needed).to_pandas()
+    except BadInput:
+        return None
 
 
 def status_of(row: Row) -> str:

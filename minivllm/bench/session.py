@@ -26,7 +26,6 @@ from minivllm.bench.hardware.energy import per_token
 from minivllm.bench.hardware.readings import Energy
 from minivllm.bench.making import WorkloadMaker, build_target
 from minivllm.bench.metrics import validity
-from minivllm.bench.metrics.encoder import encoder_figures
 from minivllm.bench.metrics.jobs import JobContext, cache_state, job_figures
 from minivllm.bench.metrics.price import by_device, cost, remarks
 from minivllm.bench.metrics.request_trace import RequestTrace
@@ -41,6 +40,7 @@ from minivllm.bench.offered_load import OfferedLoad
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.quality import Reference
 from minivllm.bench.quality_evaluator import QualityEvaluator
+from minivllm.bench.records.feature_figures import EncoderFigures
 from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Record
@@ -269,7 +269,7 @@ class Session:
             roofline=self._hardware.reached(steps, overlapped, whole.duration_s),
             breakdown=breakdown(steps),
             speculation=None if drafts is None else speculation(drafts, steps),
-            encoder=encoder_figures(liveness),
+            encoder=EncoderFigures.of(liveness),
             liveness=liveness,
         )
         require_trained(record.speculation, info.weights)

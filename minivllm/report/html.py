@@ -1,16 +1,20 @@
 """A page: a conclusion, then sections, each shown by a template; self-contained, with every script
-that it needs."""
+that it needs. Files of a report appear whole or not at all."""
 
 from __future__ import annotations
 
 import base64
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import sig
+from minivllm.errors import BadInput
+from minivllm.platform import files
 from minivllm.report.figures.palette import ON_DARK
 from minivllm.report.figures.render import Plot
 from minivllm.report.notices import Notice
@@ -114,3 +118,33 @@ def _environment() -> Environment:
     )
     environment.globals.update(on_dark=ON_DARK, maker=MAKER)
     return environment
+
+
+def make_folder(out_dir: Path) -> None:
+    """Make the folder of a report, or of what is written beside it.
+
+    Raises:
+        BadInput: it cannot be made, or nothing can be written into it.
+    """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out_dir):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"reports_dir={out_dir.parent}: {out_dir} cannot be written to ({error})"
+        ) from None
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file that can be made again after a power cut."""
+    files.write_bytes(path, data, durable=False)
+
+
+def write_or_remove(path: Path, data: bytes) -> None:
+    """Write a file of a report, or remove that of an earlier one where there is nothing to
+    write."""
+    if data:
+        write_bytes(path, data)
+    else:
+        path.unlink(missing_ok=True)

@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import open_file, printable
-from minivllm.report.html import MAKER, render
-from minivllm.report.writing import write_bytes
+from minivllm.report.html import MAKER, render, write_bytes
 
 PAGE = "index.html"
 HEAD = 1 << 16  # bytes of a page in which its head says what it is

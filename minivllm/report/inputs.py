@@ -14,8 +14,7 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.format import count
 from minivllm.analysis.liveness import Liveness, liveness
-from minivllm.analysis.rows import Row, read_rows, record_folder
-from minivllm.bench.records.chunks import CHUNK
+from minivllm.analysis.rows import CHUNK, Row, read_rows, record_folder
 from minivllm.bench.records.schema import Damaged
 from minivllm.bench.records.storage import EVENTS, TABLES
 from minivllm.bench.records.tables import damaged_tables

@@ -19,18 +19,23 @@ from minivllm.report.figures.render import Described, Plot, finish, finish_openi
 from minivllm.report.figures.roofline import roofline
 from minivllm.report.figures.scatter import trade_off
 from minivllm.report.figures.timelines import timeline_plots
-from minivllm.report.html import Front, Section, page
+from minivllm.report.html import (
+    Front,
+    Section,
+    make_folder,
+    page,
+    write_bytes,
+    write_or_remove,
+)
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.notices import notices
 from minivllm.report.provenance import provenance, records_csv
 from minivllm.report.spreadsheet import filled
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.listed import STUDIES, Finding, findings, leading
-from minivllm.report.sweeps.answer import picture
 from minivllm.report.tables import csv_text, markdown_text
-from minivllm.report.verdict import verdict, with_others
+from minivllm.report.verdict import picture, verdict, with_others
 from minivllm.report.view.recording import recordings
-from minivllm.report.writing import make_folder, write_bytes, write_or_remove
 
 FIGURES = (
     "throughput",

@@ -9,8 +9,7 @@ from typing import Any
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import listing
-from minivllm.analysis.rows import Row, number, status_of
-from minivllm.analysis.tables import frame
+from minivllm.analysis.rows import Row, frame, number, status_of
 from minivllm.bench.metrics.latency import fewest, token_gaps
 from minivllm.bench.records.storage import REQUESTS
 from minivllm.report.tables import COLUMNS, Column

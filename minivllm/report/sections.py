@@ -18,6 +18,7 @@ from minivllm.analysis.rows import (
     Row,
     distinct,
     fields,
+    frame,
     is_simulated,
     number,
     reason_of,
@@ -26,7 +27,6 @@ from minivllm.analysis.rows import (
     status_of,
     strings,
 )
-from minivllm.analysis.tables import frame
 from minivllm.bench.records import archive
 from minivllm.bench.records.storage import REQUESTS
 from minivllm.platform.times import UNKNOWN_S, minute

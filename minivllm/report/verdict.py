@@ -16,6 +16,7 @@ from minivllm.analysis.ranking import rank
 from minivllm.analysis.rows import number, reason_of
 from minivllm.bench.metrics.telemetry_validity import TAKEN, taken_words
 from minivllm.config.groups import OPTIONS
+from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.html import Conclusion
 from minivllm.report.ranking import (
@@ -27,7 +28,8 @@ from minivllm.report.ranking import (
 )
 from minivllm.report.sections import MOST_GROUPS, not_told_apart
 from minivllm.report.studies.precision import headline as quality
-from minivllm.report.sweeps import answer
+from minivllm.report.sweeps import levels, loads, precisions
+from minivllm.report.sweeps.picture import of_ranking
 
 # weights that differ by less are those of one precision: engines count buffers differently
 ALIKE = 1.01
@@ -66,7 +68,7 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
         ]
         return Conclusion(headline + caveat(cell) + ".", lines)
     headline, lines = by_latency(done, cells[0]) or by_throughput(done, cells[0])
-    if (found := answer.headline(cells)) is not None:
+    if (found := answer(cells)) is not None:
         ranked = [headline, *lines]
         headline, is_ranked = found
         lines = ranked if is_ranked else not_like_for_like(done)
@@ -75,6 +77,28 @@ def verdict(cells: list[Cell], knobs: Sequence[Liveness] | None = None) -> Concl
     lines += _dead(known) + _uncounted(cells[0], known) + one_configuration(cells)
     lines += _failures(cells) + doubts(cells) + _trust(done)
     return Conclusion(headline, lines)
+
+
+def answer(cells: Sequence[Cell]) -> tuple[str, bool] | None:
+    """The answer of a plain sweep: which precision, which option for which load, or what the load
+    changes, and whether a ranking of all cells says something besides; None where that is the
+    answer."""
+    if (found := precisions.precisions(cells)) is not None:
+        return precisions.sentence(found), False
+    of_levels = levels.levels_of(cells)
+    if of_levels is not None and (of_levels.is_load or len(levels.runs(of_levels)) > 1):
+        return levels.sentence(of_levels), not of_levels.is_load
+    if (of_load := loads.load_sweep(cells)) is not None and (text := loads.sentence(of_load)):
+        return text, False
+    return None
+
+
+def picture(cells: Sequence[Cell]) -> Chart | None:
+    """What the headline of a sweep says, drawn; None for a lone cell, and where no cell has a
+    figure."""
+    if (found := precisions.precisions(cells)) is not None:
+        return precisions.picture(found)
+    return of_ranking(cells)
 
 
 def remarks(cells: list[Cell], knobs: Sequence[Liveness] = ()) -> list[str]:

@@ -43,8 +43,8 @@ def run(config: dict[str, Any]) -> int:
 
     from minivllm.analysis.comparison import compare
     from minivllm.analysis.rows import read_rows
+    from minivllm.report.html import make_folder
     from minivllm.report.studies.standalone.comparison import ComparedRuns, write
-    from minivllm.report.writing import make_folder
 
     names = joined_name(folders[0]), joined_name(folders[1])
     (before, lost_before), (after, lost_after) = (read_rows(folder) for folder in folders)

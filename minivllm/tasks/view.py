@@ -77,8 +77,8 @@ def run(config: dict[str, Any]) -> int:
 
 def _write(rows: list[dict[str, Any]], out_dir: Path, settings: ViewOptions) -> None:
     """Pages, and traces where they are wanted."""
+    from minivllm.report.html import make_folder
     from minivllm.report.view.recording import items_of, write_page, write_trace
-    from minivllm.report.writing import make_folder
 
     make_folder(out_dir)
     for row in rows:

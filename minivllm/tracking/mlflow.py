@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records import storage
-from minivllm.bench.records.reading import read_record
-from minivllm.bench.records.told import told_config
+from minivllm.bench.records.reading import flatten, read_record
 from minivllm.errors import BadInput, install
 from minivllm.tracking.base import Tracker
 from minivllm.tracking.options import MLflowOptions
@@ -47,15 +46,20 @@ class MLflowTracker(MLflowOptions, Tracker):
         from mlflow.entities import Metric, Param
 
         record = read_record(directory / storage.RECORD)
+        columns = flatten(record)
         now = int(time.time() * 1000)
         numbers = {
             name: value
-            for part in NUMBERS
-            for name, value in _flat(record.get(part), part)
-            if isinstance(value, int | float) and not isinstance(value, bool)
+            for name, value in columns.items()
+            if name.partition(".")[0] in NUMBERS
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
         }
-        told = _flat(told_config(record))
-        settings = [Param(name, str(value)[:LONGEST]) for name, value in told]
+        settings = [
+            Param(name.removeprefix("config."), str(value)[:LONGEST])
+            for name, value in columns.items()
+            if name.startswith(("choices.", "config."))
+        ]
         with self._run(directory.name, {name: str(record[name]) for name in TAGS}) as (client, run):
             for first in range(0, len(settings), BATCH):
                 client.log_batch(run, params=settings[first : first + BATCH])
@@ -106,12 +110,3 @@ class MLflowTracker(MLflowOptions, Tracker):
                 if experiment is None:  # no other job of the sweep has created it meanwhile
                     raise
         return str(experiment.experiment_id)
-
-
-def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate over the leaves of nested dictionaries, each with its dotted name."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, node

@@ -14,7 +14,7 @@ from minivllm import SamplingParams
 from minivllm.bench.driver import warm_up
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.making import WorkloadMaker
-from minivllm.bench.metrics.encoder import encoder_figures
+from minivllm.bench.records.feature_figures import EncoderFigures
 from minivllm.bench.workloads.arrivals import Concurrency
 from minivllm.config.compose import build, compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
@@ -100,14 +100,14 @@ def test_what_towers_did_is_counted_from_the_last_reset(
     for _ in range(2):  # cold each time
         engine.reset()
         run(engine, workload, Concurrency(4))
-        figures = encoder_figures(engine.liveness())
+        figures = EncoderFigures.of(engine.liveness())
         assert figures is not None and figures.images_encoded == distinct
         assert figures.images_encoded + figures.encoder_cache_hits == 4
         assert figures.image_tokens == 4 * 112 and figures.encoder_flops > 0
         steps = engine.steps()
         assert sum(s["encoder_flops"] for s in steps) == pytest.approx(figures.encoder_flops)
         assert 0 < sum(s["encoder_ms"] for s in steps) == pytest.approx(figures.encoder_ms)
-    assert encoder_figures({"quant": {}}) is None
+    assert EncoderFigures.of({"quant": {}}) is None
 
 
 def test_a_file_of_prompts_names_pictures_beside_it(

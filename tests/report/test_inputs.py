@@ -171,7 +171,7 @@ def test_each_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_several_processes_make_the_same_page_and_find_the_same_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minivllm.bench.records.chunks.MANY", 6)
+    monkeypatch.setattr("minivllm.analysis.rows.MANY", 6)
     monkeypatch.setattr("minivllm.report.inputs.CHUNK", 2)
     monkeypatch.setattr("minivllm.platform.processes.process_pool.usable_cores", lambda: 2)
     place = write(tmp_path / "runs", make_sweep())

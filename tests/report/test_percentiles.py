@@ -11,8 +11,8 @@ import pytest
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.metrics.latency import fewest
 from minivllm.bench.records import archive
+from minivllm.bench.records.archive import record_files
 from minivllm.bench.records.identity import cell_id
-from minivllm.bench.records.reading import record_files
 from minivllm.bench.records.storage import RECORD
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput

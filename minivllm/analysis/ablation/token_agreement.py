@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.rows import Block, block_of
-from minivllm.analysis.tables import frame
+from minivllm.analysis.rows import Block, block_of, frame
 from minivllm.bench.metrics.request_trace import UNKNOWN_TOKEN
 from minivllm.bench.records.storage import REQUESTS
 

@@ -1,21 +1,81 @@
-"""A sweep's records in one file, in place of its folder: a path goes on inside, as in
-`name.tar.xz/cell/record.json`."""
+"""Where records lie: in folders, or a sweep's in one archive in place of its folder, inside which a
+path goes on, as in `name.tar.xz/cell/record.json`."""
 
 from __future__ import annotations
 
+import glob
 import io
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.schema import PathLike
+from minivllm.bench.records.storage import RECORD
 from minivllm.errors import BadInput
 from minivllm.platform import untrusted
 
+DEPTH = 2  # folders from the root of all records to a record
 SUFFIX = ".tar.xz"
 # archives whose files stay in memory: the one that is read, and the one it is compared with
 KEPT_OPEN = 2
+
+
+def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
+    """Every record.json below the given places, sorted, each once.
+
+    Args:
+        paths: a record directory, a sweep's folder or archive, the root of all records, a
+            record.json, a glob pattern of any of these, or a list of such.
+
+    Raises:
+        BadInput: a place does not exist or a pattern matches nothing.
+    """
+    files: set[str] = set()
+    for place in [paths] if isinstance(paths, (str, Path)) else list(paths):
+        path = os.path.expanduser(place)
+        matches = [path] if exists(path) else glob.glob(path)
+        if not matches:
+            raise BadInput(
+                f"no such file or folder: {place}; give a folder of records, such as runs/<name>"
+            )
+        for match in matches:
+            files.update(_below(match))
+    return [Path(name) for name in sorted(files, key=lambda name: name.split(os.sep))]
+
+
+def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
+    """Each record.json of a folder or an archive, or of those in it; in a record's own folder are
+    no others."""
+    record = os.path.join(place, RECORD)
+    if is_archive(place):
+        yield from _archived(place)
+    elif os.path.lexists(record) or exists(record):
+        yield os.path.normpath(record)
+    elif exists(place) and not os.path.isdir(place):
+        yield os.path.normpath(place)
+    elif depth:
+        folders: list[str] = []
+        # hidden ones are being written, or replaced
+        with suppress(OSError), os.scandir(place) as entries:
+            folders = [
+                entry.path
+                for entry in entries
+                if entry.name[0] != "." and (entry.is_dir() or is_archive(entry.path))
+            ]
+        for folder in folders:
+            yield from _below(folder, depth - 1)
+
+
+def _archived(place: str) -> list[str]:
+    """Each record.json of an archive; the archive itself where it cannot be read, so that
+    reading it raises the reason."""
+    try:
+        return names(os.path.normpath(place), RECORD)
+    except BadInput:
+        return [os.path.normpath(place)]
 
 
 def is_archive(place: PathLike) -> bool:

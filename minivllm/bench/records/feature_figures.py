@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from minivllm.bench.records.figures import Percentiles
 from minivllm.platform.described import measured
@@ -107,6 +109,22 @@ class EncoderFigures:
     """Time of all towers."""
     encoder_flops: float = measured("FLOP", default=0.0)
     """Operations of all towers."""
+
+    @classmethod
+    def of(cls, liveness: Mapping[str, Mapping[str, Any]]) -> EncoderFigures | None:
+        """The figures by the engine's counters of `vision`; None where prompts had no images."""
+        counts = liveness.get("vision") or {}
+        hits, encoded = (int(counts.get(k, 0)) for k in ("encoder_cache_hits", "images_encoded"))
+        if not counts.get("image_tokens"):
+            return None
+        return cls(
+            images_encoded=encoded,
+            encoder_cache_hits=hits,
+            hit_rate=hits / (hits + encoded) if hits + encoded else None,
+            image_tokens=int(counts["image_tokens"]),
+            encoder_ms=float(counts["encoder_ms"]),
+            encoder_flops=float(counts["encoder_flops"]),
+        )
 
 
 @dataclass

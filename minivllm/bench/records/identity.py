@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records import archive
+from minivllm.bench.records.archive import record_files
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.provenance import environment
-from minivllm.bench.records.reading import record_files
 from minivllm.bench.records.storage import STEPS
 from minivllm.bench.workloads.from_file.tables import saved_files
 from minivllm.config.groups import OPTIONS, TARGETLESS

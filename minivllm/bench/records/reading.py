@@ -4,91 +4,30 @@ a pandas frame."""
 from __future__ import annotations
 
 import gc
-import glob
 import marshal
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm import redaction
 from minivllm.bench.records import archive
-from minivllm.bench.records.archive import read_json
+from minivllm.bench.records.archive import read_json, record_files
 from minivllm.bench.records.schema import Damaged, PathLike, checked, migrated
 from minivllm.bench.records.storage import RECORD
-from minivllm.bench.records.told import told_columns
+from minivllm.config.support import is_elsewhere, is_told, supported_settings
 from minivllm.errors import BadInput, NotInstalled
 
 if TYPE_CHECKING:
     import pandas
 
-DEPTH = 2  # folders from the root of all records to a record
 # fields that consist of parts, most of which many records have in common
 PARTED = ("config", "provenance")
 MAX_PARTS = 1 << 14  # that are kept
-
-
-# ---- finding
-
-
-def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
-    """Every record.json below the given places, sorted, each once.
-
-    Args:
-        paths: a record directory, a sweep's folder or archive, the root of all records, a
-            record.json, a glob pattern of any of these, or a list of such.
-
-    Raises:
-        BadInput: a place does not exist or a pattern matches nothing.
-    """
-    files: set[str] = set()
-    for place in [paths] if isinstance(paths, (str, Path)) else list(paths):
-        path = os.path.expanduser(place)
-        matches = [path] if archive.exists(path) else glob.glob(path)
-        if not matches:
-            raise BadInput(
-                f"no such file or folder: {place}; give a folder of records, such as runs/<name>"
-            )
-        for match in matches:
-            files.update(_below(match))
-    return [Path(name) for name in sorted(files, key=lambda name: name.split(os.sep))]
-
-
-def _below(place: str, depth: int = DEPTH) -> Iterator[str]:
-    """Each record.json of a folder or an archive, or of those in it; in a record's own folder are
-    no others."""
-    record = os.path.join(place, RECORD)
-    if archive.is_archive(place):
-        yield from _archived(place)
-    elif os.path.lexists(record) or archive.exists(record):
-        yield os.path.normpath(record)
-    elif archive.exists(place) and not os.path.isdir(place):
-        yield os.path.normpath(place)
-    elif depth:
-        folders: list[str] = []
-        # hidden ones are being written, or replaced
-        with suppress(OSError), os.scandir(place) as entries:
-            folders = [
-                entry.path
-                for entry in entries
-                if entry.name[0] != "." and (entry.is_dir() or archive.is_archive(entry.path))
-            ]
-        for folder in folders:
-            yield from _below(folder, depth - 1)
-
-
-def _archived(place: str) -> list[str]:
-    """Each record.json of an archive; the archive itself where it cannot be read, so that
-    reading it raises the reason."""
-    try:
-        return archive.names(os.path.normpath(place), RECORD)
-    except BadInput:
-        return [os.path.normpath(place)]
 
 
 # ---- reading
@@ -179,7 +118,7 @@ def _row(path: Path) -> dict[str, Any]:
         for part in parts.get(whole, {}).values():
             columns.update(part.columns)
     columns["directory"] = str(path.parent)
-    return told_columns(columns)
+    return _supported(columns)
 
 
 def record_in(directory: Path) -> dict[str, Any] | None:
@@ -289,8 +228,8 @@ _TOP, _CHOICES, _CONFIG = _Column(""), _Column("choices"), _Column("config")
 
 def flatten(record: dict[str, Any]) -> dict[str, Any]:
     """One level of columns: "metrics.ttft_ms.p50", "config.batching.max_num_seqs",
-    "choices.quant"; of the configuration those of `told_config`."""
-    return told_columns(_flat(record))
+    "choices.quant"; of the configuration what the record's engine supports."""
+    return _supported(_flat(record))
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
@@ -301,6 +240,45 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     _CHOICES.put(config.get("choices") or {}, columns)
     _CONFIG.put({key: value for key, value in config.items() if key != "choices"}, columns)
     return columns
+
+
+def _supported(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns without settings that the record's engine does not support, and so left at their
+    defaults, with those that it supports in `supported`. A server's model has the server's name."""
+    engine = {key: columns.get(f"config.engine.{key}") for key in ("_target_", "command", "steps")}
+    drafts = {
+        key: columns[name]
+        for key in ("num_speculative_tokens", "acceptance")
+        if (name := f"config.speculative.{key}") in columns
+    }
+    part = {"engine": engine, "speculative": drafts}
+    settings = columns.get("supported")
+    if settings is None:  # of an older record
+        settings = supported_settings(part)
+    columns["supported"] = settings
+    if settings is None:
+        return columns
+    for name in _unsupported(tuple(columns), tuple(settings)):
+        del columns[name]
+    if (served := columns.get("served_model")) is not None:
+        columns["choices.model"] = served
+    if not is_told(settings, "runtime", "threads"):
+        columns["provenance.threads"] = None  # those of the client
+    if is_elsewhere(part):  # older records have the client's
+        columns["memory.host_rss_peak"] = None
+    return columns
+
+
+@lru_cache(maxsize=1024)  # thousands of records have the same fields
+def _unsupported(names: tuple[str, ...], settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the columns that are settings which are not supported."""
+    found = []
+    for name in names:
+        kind, _, path = name.partition(".")
+        group, _, knob = path.partition(".")
+        if kind in ("config", "choices") and not is_told(settings, group, knob.partition(".")[0]):
+            found.append(name)
+    return tuple(found)
 
 
 def load_records(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, sig
-from minivllm.analysis.tables import frames
 from minivllm.bench.metrics.latency import token_gaps
 from minivllm.report.figures.cell_styles import MAX_STYLES, CellStyle, CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series
@@ -84,7 +83,7 @@ def _samples(cell: Cell) -> list[np.ndarray]:
     import numpy as np
 
     ttft, gaps = [np.empty(0)], [np.empty(0)]
-    for frame in islice(frames(cell, "requests.parquet", ["ttft_ms", "token_times_s"]), MAX_BLOCKS):
+    for frame in islice(cell.frames("requests.parquet", ["ttft_ms", "token_times_s"]), MAX_BLOCKS):
         if "ttft_ms" not in frame:
             continue
         done = frame["ttft_ms"].notna()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing
-from minivllm.analysis.tables import frames
 from minivllm.report.figures.cell_styles import CellStyles
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.palette import CLAY, FAINT, LIGHT, PLUM, SLATE, TAUPE, TEAL
@@ -129,7 +128,7 @@ def _frame(cell: Cell, file: str, clock: str, tracks: tuple[Track, ...]) -> pd.D
     """The table of the cell's first block that has one, with `seconds` counted from its first
     row."""
     drawn = [line.field for track in tracks for line in track.lines]
-    for frame in frames(cell, file, [clock, "phase", "num_tokens", *drawn], [clock]):
+    for frame in cell.frames(file, [clock, "phase", "num_tokens", *drawn], [clock]):
         if len(frame) < 2:
             continue
         frame = frame.sort_values(clock)

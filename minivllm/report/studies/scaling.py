@@ -12,7 +12,6 @@ from minivllm.analysis.cell import Cell, Summary
 from minivllm.analysis.format import MISSING, listing, ratio, sig
 from minivllm.analysis.interleaving import caveat
 from minivllm.analysis.rows import number
-from minivllm.analysis.tables import frames
 from minivllm.bench.metrics import roofline
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
@@ -222,7 +221,7 @@ def _decode(cell: Cell) -> Rung | None:
     """The steps that only decode and have a time of their own, as many in each block as in the
     first."""
     columns = ["num_requests", "num_tokens", "num_prefill_tokens", "context_tokens"]
-    frame = next(frames(cell, "steps.parquet", [*columns, "gap_ms"], columns), None)
+    frame = next(cell.frames("steps.parquet", [*columns, "gap_ms"], columns), None)
     if frame is None:
         return None
     steps = frame.iloc[roofline.timed(frame.to_dict("records"), roofline.decodes, _overlaps(cell))]

@@ -13,11 +13,11 @@ from minivllm.bench.records.events import Item, has_events, read_events
 from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.bench.records.storage import EVENTS, TELEMETRY
 from minivllm.errors import BadInput
+from minivllm.report.html import write_bytes
 from minivllm.report.view.account import Account
 from minivllm.report.view.page import recorded_page
 from minivllm.report.view.trace import chrome_trace
 from minivllm.report.view.why import sentence
-from minivllm.report.writing import write_bytes
 
 MOST_PAGES = 12  # beside one report
 

@@ -15,8 +15,9 @@ from minivllm.bench.metrics.glossary import glossary
 from minivllm.bench.metrics.latency import percentiles, token_gaps
 from minivllm.bench.metrics.metrics import METRICS, compute, request_rows
 from minivllm.bench.metrics.request_trace import RequestTrace
+from minivllm.bench.records.archive import record_files
 from minivllm.bench.records.figures import Attainment, Metrics, Percentiles, RequestCounts, Window
-from minivllm.bench.records.reading import read_record, record_files
+from minivllm.bench.records.reading import read_record
 from minivllm.bench.records.storage import REQUESTS
 from minivllm.bench.records.tables import read_table
 from minivllm.bench.workloads.arrivals import Arrival, Concurrency, Offline

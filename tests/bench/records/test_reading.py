@@ -14,8 +14,14 @@ import pytest
 from minivllm import redaction
 from minivllm.bench.records import reading as records_module
 from minivllm.bench.records import storage
-from minivllm.bench.records.chunks import flat_rows
-from minivllm.bench.records.reading import flatten, load_records, read_records, scan
+from minivllm.bench.records.archive import record_files
+from minivllm.bench.records.reading import (
+    flat_rows_of,
+    flatten,
+    load_records,
+    read_records,
+    scan,
+)
 from minivllm.bench.records.record import Failure, Record
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
@@ -237,7 +243,7 @@ def test_secrets_that_an_older_version_stored_are_not_read(runs: Path) -> None:
         "log_tail": f"GET https://u:{password}@host",
     }
     path.write_text(json.dumps({**record, "schema_version": 1}))
-    (read,), (row,) = read_records(path), flat_rows(path)[0]
+    (read,), (row,) = read_records(path), flat_rows_of([path])[0]
     assert not any(secret in text for secret in SECRETS for text in (json.dumps(read), str(row)))
     assert read["config"]["engine"]["extra"] == {"api_key": "***", "top_k": 3}
     assert (
@@ -266,7 +272,7 @@ def test_what_many_records_share_is_worked_on_once(
     shown = redaction.shown
     monkeypatch.setattr(redaction, "shown", lambda part: (masked.append(part), shown(part))[1])
     records_module._part.cache_clear()
-    rows, damaged = flat_rows(runs / "many")
+    rows, damaged = flat_rows_of(record_files(runs / "many"))
     assert not damaged and len(read) == len(set(read)) == len(rows) == 20
     assert {row["config.batching.max_num_seqs"] for row in rows} == {7, 8}
     assert masked == [
@@ -276,7 +282,7 @@ def test_what_many_records_share_is_worked_on_once(
         {"batching": {"max_num_seqs": 8}},
     ]
     rows[0]["config.batching.max_num_seqs"] = 0
-    (again,), _ = flat_rows(runs / "many" / "0")
+    (again,), _ = flat_rows_of(record_files(runs / "many" / "0"))
     assert again["config.batching.max_num_seqs"] == 7
 
 
@@ -285,5 +291,5 @@ def test_a_number_of_another_type_is_another_part(runs: Path) -> None:
         path = put(runs / "types" / str(block), str(block)) / "record.json"
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "config": {"cache": {"on": value}}}))
-    rows, _ = flat_rows(runs / "types")
+    rows, _ = flat_rows_of(record_files(runs / "types"))
     assert [type(row["config.cache.on"]) for row in rows] == [int, float, bool]

@@ -10,9 +10,8 @@ from minivllm.analysis.cell import Cell
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records.record import Record
-from minivllm.report.sweeps.answer import headline, picture
 from minivllm.report.sweeps.levels import levels_of, runs, sentence
-from minivllm.report.verdict import verdict
+from minivllm.report.verdict import answer, picture, verdict
 from tests.analysis.test_interleaving import BUSY
 from tests.report.synthetic import make_record, write
 
@@ -100,7 +99,7 @@ def test_a_sweep_of_one_knob_or_of_one_answer_is_ranked(tmp_path: Path) -> None:
         )
     ]
     cells = gather(read_rows(write(tmp_path / "two", records, parquet=False))[0])
-    assert headline(cells) is None  # one option is the best with either way of batching
+    assert answer(cells) is None  # one option is the best with either way of batching
 
 
 @pytest.mark.parametrize("speeds", [(10, 15, 120, 80), (10, 15, 80, 120)], ids=["two", "one"])

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
-from minivllm.report.sweeps.answer import picture
 from minivllm.report.sweeps.loads import load_sweep, sentence
-from minivllm.report.verdict import verdict
+from minivllm.report.verdict import picture, verdict
 from tests.analysis.test_interleaving import BUSY
 from tests.report.sweeps.test_levels import cells_of
 from tests.report.synthetic import make_record, write

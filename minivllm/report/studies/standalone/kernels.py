@@ -19,7 +19,7 @@ from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.opening import ForestRow, forest
 from minivllm.report.figures.palette import INK, MARKERS, PALETTE
 from minivllm.report.figures.render import Described, Plot
-from minivllm.report.html import Conclusion
+from minivllm.report.html import Conclusion, make_folder
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.provenance import facts
 from minivllm.report.sections import MAX_ROWS
@@ -33,7 +33,6 @@ from minivllm.report.studies.standalone.kernel_findings import (
 )
 from minivllm.report.studies.standalone.page import write_alone
 from minivllm.report.terminal import bare_table
-from minivllm.report.writing import make_folder
 
 if TYPE_CHECKING:
     from rich.table import Table

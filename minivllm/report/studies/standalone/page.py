@@ -7,11 +7,17 @@ from typing import Any
 
 from minivllm.report.figures.opening import NAME as OPENING
 from minivllm.report.figures.render import finish, finish_opening
-from minivllm.report.html import Front, Section, page
+from minivllm.report.html import (
+    Front,
+    Section,
+    make_folder,
+    page,
+    write_bytes,
+    write_or_remove,
+)
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import commands, newest
 from minivllm.report.studies.base import Result, Study
-from minivllm.report.writing import make_folder, write_bytes, write_or_remove
 
 
 def write_alone(
