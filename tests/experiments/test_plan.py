@@ -129,4 +129,5 @@ def test_what_a_command_has_once_no_plain_sweep_varies(text: str) -> None:
 
 def test_what_a_cell_is_an_arm_may_have() -> None:
     texts = ["quant=nf4", "measure.prefix_cache=warm", "+engine.env.name=x", "workload=chat"]
-    require_own(texts, "here")
+    with pytest.raises(BadInput, match=r"^here holds runs_dir=x: "):
+        require_own([*texts, "runs_dir=x"], "here")
