@@ -13,7 +13,6 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -34,7 +33,6 @@ from minivllm.bench.metrics.glossary import glossary
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.records import archive, record
 from minivllm.bench.records.provenance import provenance
-from minivllm.bench.records.reading import read_records
 from minivllm.cli import _verbatim
 from minivllm.config import compose, explain
 from minivllm.engine.events import StepTimed
@@ -45,6 +43,8 @@ from tests.scripts.load import load_script
 from tests.test_layers import ROOMS
 
 docs_tables = load_script("docs_tables")
+marked, named = docs_tables.MARK.findall, docs_tables.named
+records_of, value = docs_tables.records_of, docs_tables.value
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -516,16 +516,25 @@ def test_a_new_family_is_as_small_as_its_walk_through_says() -> None:
 # ---- records
 
 
-@pytest.mark.parametrize("name", ["records.md", "metrics.md"])
-def test_tables_of_figures_are_those_of_the_code(name: str) -> None:
-    """`python scripts/docs_tables.py` writes them."""
-    text = (REFERENCE / name).read_text(encoding="utf-8")
+@each_page
+def test_tables_and_figures_are_those_of_code_and_records(page: Path) -> None:
+    """`python scripts/docs_tables.py` writes them: every marked table and number is that of the
+    code, of committed records, or of a file that a script wrote."""
+    text = page.read_text(encoding="utf-8")
     assert docs_tables.filled(text) == text
+
+
+def test_every_kind_of_mark_is_found() -> None:
+    marks = {kind for page in PAGES for _, kind, *_ in marked(page.read_text(encoding="utf-8"))}
+    assert marks == {*docs_tables.KINDS}
+    assert docs_tables.filled("<!-- file: structure.json before.files ,.0f -->7<!-- end -->") == (
+        "<!-- file: structure.json before.files ,.0f -->681<!-- end -->"
+    )
 
 
 def test_every_part_of_a_record_has_its_table() -> None:
     text = (REFERENCE / "records.md").read_text(encoding="utf-8")
-    named = [found[3] for found in docs_tables.TABLE.finditer(text)]
+    named = [name for _, kind, name, _ in marked(text) if kind == "fields"]
     assert sorted(named) == sorted(docs_tables.classes())
     figures = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
     assert [figures.count(f"| `{figure.name}` |") for figure in glossary()] == [1] * len(glossary())
@@ -547,24 +556,6 @@ def test_the_columns_of_the_tables_are_described() -> None:
     columns = [*metrics.request_rows([RequestTrace("r0", 1, 0.0)])[0], *StepTimed._fields]
     columns += Telemetry(os.getpid(), NullGpu()).sample() or {}
     assert [name for name in columns if f"`{name}`" not in text] == []
-
-
-MARKED = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end -->", re.S)
-
-
-WITH_TABLES = [page for page in PAGES if MARKED.search(page.read_text(encoding="utf-8"))]
-
-
-def test_the_tables_are_found() -> None:
-    assert {ROOT / "README.md", REFERENCE / "performance.md"} <= set(WITH_TABLES)
-
-
-@pytest.mark.parametrize("page", WITH_TABLES, ids=lambda page: page.name)
-def test_tables_are_those_of_the_committed_records(page: Path) -> None:
-    """A number in the docs is a record's: the table as the report wrote it, and the report as the
-    records say."""
-    for name, shown in MARKED.findall(page.read_text(encoding="utf-8")):
-        assert shown == (ROOT / name).read_text(), name
 
 
 @pytest.mark.parametrize(
@@ -592,71 +583,6 @@ def test_committed_tables_are_rebuilt_from_their_records(
         assert (tmp_path / table).read_text() == (EXAMPLES / name / table).read_text(), table
 
 
-RECORDED = re.compile(r"<!-- record: (\S+) (\S+) (\S+) -->(.*?)<!-- end -->")
-
-
-@cache
-def records_of(sweep: str) -> list[dict[str, Any]]:
-    return read_records(EXAMPLES / "runs" / f"{sweep}{archive.SUFFIX}")
-
-
-def named(where: str) -> list[dict[str, Any]]:
-    """The record that a pattern of its folder names, or all blocks of an arm:
-    SWEEP[knob=value,...]."""
-    if not where.endswith("]"):
-        sweep, _, folder = where.partition("/")
-        (record,) = (r for r in records_of(sweep) if fnmatch(Path(r["directory"]).name, folder))
-        return [record]
-    sweep, _, arm = where.removesuffix("]").partition("[")
-    found = [record for record in records_of(sweep) if record["arm"].split() == arm.split(",")]
-    assert found, f"no record of {where}"
-    return found
-
-
-def value(record: dict[str, Any], fields: str) -> float:
-    """A field of a record by its dotted name, a sum of several, or the quotient of two such:
-    a.b+a.c/a.d."""
-    parts = []
-    for names in fields.split("/"):
-        parts.append(0.0)
-        for name in names.split("+"):
-            node: Any = record
-            for key in name.split("."):
-                node = node[key]
-            parts[-1] += float(node)
-    return parts[0] / parts[1] if len(parts) == 2 else parts[0]
-
-
-FILED = re.compile(r"<!-- file: (\S+) (\S+) (\S+) -->(.*?)<!-- end -->")
-
-
-def item(file: Path, names: str) -> float:
-    """A number in a JSON file by the names, or places in a list, that lead to it."""
-    node = json.loads(file.read_text())
-    for name in names.split("."):
-        node = node[int(name)] if isinstance(node, list) else node[name]
-    return float(node)
-
-
-@each_page
-def test_figures_of_scripts_are_those_they_wrote(page: Path) -> None:
-    for name, names, form, shown in FILED.findall(page.read_text(encoding="utf-8")):
-        found = item(EXAMPLES / name, names)
-        assert format(found, form) == shown, f"{page.name}: {name} {names}"
-
-
-def test_the_figures_of_scripts_are_found() -> None:
-    pages = [page.name for page in PAGES if FILED.search(page.read_text(encoding="utf-8"))]
-    assert {"batching.md", "performance.md"} <= set(pages)
-
-
-@each_page
-def test_figures_in_the_text_are_those_of_committed_records(page: Path) -> None:
-    for where, names, form, shown in RECORDED.findall(page.read_text(encoding="utf-8")):
-        mean = fmean(value(record, names) for record in named(where))
-        assert format(mean, form) == shown, f"{page.name}: {where} {names}"
-
-
 SHOWN = re.compile(r"!\[[^]]*\]\(\S*reports/examples/cpu/([\w-]+)/")
 
 
@@ -666,9 +592,9 @@ def test_a_busy_block_is_said_wherever_its_figure_is_quoted(page: Path) -> None:
     for section in re.split(r"(?m)^(?=#+ )", page.read_text(encoding="utf-8")):
         quoted = [
             record
-            for where, names, *_ in RECORDED.findall(section)
-            if names.startswith("metrics.") or names.endswith("_ms")
-            for record in named(where)
+            for _, kind, words, _ in marked(section)
+            if kind == "record" and re.match(r"\S+ (metrics\.|\S+_ms )", words)
+            for record in named(words.split()[0])
         ]
         for name in SHOWN.findall(section):
             if (EXAMPLES / "runs" / f"{name}{archive.SUFFIX}").exists():

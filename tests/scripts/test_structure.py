@@ -109,5 +109,5 @@ def test_the_ways_stay_short() -> None:
     }
     assert not over, "more runs than before: divide what a way enters by what it does"
     text = (structure.ROOT / "docs/internals/architecture.md").read_text()
-    table = re.findall(r"^\| [a-z]+ \| `([a-z_/]+\.py)` \|", text, re.M)
-    assert sorted(table) == named["token"], "the table of a token's files is not this route"
+    table = re.findall(r"^\| `([a-z_/]+\.py)` \|", text, re.M)
+    assert sorted(table) == sorted(named["token"]), "the recorded files of a token are not these"
