@@ -8,9 +8,12 @@
    embedded model: in a decoding step; from a prompt to its text; to build `LLM("tiny")`; from a
    request over HTTP to its stream, in the server's and the engine's process together. A file runs
    if one of its functions, or the file as a module, is called meanwhile; all its lines count.
+   Files of a way in one process are in the order in which they run first.
 2. The routes of `cache.block_size` and `quant=nf4`: files of the package in which a function has
    the value, as an argument, a local or what it returns, or an object or dictionary that has it,
-   while an engine is built and answers a prompt.
+   while an engine is built and answers a prompt. The route of an ITL, the median of a simulated
+   cell, to the main table of a report's page: files in which a function has that number, see
+   `record_calls`.
 3. Files and lines of code of the package, without comments and docstrings; the longest file, and
    the folder with the most files.
 4. Import cycles between modules, imports for annotations included.
@@ -39,7 +42,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 KNOBS = ("runtime.device=cpu", "runtime.threads=1", "cache.num_blocks=64")
 BLOCK_SIZE = 24  # of the traced cache; no other number of the engine
+# A cell whose median ITL no other figure equals.
+CELL = (
+    *("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "engine.overhead_ms=1"),
+    *("workload.num_requests=3", "measure.seed=5"),
+)
 SERVER = ("preset=serve", "model=tiny", "task.port=0", "runtime.device=cpu", "runtime.threads=1")
+# Writes a page of its main table alone.
+TABLE = """
+import sys
+from pathlib import Path
+from minivllm.report import results
+from minivllm.report.html import Conclusion, Front, Section, page
+from minivllm.report.inputs import read
+data = results.section(read(Path(sys.argv[1])).cells, Path(sys.argv[1]))
+page(Front("", "", Conclusion("", [])), [Section("results", "", data)], {})
+"""
 PATIENCE_S = 300
 PROBE = "--probe"  # starts the program as a process of a checkout
 
@@ -120,11 +138,11 @@ def cycles(package: Path) -> list[list[str]]:
 
 def files_that_run(package: Path, action: Callable[[], object]) -> list[str]:
     """Files of the package whose functions are called while `action` runs."""
-    seen = set()
+    seen: dict[str, None] = {}  # in the order in which they run first
 
     def note(frame: Any, event: str, arg: object) -> None:
         if event == "call":
-            seen.add(frame.f_code.co_filename)
+            seen[frame.f_code.co_filename] = None
 
     _profiled(note, action)
     return below(package, seen)
@@ -144,7 +162,7 @@ def files_that_hold(
             seen.update([file] if any(map(is_value, values)) else [])
 
     _profiled(note, action)
-    return below(package, seen)
+    return below(package, sorted(seen))
 
 
 def _profiled(note: Callable[[Any, str, object], None], action: Callable[[], object]) -> None:
@@ -158,7 +176,7 @@ def _profiled(note: Callable[[Any, str, object], None], action: Callable[[], obj
 def below(package: Path, names: Iterable[str]) -> list[str]:
     """Those of these files that lie in the package, by their place in it."""
     root = f"{package}{os.sep}"
-    return sorted(name.removeprefix(root) for name in names if name.startswith(root))
+    return [name.removeprefix(root) for name in names if name.startswith(root)]
 
 
 def has_block_size(value: Any) -> bool:
@@ -218,11 +236,10 @@ def served(checkout: Path) -> list[str]:
         SystemExit: the server does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
-        paths = (str(Path(__file__).with_name("record_calls")), str(checkout))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RECORD_CALLS": folder}
         command = [sys.executable, "run.py", *SERVER, f"runs_dir={folder}/runs"]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, cwd=checkout, env=env, text=True, **pipes) as process:
+        pipes |= {"cwd": checkout, "env": recording(checkout, folder)}
+        with subprocess.Popen(command, text=True, **pipes) as process:
             try:
                 assert process.stdout is not None
                 lines = iter(process.stdout.readline, "")
@@ -245,7 +262,46 @@ def served(checkout: Path) -> list[str]:
                 seen = {name for one in results for name in json.loads(one.read_text())}
             finally:
                 process.terminate()
-    return below(checkout / "minivllm", seen)
+    return below(checkout / "minivllm", sorted(seen))
+
+
+def recording(checkout: Path, folder: str, **more: str) -> dict[str, str]:
+    """The environment of a process of a checkout that records its files into a folder."""
+    paths = (str(Path(__file__).with_name("record_calls")), str(checkout))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RECORD_CALLS": folder, **more}
+
+
+def measured(checkout: Path) -> list[str]:
+    """The files that the median ITL of a cell has on its way from the driver to a page's table.
+
+    Raises:
+        SystemExit: the cell is not measured, or another figure of it equals its median ITL.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folders = (f"runs_dir={place}/runs", f"reports_dir={place}/reports")
+
+        def run(command: list[str], env: dict[str, str]) -> None:
+            subprocess.run(command, cwd=checkout, env=env, check=True, stdout=subprocess.DEVNULL)
+
+        plain = [sys.executable, "run.py", *CELL, "name=plain", *folders]
+        run(plain, {**os.environ, "PYTHONPATH": str(checkout)})
+        (record,) = Path(place).glob("runs/plain/*/record.json")
+        metrics = json.loads(record.read_text())["metrics"]
+        itl = metrics.pop("itl_ms")["p50"]
+        if repr(itl) in json.dumps(metrics):
+            raise SystemExit(f"{checkout}: another figure equals the median ITL, {itl} ms")
+        seen = set()
+        table = [sys.executable, "-c", TABLE, f"{place}/runs/traced"]
+        for command in ([sys.executable, "run.py", *CELL, "name=traced", *folders], table):
+            files = Path(place) / f"files-{len(seen)}"
+            files.mkdir()
+            run(command, recording(checkout, str(files), RECORD_VALUE=repr(itl)))
+            found = {name for one in files.glob("*.json") for name in json.loads(one.read_text())}
+            # the cell has a report of its own, all of it
+            faces = () if command is table else ("analysis", "report", "experiments", "tasks")
+            ignored = tuple(f"{checkout / 'minivllm' / room}{os.sep}" for room in faces)
+            seen |= {name for name in found if not ignored or not name.startswith(ignored)}
+    return below(checkout / "minivllm", sorted({*seen}))
 
 
 def stream(url: str) -> None:
@@ -280,7 +336,7 @@ def structure(checkout: Path) -> dict[str, Any]:
     longest, (folder, count) = max(lengths, key=lengths.__getitem__), folders.most_common(1)[0]
     git = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     named = {"cycles": cycles(package), **json.loads(done.stdout.splitlines()[-1])}
-    named["http"] = served(checkout)
+    named |= {"itl": measured(checkout), "http": served(checkout)}
     ways = ("token", "prompt", "build", "http")
     return {
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from tests.scripts.load import load_script
 
@@ -79,6 +81,39 @@ def test_files_of_what_runs_and_of_what_holds_a_value() -> None:
         assert structure.files_that_hold(package, made, structure.has_block_size) == held
 
 
+def test_a_number_is_followed_from_where_it_is_made() -> None:
+    source = (structure.ROOT / "scripts" / "record_calls" / "sitecustomize.py").read_text()
+    recorder: dict[str, Any] = {"__name__": "recorder"}
+    exec(source, recorder)
+    bodies = {
+        "bench/driver.py": "def act(): return 1",  # searched from here on
+        "bench/made.py": "def act(): return {'itl': [0.5]}",
+        "bench/fetched.py": "def act(make):\n    record = make()\n    return len(record)",
+        "bench/given.py": "def act(record):\n    return len(record)",
+        "bench/written.py": "def act(): return 'itl: 0.5'",
+        "report/cells.py": "def act(make):\n    rows = make()\n    return len(rows)",
+        "report/shown.py": "def act(value): return None",
+        "report/other.py": "def act(): return 0.25",
+    }
+    acts: dict[str, Any] = {}
+    for place, body in bodies.items():
+        space: dict[str, Any] = {}
+        exec(compile(body, f"/minivllm/{place}", "exec"), space)
+        acts[place] = space["act"]
+    sys.setprofile(recorder["holders_of"](0.5))
+    try:
+        made = acts["bench/made.py"]
+        acts["bench/driver.py"](), acts["report/other.py"](), acts["bench/written.py"]()
+        acts["bench/given.py"]({"itl": 0.5}), acts["bench/fetched.py"](made)
+        acts["report/cells.py"](made), acts["report/shown.py"](0.5)
+    finally:
+        sys.setprofile(None)
+    assert sorted(recorder["_seen"]) == [
+        f"/minivllm/{place}"
+        for place in ("bench/fetched.py", "bench/made.py", "bench/written.py", "report/shown.py")
+    ]
+
+
 def test_a_block_size_and_a_method_are_recognised() -> None:
     size = structure.BLOCK_SIZE
     for value in (size, {"block_size": size}, SimpleNamespace(block_size=size)):
@@ -99,6 +134,9 @@ def test_the_ways_stay_short() -> None:
     assert {"engine/engine.py", "serving/service.py"} < set(named["http"])
     assert {"quant/nf4.py", "assembly.py"} < set(named["nf4"])
     assert {"cache/manager.py", "config/compose.py"} < set(named["block_size"])
+    assert {"bench/metrics/latency.py", "bench/completion.py", "report/results.py"} < set(
+        named["itl"]
+    )
     assert counts["cycles"] == 0
     if "passes/native.py" not in named["token"]:
         return  # without the C++ kernels more files compute a step
