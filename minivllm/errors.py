@@ -79,7 +79,7 @@ def install(extra: str) -> str:
 
 
 # Packages of the extra "run", which the class `LLM` does without.
-OF_RUN = ("bitsandbytes", "bokeh", "matplotlib", "pandas", "prompt_toolkit", "pyarrow", "scipy")
+OF_RUN = ("bitsandbytes", "matplotlib", "pandas", "prompt_toolkit", "pyarrow", "scipy")
 
 
 class NotInstalled(BadInput):

@@ -180,7 +180,7 @@ for part in $PARTS; do
     : >"$OUT/$part.log"
     case $part in
     ceilings)
-        run environment "$PYTHON" -c 'import bitsandbytes, bokeh, hydra, omegaconf, torch, transformers, triton; print(
+        run environment "$PYTHON" -c 'import bitsandbytes, hydra, omegaconf, torch, transformers, triton; print(
             torch.__version__, triton.__version__, transformers.__version__, torch.cuda.get_device_name())'
         run ceilings "$PYTHON" scripts/ceilings.py --device cuda --output "$OUT/ceilings.json"
         ;;

@@ -240,7 +240,7 @@ def test_an_engine_decodes_without_torch_s_compiler_and_what_it_does_not_need() 
         "with LLM('tiny', overrides=['cache.num_blocks=16']) as llm:\n"
         "    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))\n"
         "print([name for name in ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', "
-        "'bitsandbytes', 'bokeh', 'matplotlib', 'pandas', 'prompt_toolkit', 'pyarrow', 'scipy') "
+        "'bitsandbytes', 'matplotlib', 'pandas', 'prompt_toolkit', 'pyarrow', 'scipy') "
         "if name in sys.modules])"
     )
     output, errors = said(script)

@@ -71,16 +71,14 @@ class Front:
 
 def page(front: Front, parts: Sequence[Section], plots: Mapping[str, Plot]) -> str:
     """The page as HTML, of parts that know where it will lie, for their links to the records."""
-    from minivllm.report.figures.live import library, packed
+    from minivllm.report.figures.live import charts, library
 
-    live = [
-        [plot.name, [item["item"] for item in plot.live]] for plot in plots.values() if plot.live
-    ]
+    live = [(plot.name, plot.live) for plot in plots.values() if plot.live]
     return render(
         "report.html.j2",
         front=front,
         sections=[part for part in parts if part.data],
-        charts=packed(live) if live else "",
+        charts=charts(live) if live else "",
         library=library() if live else "",
     )
 

@@ -16,7 +16,7 @@ import pytest
 from minivllm.bench.records.record import STATUSES
 from minivllm.bench.records.storage import OPERATIONS
 from tests.pictures import painted_if_own
-from tests.report.browser import chromium, visit
+from tests.report.browser import chromium, visit, watch
 from tests.report.pagereader import Page, build, build_report, table
 from tests.report.synthetic import counted, failed, make_record, make_sweep, write
 
@@ -161,12 +161,50 @@ def test_a_browser_draws_every_figure_without_an_error(browser: Browser, built: 
     index = built.index
     drawn = (
         "[...document.querySelectorAll('.drawing')].every((place) => place.matches('.drawn') && "
-        "place.querySelector('.bk-Figure, .bk-Column'))"
+        "place.querySelector('.plot .u-over'))"
     )
     found, errors = visit(
         browser, index, f"{drawn} && document.querySelectorAll('.drawing').length"
     )
     assert (found, errors) == (3, [])
+
+
+def test_a_figure_names_its_points_enlarges_a_part_and_hides_a_series(
+    browser: Browser, built: Built
+) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 20_000})
+    errors = watch(page)
+    page.goto(built.index.as_uri())
+    page.wait_for_function("document.querySelector('.drawing').matches('.drawn')")
+    place = page.locator(".drawing").first
+    box = place.locator(".u-over").first.bounding_box()
+    assert box is not None
+
+    def drawn() -> str:
+        return str(page.evaluate("document.querySelector('.drawing canvas').toDataURL()"))
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+    whole, tip, names = drawn(), place.locator(".tip").first, set()
+    for step in range(400):
+        page.mouse.move(*at(step % 20 / 20, step // 20 / 20))
+        names |= {tip.inner_text()} if tip.is_visible() else set()
+    assert names and all(names)
+    page.mouse.move(*at(0.2, 0.2))
+    page.mouse.down()
+    page.mouse.move(*at(0.6, 0.6), steps=3)
+    page.mouse.up()
+    reset = place.locator(".whole").first
+    assert drawn() != whole and reset.is_visible()
+    reset.click()
+    assert drawn() == whole and not reset.is_visible()
+    key = place.locator(".legend button").first
+    key.click()
+    assert drawn() != whole and key.get_attribute("aria-pressed") == "false"
+    key.click()
+    assert drawn() == whole and errors == []
+    page.close()
 
 
 def test_on_a_phone_a_table_scrolls_in_its_box_and_bars_are_whole(

@@ -1,4 +1,4 @@
-"""Figures of points and lines, defined once: drawn by matplotlib as the file, by Bokeh as what the
+"""Figures of points and lines, defined once: drawn by matplotlib as the file, by uPlot as what the
 page shows."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Charts for the page: Bokeh's models as JSON, which its script, packed into the page, turns into
-figures.
+"""Charts for the page: their panels as JSON, which the page's script draws with uPlot, the library
+of the live view; both are packed into the page.
 
 Colours of text and lines are those of the light page; the page's own script puts the reader's in
 their place.
@@ -11,206 +11,100 @@ import base64
 import gzip
 import json
 import math
-import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from minivllm.report.figures.chart import BEYOND_X, BEYOND_Y, Chart, Panel, Series
-from minivllm.report.figures.palette import GRID, INK, PAPER
+from minivllm.report.figures.palette import GRID, INK
 
-MARKERS = {
-    "o": "circle",
-    "s": "square",
-    "D": "diamond",
-    "^": "triangle",
-    "v": "inverted_triangle",
-    "P": "plus",
-    "X": "x",
-}
+LIBRARY = Path(__file__).parents[1] / "view" / "vendor" / "uPlot.iife.min.js"
 # pixels, of a panel by itself and of one among those that share an axis
 HEIGHT, ROW_HEIGHT = 320, 170
-FONT = "system-ui, sans-serif"
-WIDEST_LABEL = 44  # characters of an axis's label in one line, which a telephone has room for
-LEAST_PLAIN = 1e-3  # smaller figures of a logarithmic axis are written as powers
+MARGIN = 0.06  # of an axis that does not begin at zero, on either side, as a share of its range
 DIGITS = 5  # significant; more are not seen and only grow the page
 
 
 def items(chart: Chart) -> list[dict[str, Any]]:
-    """One embeddable item a panel, or a titled row of panels over one x axis: its title and Bokeh's
-    JSON."""
-    from bokeh.embed import json_item
-    from bokeh.layouts import column
-
-    models = []
+    """One entry a panel, or a titled row of panels over one x axis: its title and its `panels`."""
+    found = []
     for title, panels in chart.rows:
         if title:
-            figures = [_figure(panel, ROW_HEIGHT) for panel in panels if not panel.empty]
-            for figure in figures[1:]:
-                figure.x_range = figures[0].x_range
-            for figure in figures[:-1]:
-                figure.xaxis.axis_label = None
-            model: Any = column(*figures, sizing_mode="stretch_width")
-            models.append((title, model))
+            shown = [_panel(panel, ROW_HEIGHT) for panel in panels if not panel.empty]
+            ends = [panel["x"]["range"] for panel in shown]
+            for panel in shown:
+                panel["x"]["range"] = [min(low for low, _ in ends), max(high for _, high in ends)]
+                panel["x"]["label"] = panel["x"]["label"] if panel is shown[-1] else ""
+            found.append({"title": title, "panels": shown})
         else:
-            models += [(panel.title, _figure(panel, HEIGHT)) for panel in panels]
-    return [{"title": title, "item": _stable(json_item(model))} for title, model in models]
+            found += [{"title": panel.title, "panels": [_panel(panel, HEIGHT)]} for panel in panels]
+    return found
 
 
-def _stable(item: Any) -> Any:
-    """The item with its ids counted from one, so that the same records give the same page."""
-    numbers: dict[str, str] = {}
-    text = re.sub(
-        r'"p\d+"',
-        lambda match: numbers.setdefault(match[0], f'"p{len(numbers) + 1}"'),
-        json.dumps(item),
-    )
-    return json.loads(text)
-
-
-def _figure(panel: Panel, height: int) -> Any:
-    from bokeh.models import HoverTool
-    from bokeh.plotting import figure
-
-    plot = figure(
-        height=max(height, 90 + 30 * len(panel.rows)) if panel.rows else height,
-        sizing_mode="stretch_width",
-        x_axis_type="log" if panel.log_x else "linear",
-        y_axis_type="log" if panel.log_y else "linear",
-        tools="pan,box_zoom,reset",
-        active_drag=None,  # a finger that scrolls the page must not move the figure
-        toolbar_location=None if panel.rows else "above",
-        toolbar_inner=True,
-        background_fill_color=PAPER,
-        border_fill_color=PAPER,
-        outline_line_color=None,
-    )
-    plot.toolbar.logo = None
-    plot.toolbar.autohide = True
-    for axis, label in ((plot.xaxis, panel.x_label), (plot.yaxis, panel.y_label)):
-        axis.axis_label, axis.axis_label_text_font_style = fill(label, WIDEST_LABEL), "normal"
-        axis.axis_label_text_color = axis.major_label_text_color = INK
-        axis.axis_line_color = axis.major_tick_line_color = GRID
-        axis.minor_tick_line_color = None
-        axis.axis_label_text_font = axis.major_label_text_font = FONT
-    plot.grid.grid_line_color = GRID
-    _ranges(plot, panel)
-    hovers = [_renderer(plot, series) for series in panel.series]
-    named = [renderer for renderer in hovers if renderer is not None]
-    if named:
-        plot.add_tools(HoverTool(renderers=named, tooltips="@name", mode="mouse", visible=False))
-    return plot
-
-
-def _ranges(plot: Any, panel: Panel) -> None:
-    from bokeh.models import FixedTicker, NumeralTickFormatter, Range1d
-
-    # Lines are broken off at NaN, of which nothing is the greatest.
-    xs = [
-        x
-        for series in panel.series
-        for x in (*series.x, *series.low, *series.high)
-        if math.isfinite(x)
-    ]
-    ys = [
-        y for series in panel.series if series.kind != "band" for y in series.y if math.isfinite(y)
-    ]
-    for logarithmic, values, axis in ((panel.log_x, xs, plot.xaxis), (panel.log_y, ys, plot.yaxis)):
-        # On other axes Bokeh's own write 40,000 as 40000, and small figures better.
-        if (
-            min(values, default=0.0) >= LEAST_PLAIN
-            if logarithmic
-            else max(values, default=0.0) >= 1000
-        ):
-            axis.formatter = NumeralTickFormatter(format="0,0.[000]")
-        # Below two decades Bokeh's own are evenly spaced: crowded at the upper end, and none at the
-        # lower.
-        if logarithmic and values and 10 <= max(values) / min(values) < 100:
-            axis.ticker = FixedTicker(ticks=decades(min(values), max(values)))
-    if not panel.log_x and panel.x_from_zero:
-        plot.x_range = Range1d(start=0, end=BEYOND_X * (max(xs, default=0.0) or 1.0))
+def _panel(panel: Panel, height: int) -> dict[str, Any]:
+    xs = [x for one in panel.series for x in (*one.x, *one.low, *one.high)]
+    ys = [y for one in panel.series if one.kind != "band" for y in one.y]
+    x_range = _range(xs, panel.log_x, BEYOND_X if panel.x_from_zero else None)
     if panel.rows:
-        plot.y_range = Range1d(start=len(panel.rows) - 0.4, end=-0.6)
-        plot.yaxis.ticker = list(range(len(panel.rows)))
-        plot.yaxis.major_label_overrides = dict(enumerate(panel.rows))
-        plot.ygrid.grid_line_color = None
-    elif not panel.log_y and panel.y_from_zero:
-        top = BEYOND_Y * (max(ys, default=0.0) or 1.0)
-        plot.y_range = Range1d(start=-panel.foot * top, end=top)
+        y_range = [-0.6, len(panel.rows) - 0.4]
+    else:
+        y_range = _range(ys, panel.log_y, BEYOND_Y if panel.y_from_zero else None, panel.foot)
+    return {
+        "x": {"label": panel.x_label, "log": panel.log_x, "range": x_range},
+        "y": {"label": panel.y_label, "log": panel.log_y, "range": y_range},
+        "rows": [*panel.rows],
+        "height": max(height, 90 + 30 * len(panel.rows)) if panel.rows else height,
+        "series": [_series(series) for series in panel.series],
+    }
 
 
-def decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every power of ten around `low` to `high`, which are above 0."""
-    powers = range(math.floor(math.log10(low)) - 1, math.floor(math.log10(high)) + 2)
-    return [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+def _range(
+    values: Iterable[float], logarithmic: bool, beyond: float | None, foot: float = 0.0
+) -> list[float]:
+    """Both ends of an axis; one from zero ends `beyond` times the greatest value, and begins a
+    `foot`, a share of that, below zero."""
+    # lines are broken off at NaN, of which nothing is the greatest
+    known = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
+    low, high = min(known, default=1.0), max(known, default=1.0)
+    if logarithmic:
+        factor = (high / low) ** MARGIN if high > low else 2.0
+        return [low / factor, high * factor]
+    if beyond is not None:
+        end = beyond * (high or 1.0)
+        return [-foot * end, end]
+    margin = MARGIN * (high - low) or 0.5
+    return [low - margin, high + margin]
 
 
-def _renderer(plot: Any, series: Series) -> Any:
-    """Draw one series; returns what the pointer asks, if it has names."""
-    from bokeh.models import ColumnDataSource
-    from bokeh.models.annotations import BoxAnnotation
-
-    if series.kind == "band":
-        plot.add_layout(
-            BoxAnnotation(
-                left=series.x[0],
-                right=series.x[1],
-                fill_color=series.colour,
-                fill_alpha=0.35,
-                line_color=None,
-                name=series.label,
-            )
-        )
-        return None
-    data: dict[str, list[Any]] = {"x": _short(series.x), "y": _short(series.y)}
-    data["name"] = list(series.names) or [series.label] * len(data["x"])
+def _series(series: Series) -> dict[str, Any]:
+    """What is drawn of one series, and the names that the pointer shows: of points and lines."""
+    data: dict[str, Any] = {"label": series.label, "kind": series.kind, "colour": series.colour}
+    data |= {"x": _short(series.x), "y": _short(series.y)}
     if series.low:
         data |= {"low": _short(series.low), "high": _short(series.high)}
-    source = ColumnDataSource(data)
-    style: dict[str, Any] = {"source": source, "name": series.label}
-    if series.kind == "points":
-        if series.low:
-            plot.segment("low", "y", "high", "y", line_color=series.colour, line_width=2, **style)
-        return plot.scatter(
-            "x",
-            "y",
-            size=9,
-            marker=MARKERS.get(series.marker, "circle"),
-            line_color=series.colour,
-            fill_color=None if series.hollow else series.colour,
-            **style,
-        )
-    dash = "dashed" if series.dashed else "solid"
-    if series.kind == "steps":
-        plot.step(
-            "x",
-            "y",
-            mode="after",
-            line_color=series.colour,
-            line_dash=dash,
-            line_width=1.4,
-            **style,
-        )
-        return None
-    line = plot.line("x", "y", line_color=series.colour, line_dash=dash, line_width=1.8, **style)
-    return line if series.names or series.label else None
+    if series.kind in ("points", "line"):
+        data["names"] = [*series.names]
+    data |= {"marker": series.marker} if series.kind == "points" else {}
+    return data | {key: True for key in ("dashed", "hollow") if getattr(series, key)}
 
 
-def _short(values: Any) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values]
+def _short(values: Iterable[float]) -> list[float | None]:
+    return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in values]
 
 
 @cache
 def library() -> str:
-    """Bokeh's script as its installed package has it, packed for the page."""
-    import bokeh
-
-    script = Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js"
-    return packed(script.read_bytes())
+    """uPlot's script, packed for the page."""
+    return packed(LIBRARY.read_bytes())
 
 
-def packed(data: bytes | list[Any]) -> str:
-    """Bytes, or JSON of plain data, as base64 of gzip; the same content gives the same text."""
-    raw = data if isinstance(data, bytes) else json.dumps(data, separators=(",", ":")).encode()
-    return base64.b64encode(gzip.compress(raw, 9, mtime=0)).decode()
+def charts(plots: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
+    """The panels of figures, given as their names and `items`, packed for the page."""
+    figures = [[name, [item["panels"] for item in entries]] for name, entries in plots]
+    return packed(json.dumps({"ink": INK, "grid": GRID, "figures": figures}).encode())
+
+
+def packed(data: bytes) -> str:
+    """Bytes as base64 of gzip; the same content gives the same text."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()

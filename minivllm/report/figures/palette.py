@@ -34,11 +34,9 @@ SLATE, TAUPE, MIST, SAND, HAZE, STONE, CLAY, PLUM, TEAL = (
 MARKERS = "osD^vPX"
 INK, FAINT, LIGHT, GRID = "#333333", "#777777", "#cfcfcf", "#e6e6e6"
 EDGE, RULE = "#bbbbbb", "#b5b5b5"  # of axes; of a range
-PAPER = "#fefefe"  # not quite white, which Bokeh takes for its default and leaves out
 # Colours that are of no option, and what they become on a dark page.
 ON_DARK = {
     "#ffffff": "#14171a",
-    PAPER: "#14171a",
     INK: "#dde1e5",
     FAINT: "#98a1aa",
     LIGHT: "#4a525a",

@@ -45,7 +45,7 @@ class Plot:
     # What the page shows: SVG; or WebP in the place of `live` until that is drawn, and on paper.
     wide: bytes
     narrow: bytes  # the same for a phone
-    live: list[dict[str, Any]] = field(default_factory=list)  # Bokeh's items, each with a title
+    live: list[dict[str, Any]] = field(default_factory=list)  # what `live.items` makes
     legend: list[dict[str, Any]] = field(default_factory=list)  # keys of the live items' series
 
 

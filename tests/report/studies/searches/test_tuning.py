@@ -233,7 +233,7 @@ def test_the_best_so_far_never_gets_worse_and_never_breaks_a_limit(tmp_path: Pat
     assert set(plots) == {"tuning", "tuning_values"}
     labels = [key["label"] for key in plots["tuning"].legend]
     assert labels == ["best so far", "within the limits", "outside"]
-    source = str(plots["tuning"].live[0]["item"])
+    source = str(plots["tuning"].live[0]["panels"])
     assert "[2.0, 4.0, 4.0]" in source and "[50.0, 60.0, 60.0]" in source
 
 
