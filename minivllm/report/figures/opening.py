@@ -1,14 +1,16 @@
 """The one picture beside the answer of a page: a row for each thing compared, or a line for each
-over the loads."""
+over the loads; and the figure of all ratios that are compared, whose rows are the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from minivllm.analysis.format import sig
+from minivllm.analysis.format import cut, sig
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import BLUE, FAINT, PALETTE
+from minivllm.report.figures.palette import BLUE, FAINT, PALETTE, UNDECIDED
 
 NAME = "opening"  # of its file
 MOST_ROWS = 8  # that a first screen has room for
@@ -31,6 +33,49 @@ class ForestRow:
     colour: str = BLUE
     label: str = ""
     words: str = ""  # beside it; "": the value
+
+
+class JudgedRatio(Protocol):
+    """A ratio with its interval, None where there is none, and a verdict."""
+
+    @property
+    def ratio(self) -> float | None: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+Judged = TypeVar("Judged", bound=JudgedRatio)
+
+
+def ratio_rows(
+    ratios: Iterable[Judged],
+    name: Callable[[Judged], str],
+    words: Callable[[Judged], str],
+    colours: Mapping[str, str],
+) -> list[ForestRow]:
+    """A row for each ratio that there is, in the colour of its verdict.
+
+    Args:
+        ratios: from the top.
+        name, words: of a ratio's row, and beside it.
+        colours: by verdict; any other is undecided.
+    """
+    rows = []
+    for one in ratios:
+        if one.ratio is not None:
+            low, high = (None if end is None else cut([end])[0] for end in (one.low, one.high))
+            colour = colours.get(one.verdict, UNDECIDED)
+            rows.append(ForestRow(name(one), one.ratio, low, high, colour, one.verdict, words(one)))
+    return rows
+
+
+def greatest_first(rows: Iterable[ForestRow]) -> list[ForestRow]:
+    """Rows of ratios, the one that is farthest from 1 first."""
+    return sorted(rows, key=lambda row: -abs(math.log(row.value)))
 
 
 @dataclass(frozen=True)
@@ -82,23 +127,7 @@ def forest(
     if even is not None:
         ends = [-0.6, len(shown) - 0.4]
         series.append(Series("", FAINT, [even, even], ends, "line", dashed=True))
-    for label, colour in dict.fromkeys((row.label, row.colour) for row in shown):
-        members = [
-            (place, row)
-            for place, row in enumerate(shown)
-            if (row.label, row.colour) == (label, colour)
-        ]
-        series.append(
-            Series(
-                label,
-                colour,
-                [row.value for _, row in members],
-                [float(place) for place, _ in members],
-                names=[row.words or sig(row.value) for _, row in members],
-                low=[row.value if row.low is None else row.low for _, row in members],
-                high=[row.value if row.high is None else row.high for _, row in members],
-            )
-        )
+    series += _marks(shown)
     panel = Panel(
         "",
         x_label + " (log scale)" * far,
@@ -115,6 +144,37 @@ def forest(
         caption += f" The first {len(shown)} of {len(rows)}."
     alt = "; ".join(f"{row.name}: {row.words or sig(row.value)}" for row in shown)
     return Chart(NAME, title, f"{title} {alt}.", caption.strip(), [("", [panel])])
+
+
+def ratio_panel(rows: Sequence[ForestRow], x_label: str, band: Series | None = None) -> Panel:
+    """All ratios on a logarithmic axis, over the line where nothing differs and a band around it;
+    see `ratio_rows`."""
+    line = Series("", FAINT, [1.0, 1.0], [-0.6, len(rows) - 0.4], "line")
+    series = [*([] if band is None else [band]), line, *_marks(rows)]
+    return Panel("", x_label, "", series, log_x=True, rows=[row.name for row in rows])
+
+
+def _marks(rows: Sequence[ForestRow]) -> list[Series]:
+    """The rows' values with their intervals: a series for each label in its colour."""
+    series = []
+    for label, colour in dict.fromkeys((row.label, row.colour) for row in rows):
+        members = [
+            (float(place), row)
+            for place, row in enumerate(rows)
+            if (row.label, row.colour) == (label, colour)
+        ]
+        series.append(
+            Series(
+                label,
+                colour,
+                [row.value for _, row in members],
+                [place for place, _ in members],
+                names=[row.words or sig(row.value) for _, row in members],
+                low=[row.value if row.low is None else row.low for _, row in members],
+                high=[row.value if row.high is None else row.high for _, row in members],
+            )
+        )
+    return series
 
 
 def over_loads(

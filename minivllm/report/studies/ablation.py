@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,8 @@ from minivllm.analysis.format import (
     whole_percent,
 )
 from minivllm.report.figures import opening
-from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.opening import ForestRow
+from minivllm.report.figures.chart import Chart, Series
+from minivllm.report.figures.opening import greatest_first, ratio_panel, ratio_rows
 from minivllm.report.figures.palette import (
     BETTER,
     FAINT,
@@ -31,7 +30,6 @@ from minivllm.report.figures.palette import (
     LIGHT,
     NEUTRAL,
     SLATE,
-    UNDECIDED,
     WORSE,
 )
 from minivllm.report.figures.render import Described, Plot
@@ -113,23 +111,10 @@ class AblationStudy(Study[Analysis]):
 
     def picture(self, result: Analysis, inputs: ReportInputs) -> Chart | None:
         """A row an optimisation, the greatest effect first."""
-        known = [effect for effect in result.effects if effect.ratio is not None]
-        known.sort(key=lambda effect: -abs(math.log(effect.ratio or 1.0)))
-        rows = [
-            ForestRow(
-                effect.name,
-                effect.ratio or 1.0,
-                effect.low,
-                effect.high,
-                COLOURS.get(effect.verdict, UNDECIDED),
-                effect.verdict,
-                ratio(effect.ratio),
-            )
-            for effect in known
-        ]
+        rows = ratio_rows(result.effects, lambda e: e.name, lambda e: ratio(e.ratio), COLOURS)
         label = f"{metric_name(result.metric)}, with / without"
         caption = "The ratio of the typical block, and its 95 % interval."
-        return opening.forest(self.title, rows, label, caption, even=1.0)
+        return opening.forest(self.title, greatest_first(rows), label, caption, even=1.0)
 
     def statements(self, result: Analysis, inputs: ReportInputs) -> list[str]:
         """Which effects do not multiply, and the notes of the analysis."""
@@ -307,37 +292,18 @@ def forest(analysis: Analysis) -> Chart | None:
     known = [e for e in analysis.effects if e.ratio is not None]
     if not known:
         return None
-    names = [short(e.name, 30) for e in known]
-    series = []
-    noise = analysis.noise
+    noise, band = analysis.noise, None
     if noise and noise.low is not None and noise.high is not None:
-        series.append(
-            Series(
-                "A/A: the baseline against itself", LIGHT, cut([noise.low, noise.high]), [], "band"
-            )
-        )
-    series.append(Series("", INK, [1.0, 1.0], [-0.6, len(known) - 0.4], "line"))
-    for state, members in _by_verdict(known).items():
-        ys = [float(known.index(e)) for e in members]
-        xs = [e.ratio or 1.0 for e in members]
-        series.append(
-            Series(
-                state,
-                COLOURS.get(members[0].verdict, UNDECIDED),
-                xs,
-                ys,
-                names=[
-                    f"{e.name}: {spanned(e.ratio, e.low, e.high)}, {count(e.blocks, 'block')}"
-                    for e in members
-                ],
-                low=cut([x if e.low is None else e.low for e, x in zip(members, xs, strict=True)]),
-                high=cut(
-                    [x if e.high is None else e.high for e, x in zip(members, xs, strict=True)]
-                ),
-            )
-        )
+        ends = cut([noise.low, noise.high])
+        band = Series("A/A: the baseline against itself", LIGHT, ends, [], "band")
+
+    def words(effect: Effect) -> str:
+        span = spanned(effect.ratio, effect.low, effect.high)
+        return f"{effect.name}: {span}, {count(effect.blocks, 'block')}"
+
     name = metric_name(analysis.metric)
-    panel = Panel("", f"{name}, with / without (log scale)", "", series, log_x=True, rows=names)
+    rows = ratio_rows(known, lambda effect: short(effect.name, 30), words, COLOURS)
+    panel = ratio_panel(rows, f"{name}, with / without (log scale)", band)
     texts = [f"{e.name} {spanned(e.ratio, e.low, e.high)}" for e in known]
     alt = f"Forest plot of {count(len(known), 'optimisation')} in {name}: {listing(texts, 12)}."
     caption = (
@@ -346,13 +312,6 @@ def forest(analysis: Analysis) -> Chart | None:
         "than the A/A arm's difference is none."
     )
     return Chart("forest", "Which effects are real?", alt, caption, [("", [panel])])
-
-
-def _by_verdict(effects: list[Effect]) -> dict[str, list[Effect]]:
-    groups: dict[str, list[Effect]] = {}
-    for effect in effects:
-        groups.setdefault(effect.verdict, []).append(effect)
-    return groups
 
 
 def waterfall(whole: Attribution) -> Drawing:

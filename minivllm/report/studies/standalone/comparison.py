@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from minivllm.analysis.comparison import Comparison
 from minivllm.analysis.format import (
     MISSING,
     count,
-    cut,
     interval,
     listing,
     p_value,
@@ -28,9 +26,9 @@ from minivllm.analysis.moved import changed_weights
 from minivllm.analysis.ranking import NAMES, THROUGHPUT
 from minivllm.analysis.rows import Row, distinct
 from minivllm.report import verdict
-from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.opening import ForestRow, forest
-from minivllm.report.figures.palette import BETTER, FAINT, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
+from minivllm.report.figures.chart import Chart, Series
+from minivllm.report.figures.opening import forest, greatest_first, ratio_panel, ratio_rows
+from minivllm.report.figures.palette import BETTER, GRID, NEUTRAL, SLATE, UNDECIDED, WORSE
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.style import MAX_BARS
 from minivllm.report.html import Conclusion
@@ -69,8 +67,9 @@ TONES: dict[ChangeVerdict, str] = {
     "not comparable": "mixed",
 }
 TINGES: dict[ChangeVerdict, str] = {"faster": "better", "slower": "worse"}  # of a ratio
+TITLE = "By how much did each change?"
 MOST_CHARACTERS = 240  # of a headline
-COLOURS: dict[ChangeVerdict, str] = {
+COLOURS = {
     "slower": WORSE,
     "failed": WORSE,
     "faster": BETTER,
@@ -143,23 +142,11 @@ class ComparisonStudy(Study[ComparedRuns]):
     def picture(self, result: ComparedRuns, inputs: ReportInputs) -> Chart | None:
         """A row a cell, the greatest change first."""
         comparison = result.comparison
-        known = [cell for cell in comparison.cells if cell.ratio is not None]
-        known.sort(key=lambda cell: -abs(math.log(cell.ratio or 1.0)))
-        rows = [
-            ForestRow(
-                comparison.name(cell),
-                cell.ratio or 1.0,
-                cell.low,
-                cell.high,
-                COLOURS.get(cell.verdict, NEUTRAL),
-                cell.verdict,
-                ratio(cell.ratio),
-            )
-            for cell in known
-        ]
+        cells = comparison.cells
+        rows = ratio_rows(cells, comparison.name, lambda cell: ratio(cell.ratio), COLOURS)
         label = f"{_said(comparison.metric)}, after / before"
         caption = "The ratio of the typical block, and its 95 % interval."
-        return forest("By how much did each change?", rows, label, caption, even=1.0)
+        return forest(TITLE, greatest_first(rows), label, caption, even=1.0)
 
     def figures(self, result: ComparedRuns, inputs: ReportInputs) -> list[Described | None]:
         return [figure(result.comparison, result.names)]
@@ -290,48 +277,20 @@ def figure(comparison: Comparison, names: tuple[str, str]) -> Chart | None:
     known = [cell for cell in comparison.cells if cell.ratio is not None]
     if not known:
         return None
-    cells, threshold = known[:MAX_BARS], comparison.threshold
-    series = [
-        Series("", GRID, [max(1 - threshold, 0.01), 1 + threshold], [], "band"),
-        Series("", FAINT, [1.0, 1.0], [-0.6, len(cells) - 0.4], "line"),
-        *(
-            _points(comparison, cells, state, colour)
-            for state, colour in COLOURS.items()
-            if any(cell.verdict == state for cell in cells)
-        ),
-    ]
+    threshold = comparison.threshold
+    band = Series("", GRID, [max(1 - threshold, 0.01), 1 + threshold], [], "band")
+
+    def words(cell: Compared) -> str:
+        return f"{comparison.name(cell)}: {spanned(cell.ratio, cell.low, cell.high)}"
+
+    rows = ratio_rows(known[:MAX_BARS], comparison.name, words, COLOURS)
     better = f"{comparison.direction} is better, " if comparison.direction else ""
     label = f"{_said(comparison.metric)}, after / before ({better}log scale)"
-    panel = Panel("", label, "", series, log_x=True, rows=[comparison.name(cell) for cell in cells])
+    panel = ratio_panel(rows, label, band)
     caption = (
         f"Before: {names[0]}; after: {names[1]}. Ratios of the typical block with 95 % "
         "intervals, in the colour of the verdict; the grey band is what the threshold lets pass."
     )
     if len(known) > MAX_BARS:
         caption += f" The first {MAX_BARS} of {len(known):,} cells; the table has them all."
-    title = "By how much did each change?"
-    return Chart("compare", title, comparison.conclusion, caption, [("", [panel])])
-
-
-def _points(
-    comparison: Comparison, cells: list[Compared], state: ChangeVerdict, colour: str
-) -> Series:
-    """The ratios of the cells with a verdict, in the rows of all cells."""
-    members = [(float(row), cell) for row, cell in enumerate(cells) if cell.verdict == state]
-    ratios = [cell.ratio or 1.0 for _, cell in members]
-    ends = [
-        (ratio, ratio) if cell.low is None or cell.high is None else (cell.low, cell.high)
-        for ratio, (_, cell) in zip(ratios, members, strict=True)
-    ]
-    return Series(
-        state,
-        colour,
-        ratios,
-        [row for row, _ in members],
-        names=[
-            f"{comparison.name(cell)}: {spanned(cell.ratio, cell.low, cell.high)}"
-            for _, cell in members
-        ],
-        low=cut([low for low, _ in ends]),
-        high=cut([high for _, high in ends]),
-    )
+    return Chart("compare", TITLE, comparison.conclusion, caption, [("", [panel])])
