@@ -12,7 +12,7 @@ from minivllm.analysis.format import MISSING, count, interval
 from minivllm.analysis.rows import Block, Row, block_of, met_others
 from minivllm.analysis.statistics import Estimate, paired, two_sample
 
-SEVERAL = 2  # blocks of each cell from which it can be said whether cells took turns
+SEVERAL = 2  # blocks of each cell from which it can be note whether cells took turns
 APART = "measured apart, so without an interval"
 
 
@@ -127,5 +127,5 @@ def busy_words(*cells: Cell) -> str:
 
 def in_brackets(*words: str) -> str:
     """What there is of remarks, as the end of a sentence; empty where there is nothing."""
-    said = "; ".join(filter(None, words))
-    return f" ({said})" if said else ""
+    note = "; ".join(filter(None, words))
+    return f" ({note})" if note else ""

@@ -176,18 +176,18 @@ def _arriving_s(row: Row) -> float | None:
     """Seconds from the first arrival to the last, drawn again; None where the record alone cannot
     say."""
     module, _, name = str(row.get("config.arrival._target_") or "").rpartition(".")
-    asked = row.get("config.workload.num_requests") or row.get("metrics.num_requests")
+    count = row.get("config.workload.num_requests") or row.get("metrics.num_requests")
     known = module == arrivals.__name__ and name != arrivals.Replay.__name__
     if (
         not known
-        or not isinstance(asked, int)
-        or asked < 1
+        or not isinstance(count, int)
+        or count < 1
         or row.get("config.workload.turns") is not None
     ):
         return None
     knobs = {key: value for key, value in below(row, "config.arrival").items() if key != "_target_"}
     try:
-        return arrivals_of(name, knobs, asked, int(number(row.get("config.measure.seed")) or 0))
+        return arrivals_of(name, knobs, count, int(number(row.get("config.measure.seed")) or 0))
     except (BadInput, TypeError, ValueError):
         return None  # knobs of another version
 

@@ -18,7 +18,7 @@ from minivllm.bench.records import archive
 from minivllm.bench.records.archive import record_files
 from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.reading import flat_rows_of
-from minivllm.bench.records.schema import Damaged
+from minivllm.bench.records.schema import DamagedFile
 from minivllm.bench.records.tables import read_table
 from minivllm.config.support import is_told
 from minivllm.errors import BadInput
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 def read_rows(
     source: Path | list[Path], pool: ProcessPool | None = None
-) -> tuple[list[Row], list[Damaged]]:
+) -> tuple[list[Row], list[DamagedFile]]:
     """Rows of every record at or below the given folders, failed ones included, in the order in
     which the folders are given, and the unreadable files.
 
@@ -69,7 +69,7 @@ def read_rows(
     return rows, unreadable
 
 
-def _read(chunk: Chunk, pool: ProcessPool | None) -> tuple[list[Row], list[Damaged]]:
+def _read(chunk: Chunk, pool: ProcessPool | None) -> tuple[list[Row], list[DamagedFile]]:
     """Rows of the records, and the files that are none; see `read_rows`."""
     many = len(chunk.files) >= MANY
     if pool is not None and many and all(archive.split(file) is None for file in chunk.files):
@@ -116,15 +116,15 @@ class ReadChunk:
     """
 
     rows: list[Row]
-    damaged: list[Damaged]
+    damaged: list[DamagedFile]
     learned: bool
 
-    def __reduce__(self) -> tuple[Callable[..., ReadChunk], tuple[bytes, list[Damaged], bool]]:
+    def __reduce__(self) -> tuple[Callable[..., ReadChunk], tuple[bytes, list[DamagedFile], bool]]:
         """Rows as `marshal` has them: faster than `pickle`, and names of columns stay interned."""
         return _unpacked, (marshal.dumps(self.rows), self.damaged, self.learned)
 
 
-def _unpacked(rows: bytes, damaged: list[Damaged], learned: bool) -> ReadChunk:
+def _unpacked(rows: bytes, damaged: list[DamagedFile], learned: bool) -> ReadChunk:
     return ReadChunk(marshal.loads(rows), damaged, learned)
 
 

@@ -15,7 +15,7 @@ from minivllm.analysis.ranking import caution
 from minivllm.bench.metrics.latency import fewest
 from minivllm.bench.records import identity
 from minivllm.bench.records.feature_figures import Quality
-from minivllm.bench.records.folder_lock import folder_lock
+from minivllm.bench.records.lock import folder_lock
 from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.bench.records.reading import flatten, record_in
 from minivllm.bench.records.record import Record

@@ -13,7 +13,7 @@ from minivllm.analysis.cell import ABSENT
 from minivllm.analysis.format import count
 from minivllm.bench.completion import write_failure
 from minivllm.bench.records import identity, storage
-from minivllm.bench.records.folder_lock import folder_lock
+from minivllm.bench.records.lock import folder_lock
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import record_in
 from minivllm.bench.records.record import Failure, Validity

@@ -15,7 +15,7 @@ from minivllm.analysis.cells import gather
 from minivllm.analysis.format import count
 from minivllm.analysis.liveness import Liveness, liveness
 from minivllm.analysis.rows import CHUNK, Row, read_rows, record_folder
-from minivllm.bench.records.schema import Damaged
+from minivllm.bench.records.schema import DamagedFile
 from minivllm.bench.records.storage import EVENTS, TABLES
 from minivllm.bench.records.tables import damaged_tables
 from minivllm.platform.processes.process_pool import Begun, ProcessPool
@@ -41,14 +41,14 @@ class ReportInputs:
     """
 
     rows: list[Row]
-    unreadable: list[Damaged] = field(default_factory=list)
+    unreadable: list[DamagedFile] = field(default_factory=list)
     planned: Planned | None = None
     goal: Goal | None = None
     columns: Sequence[Column] = COLUMNS
     pool: ProcessPool = field(default_factory=ProcessPool, compare=False, repr=False)
     # What studies found, by their names, see `Study.finding`.
     findings: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    _checks: Begun[list[Row], list[Damaged]] = field(init=False, compare=False, repr=False)
+    _checks: Begun[list[Row], list[DamagedFile]] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Begin to check the tables, which another process does while this one draws."""
@@ -66,7 +66,7 @@ class ReportInputs:
         return liveness(self.cells)
 
     @cached_property
-    def damaged(self) -> list[Damaged]:
+    def damaged(self) -> list[DamagedFile]:
         """Tables beside the records that are missing, torn, or not those that were recorded."""
         return [table for damaged in self._checks.results() for table in damaged]
 
@@ -90,7 +90,7 @@ def read(
     source: Path | list[Path],
     planned: Planned | None = None,
     goal: Goal | None = None,
-    asked: Sequence[float] = (),
+    requested: Sequence[float] = (),
     pool: ProcessPool | None = None,
 ) -> ReportInputs:
     """Everything at or below a record folder, a sweep's folder, or several of them.
@@ -98,7 +98,7 @@ def read(
     Args:
         source: what to read.
         planned, goal: see `ReportInputs`.
-        asked: percentiles of latencies for the tables; none: the usual.
+        requested: percentiles of latencies for the tables; none: the usual.
         pool: shares the work on thousands of records; closed by the caller once the report is
             written. None leaves all to this process.
 
@@ -106,12 +106,12 @@ def read(
         BadInput: there is no record at all. Failed records are enough for a report.
     """
     rows, unreadable = read_rows(source, pool)
-    if asked:
-        percentiles.complete(rows, asked)
-    columns = percentiles.columns(asked)
+    if requested:
+        percentiles.complete(rows, requested)
+    columns = percentiles.columns(requested)
     return ReportInputs(rows, unreadable, planned, goal, columns, pool or ProcessPool())
 
 
-def _damaged(rows: list[Row]) -> list[Damaged]:
+def _damaged(rows: list[Row]) -> list[DamagedFile]:
     """See `damaged_tables`, of several records."""
     return [table for row in rows for table in damaged_tables(row)]

@@ -179,10 +179,10 @@ def _without_empty_columns(section: Section) -> Section:
 def _results(inputs: ReportInputs, out_dir: Path) -> list[Section]:
     """What was measured, and the main table."""
     rows, cells = inputs.rows, inputs.cells
-    asked = {"facts": words.asked(rows, cells), "commands": words.commands(rows)}
+    facts = {"facts": words.requested(rows, cells), "commands": words.commands(rows)}
     title = f"Results: how fast is {'each' if len(cells) > 1 else 'it'}?"
     return [
-        Section("asked", "What was measured?", asked),
+        Section("asked", "What was measured?", facts),
         Section("results", title, results.section(cells, out_dir, inputs.columns)),
     ]
 

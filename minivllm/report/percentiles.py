@@ -1,4 +1,4 @@
-"""Percentiles of latencies that were asked for: their columns, their figures, and where there are
+"""Percentiles of latencies that were requested: their columns, their figures, and where there are
 too few samples."""
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E
 _KEY = re.compile(r"metrics\.(\w+)\.p([\d.]+)")
 
 
-def columns(asked: Sequence[float]) -> tuple[Column, ...]:
+def columns(requested: Sequence[float]) -> tuple[Column, ...]:
     """The table's columns with these percentiles of every latency in place of the usual ones; none
-    asked: the usual."""
-    if not asked:
+    requested: the usual."""
+    if not requested:
         return COLUMNS
     throughput, *others = COLUMNS
     chosen = [
         Column(_key(metric, p), f"{title} p{p:g}", terminal=True)
         for metric, title in LATENCIES.items()
-        for p in asked
+        for p in requested
     ]
     return (throughput, *chosen, *(column for column in others if not _KEY.fullmatch(column.key)))
 
@@ -36,7 +36,7 @@ def _key(metric: str, p: float) -> str:
     return f"metrics.{metric}.p{p:g}"
 
 
-def complete(rows: Iterable[Row], asked: Sequence[float]) -> None:
+def complete(rows: Iterable[Row], requested: Sequence[float]) -> None:
     """Add to rows those percentiles that their records lack, from the table of requests beside
     each.
 
@@ -49,7 +49,7 @@ def complete(rows: Iterable[Row], asked: Sequence[float]) -> None:
         lacking = {
             metric: [
                 p
-                for p in asked
+                for p in requested
                 if row.get(_key(metric, p)) is None and _samples(row, metric) >= fewest(p)
             ]
             for metric in LATENCIES
@@ -88,11 +88,11 @@ def _found(table: Any, metric: str, percentiles: Sequence[float]) -> dict[str, f
     }
 
 
-def too_few(cells: Sequence[Cell], asked: Sequence[Column]) -> list[str]:
+def too_few(cells: Sequence[Cell], requested: Sequence[Column]) -> list[str]:
     """A sentence for each percentile that some cell lacks, on how many samples it takes and how
     many there were."""
     short_columns: dict[tuple[str, int, int], list[str]] = {}
-    for column in asked:
+    for column in requested:
         if (match := _KEY.fullmatch(column.key)) is None:
             continue
         metric, least = match[1], fewest(float(match[2]))

@@ -29,12 +29,14 @@ from minivllm.report.tables import (
 IN_CACHE = "the streamed bytes fit the last-level cache, so it would say nothing about memory"
 
 
-def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS) -> dict[str, Any]:
-    """Header and rows, what is the same in every cell, and why a column that was asked for is
+def section(
+    cells: list[Cell], out_dir: Path, requested: Sequence[Column] = COLUMNS
+) -> dict[str, Any]:
+    """Header and rows, what is the same in every cell, and why a column that was requested is
     absent."""
     columns = [
         column
-        for column in (*used_columns(cells, asked), WINDOW)
+        for column in (*used_columns(cells, requested), WINDOW)
         if any(_figure(cell, column) is not None for cell in cells)
     ]
     top = {
@@ -69,7 +71,7 @@ def section(cells: list[Cell], out_dir: Path, asked: Sequence[Column] = COLUMNS)
         "rows": rows,
         "compare": bool(ratios),
         "unshown": unshown(cells, "table.csv"),
-        "absent": _absent(cells, columns, asked),
+        "absent": _absent(cells, columns, requested),
         "constants": constants(cells),
         "blocks": max(len(cell.timed) for cell in cells),
         "busy": any(cell.busy for cell in cells),
@@ -119,7 +121,7 @@ def _why_missing(cell: Cell, column: Column) -> str:
     return why_missing(cell, column) or "not recorded"
 
 
-def _absent(cells: list[Cell], used: list[Column], asked: Sequence[Column]) -> list[str]:
+def _absent(cells: list[Cell], used: list[Column], requested: Sequence[Column]) -> list[str]:
     """Why columns that a reader may look for are not in the table, or not in all its rows."""
     # The others are of quality alone.
     ok = [row for cell in cells if cell.summary(THROUGHPUT) for row in cell.ok]
@@ -128,7 +130,8 @@ def _absent(cells: list[Cell], used: list[Column], asked: Sequence[Column]) -> l
     if not ok:
         return notes
     notes += too_few(
-        cells, [column for column in asked if asked is not COLUMNS or column.key not in keys]
+        cells,
+        [column for column in requested if requested is not COLUMNS or column.key not in keys],
     )
     if "energy.joules_per_output_token" not in keys:
         notes.append(

@@ -56,7 +56,7 @@ def link(row: Row, out_dir: Path, file: str = "record.json") -> str | None:
         return held.resolve().as_uri()
 
 
-def asked(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
+def requested(rows: list[Row], cells: list[Cell]) -> list[tuple[str, str]]:
     """What was measured, where and when: label and text."""
     axes = [f"{title} = {_values(cells, title)}" for title in _titles(cells)]
     blocks = sorted({len(cell.rows) for cell in cells})

@@ -18,7 +18,7 @@ from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import recorded_requests
 from minivllm.bench.records import identity, storage
 from minivllm.bench.records.figures import Cold, Memory
-from minivllm.bench.records.folder_lock import run_folder
+from minivllm.bench.records.lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import Validity
 from minivllm.config.typed import Config

@@ -10,7 +10,7 @@ from typing import Any
 
 from minivllm.bench.display import Display
 from minivllm.bench.records import identity
-from minivllm.bench.records.folder_lock import run_folder
+from minivllm.bench.records.lock import run_folder
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.storage import RECORD
 from minivllm.bench.supervisor import Outcome

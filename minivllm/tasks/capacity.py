@@ -21,7 +21,7 @@ from minivllm.analysis.capacity_runs import (
 from minivllm.analysis.format import sig
 from minivllm.bench.display import Display
 from minivllm.bench.records import identity, storage
-from minivllm.bench.records.folder_lock import folder_lock
+from minivllm.bench.records.lock import folder_lock
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import read_record
 from minivllm.bench.supervisor import Supervisor

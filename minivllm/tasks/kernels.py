@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.device_lock import device_lock
 from minivllm.bench.records import identity, storage
-from minivllm.bench.records.folder_lock import run_folder
+from minivllm.bench.records.lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import KERNELS_VERSION, portable
 from minivllm.config.typed import Config

@@ -48,7 +48,7 @@ def run(config: dict[str, Any]) -> int:
     if measured:
         studies = configured(config)
         with ProcessPool() as pool:
-            inputs = read(measured, asked=percentiles(config), pool=pool)
+            inputs = read(measured, requested=percentiles(config), pool=pool)
             page = write_report(inputs, reports_dir / str(name or joined_name(measured)), studies)
             if inputs.warning:
                 print(f"warning: {inputs.warning}", file=sys.stderr)

@@ -51,7 +51,7 @@ def test_what_is_worked_out_from_requests_is_what_a_record_has(place: Path) -> N
 
 
 def test_tables_have_those_that_were_asked_for(tmp_path: Path) -> None:
-    material, usual = read(SMOKE, asked=[90, 75.5, 99]), read(SMOKE)
+    material, usual = read(SMOKE, requested=[90, 75.5, 99]), read(SMOKE)
     heads = [
         str(column.header).split("\n")[0] for column in next(terminal_tables(material, [])).columns
     ]

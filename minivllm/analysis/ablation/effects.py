@@ -76,13 +76,13 @@ def analyse(rows: Sequence[Row], planned: Planned | None = None) -> Analysis | N
 def _metric(newest: Row, cells: Sequence[Cell], ranking: Ranking) -> MetricRef:
     """What the verdicts are about: what the command named, else what ranks the arms, as far as it
     was recorded."""
-    asked = find_metric(str(newest["ablation.metric"]))
+    chosen = find_metric(str(newest["ablation.metric"]))
     if (
-        newest.get("ablation.named") or asked.name != USUAL
+        newest.get("ablation.named") or chosen.name != USUAL
     ):  # older records do not say, and that was the default
-        return asked
+        return chosen
     known = map(find_metric, ranking.metrics)
-    return next((m for m in known if any(logarithms(cell, m) for cell in cells)), asked)
+    return next((m for m in known if any(logarithms(cell, m) for cell in cells)), chosen)
 
 
 def _read_as(row: Row, planned: Planned) -> Row:

@@ -64,7 +64,7 @@ def job_figures(
 
     Args:
         traces: one a request that was sent, in the workload's order.
-        workload: what was asked.
+        workload: the requests that were sent.
         context: see there.
     """
     if not any(request.session for request in workload.requests):
@@ -138,9 +138,9 @@ def _end(calls: Sequence[RequestTrace]) -> float:
 
 def _hit_rate(traces: Sequence[RequestTrace]) -> float | None:
     """Share of the prompt tokens that the prefix cache had; None where the engine does not say."""
-    told = [trace for trace in traces if trace.cached_tokens is not None]
-    cached = sum(trace.cached_tokens or 0 for trace in told)
-    return _share(cached, sum(trace.input_tokens for trace in told))
+    counted = [trace for trace in traces if trace.cached_tokens is not None]
+    cached = sum(trace.cached_tokens or 0 for trace in counted)
+    return _share(cached, sum(trace.input_tokens for trace in counted))
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -160,13 +160,13 @@ def _shareable(
         for request in workload.requests:
             tree.insert(request.prompt_token_ids)
     prompts = {request.request_id: request.prompt_token_ids for request in workload.requests}
-    asked = [
+    submitted = [
         (trace.submitted_s, i, trace.request_id)
         for i, trace in enumerate(traces)
         if trace.submitted_s is not None
     ]
     shareable = {}
-    for _, _, name in sorted(asked):
+    for _, _, name in sorted(submitted):
         known = min(tree.insert(prompts[name]), len(prompts[name]) - 1)
         shareable[name] = known // block * block
     return shareable

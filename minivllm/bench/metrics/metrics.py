@@ -208,7 +208,7 @@ class Counted(Metric):
         last_s = max(ends, default=run.last_end_s)
         started = run.first_arrival_s is not None and last_s is not None
         return RequestCounts(
-            due=run.asked,
+            due=run.requests,
             ended=len(run.ended_in(run.whole)),
             good=good_requests(run),
             steady=len(run.ended_in(run.steady)) if run.steady else None,

@@ -110,7 +110,7 @@ def _good(trace: RequestTrace, limits: Limits) -> bool | None:
 
 def _share(run: Run, met: list[bool | None]) -> float | None:
     """The share of the measured requests, the failed ones too; None where it is not known."""
-    return None if None in met else met.count(True) / run.asked
+    return None if None in met else met.count(True) / run.requests
 
 
 def _counted(run: Run) -> list[RequestTrace] | None:

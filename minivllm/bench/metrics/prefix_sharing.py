@@ -22,7 +22,7 @@ def check_cold(
     """What to note of a measurement with `measure.prefix_cache=cold`.
 
     Args:
-        workload: what was asked.
+        workload: the requests that were sent.
         liveness: of the engine, whose group `cache` may count the prompt tokens that it did not
             compute.
         traces: of all requests, with what each found in the cache, where the engine says so.
@@ -69,15 +69,15 @@ def shareable_tokens(workload: Workload) -> int:
             tree.insert(prompt)
     lazy = sum(tree.insert(prompt) for prompt in known if isinstance(prompt, LazyPrompt))
     prompts = sorted(
-        (tuple(prompt), asked)
-        for each, asked in ((primed, 0), (known, 1))
+        (tuple(prompt), times)
+        for each, times in ((primed, 0), (known, 1))
         for prompt in each
         if not isinstance(prompt, LazyPrompt)
     )
     alike = [0, *(common(a, b) for (a, _), (b, _) in pairwise(prompts)), 0]
     saved = zip(prompts, map(max, pairwise(alike)), strict=False)
     later = sum(request.history_len for request in workload.requests)
-    return lazy + sum(asked * most for (_, asked), most in saved) + later
+    return lazy + sum(times * most for (_, times), most in saved) + later
 
 
 class PrefixTree:

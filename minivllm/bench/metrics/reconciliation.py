@@ -123,15 +123,16 @@ class EngineAccount:
 
 def _prompts(account: EngineAccount) -> Iterator[str]:
     """Every prompt is computed or found: no fewer tokens than prompts have."""
-    asked, cached = account.prompt_tokens, account.cached_tokens
+    prompted, cached = account.prompt_tokens, account.cached_tokens
     computed, tolerance = account.prefill_tokens, 0.0
     if computed is None:
         computed = account.count("engine", "prompt_tokens_computed")
         tolerance = SERVER_TOLERANCE
-    if computed is not None and computed + cached < (1 - tolerance) * asked:
+    if computed is not None and computed + cached < (1 - tolerance) * prompted:
         yield (
             f"the engine computed {computed:,.0f} prompt tokens and found {cached:,.0f} in its "
-            f"prefix cache, of {asked:,} that were asked: it cut prompts, or answered without them"
+            f"prefix cache, of {prompted:,} that were asked: it cut prompts, or answered without "
+            "them"
         )
 
 

@@ -97,12 +97,12 @@ def _client_queue(stream: GroupCounters, requests: float) -> list[str]:
 
 def _textless(stream: GroupCounters) -> list[str]:
     """A note on answers that have more tokens, as the server counts, than their text."""
-    told, read = _number(stream, "tokens_of_texts"), _number(stream, "text_tokens")
-    if told <= TEXTLESS * read:
+    counted, read = _number(stream, "tokens_of_texts"), _number(stream, "text_tokens")
+    if counted <= TEXTLESS * read:
         return []
     return [
-        f"the server counts {told:.0f} tokens in answers whose text has {read:.0f} by the model's "
-        "tokenizer: more tokens than text"
+        f"the server counts {counted:.0f} tokens in answers whose text has {read:.0f} by the "
+        "model's tokenizer: more tokens than text"
     ]
 
 

@@ -42,7 +42,7 @@ class Run:
     last_end_s: float | None  # over those that completed or were shed
     max_running: int
     slo: Mapping[str, float | None]
-    asked: int = 0  # requests that are measured, the failed ones too
+    requests: int = 0  # requests that are measured, the failed ones too
     until_s: float | None = None  # when the measurement ended by time
     sent: Sequence[RequestTrace] = ()  # completed ones, those that only kept up the load among them
     # of each request that is one of several calls of a conversation or session, which one

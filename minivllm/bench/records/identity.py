@@ -161,19 +161,21 @@ def _steps_digest(path: Path) -> str:
 def decisive_runtime(runtime: dict[str, Any]) -> dict[str, Any]:
     """What of `runtime` may change the numbers."""
     return {
-        key: value for key, value in asked("runtime", runtime).items() if key not in NEUTRAL_RUNTIME
+        key: value
+        for key, value in requested("runtime", runtime).items()
+        if key not in NEUTRAL_RUNTIME
     }
 
 
 def decisive_parallel(parallel: dict[str, Any]) -> dict[str, Any]:
     """What of `parallel` may change the numbers: with one replica no router does."""
-    knobs = asked("parallel", parallel)
+    knobs = requested("parallel", parallel)
     if not knobs.get("disaggregated"):
         knobs.pop("prefill_replicas", None)
     return {k: v for k, v in knobs.items() if k not in ROUTING or knobs.get("replicas", 1) != 1}
 
 
-def asked(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
+def requested(group: str, knobs: dict[str, Any]) -> dict[str, Any]:
     """A group's knobs without the unasked ones at their defaults, and with what null means: see
     `knob`. Older records, which lack newer knobs, compare equal so."""
     unasked, null_means = _declared(group, present(str(knobs.get("_target_"))))
@@ -205,7 +207,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
     """
     config = with_targets(anonymous(config), first)  # a secret's value is no part of it
     parts: dict[str, Any] = {
-        group: FORMER_KNOBS.get(config[group].get("_target_"), {}) | asked(group, config[group])
+        group: FORMER_KNOBS.get(config[group].get("_target_"), {}) | requested(group, config[group])
         for group in (*ENGINE_GROUPS, *LOAD_GROUPS)
         if config.get(group) and config[group].get("_target_") not in AS_BEFORE
     }
@@ -232,7 +234,7 @@ def cell_id(config: dict[str, Any], fingerprint: str) -> str:
         parts["engine"]["gguf"] = Path(file).name  # wherever it lies
     decoding = parts.get("decoding", {})  # of these the workload decides, for each request
     parts["decoding"] = {k: v for k, v in decoding.items() if k not in ("max_tokens", "ignore_eos")}
-    measure = asked("measure", config.get("measure") or {})
+    measure = requested("measure", config.get("measure") or {})
     parts["measure"] = {key: value for key, value in measure.items() if key not in NEUTRAL_MEASURE}
     return digest(parts)
 
@@ -248,7 +250,7 @@ def engine_id(config: dict[str, Any]) -> str:
 
 @cache
 def code_hash() -> str:
-    """Hash of the package's sources, so that a change of the code measures anew."""
+    """Hash of the package's sources, so that a change of the code measures again."""
     root = Path(__file__).resolve().parents[2]
     total = hashlib.sha256()
     for path in sorted(path for ending in ("py", "cpp", "h") for path in root.rglob(f"*.{ending}")):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minivllm import redaction
 from minivllm.bench.records import archive
 from minivllm.bench.records.archive import read_json, record_files
-from minivllm.bench.records.schema import Damaged, PathLike, checked, migrated
+from minivllm.bench.records.schema import DamagedFile, PathLike, checked, migrated
 from minivllm.bench.records.storage import RECORD
 from minivllm.config.support import is_elsewhere, is_told, supported_settings
 from minivllm.errors import BadInput, NotInstalled
@@ -129,7 +129,7 @@ def record_in(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[Damaged]]:
+def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], list[DamagedFile]]:
     """Records as dictionaries, each with its `directory` added, and the files that are not records,
     with a warning.
 
@@ -145,7 +145,7 @@ def scan(paths: PathLike | Iterable[PathLike]) -> tuple[list[dict[str, Any]], li
     return records, damaged
 
 
-def flat_rows_of(files: Iterable[Path]) -> tuple[list[dict[str, Any]], list[Damaged]]:
+def flat_rows_of(files: Iterable[Path]) -> tuple[list[dict[str, Any]], list[DamagedFile]]:
     """What `flatten` makes of every record.json, with its `directory`, and the files that are no
     records."""
     return _each(files, _row)
@@ -153,20 +153,20 @@ def flat_rows_of(files: Iterable[Path]) -> tuple[list[dict[str, Any]], list[Dama
 
 def _each(
     files: Iterable[Path], read: Callable[[Path], dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[Damaged]]:
+) -> tuple[list[dict[str, Any]], list[DamagedFile]]:
     """What is read of every record.json, and why other files are none."""
     records: list[dict[str, Any]] = []
-    damaged: list[Damaged] = []
+    damaged: list[DamagedFile] = []
     with uncollected():
         for path in files:
             try:
                 records.append(read(path))
             except BadInput as error:
-                damaged.append(Damaged(path, str(error).removeprefix(str(path)).lstrip(": ")))
+                damaged.append(DamagedFile(path, str(error).removeprefix(str(path)).lstrip(": ")))
     return records, damaged
 
 
-def _warn(damaged: list[Damaged]) -> None:
+def _warn(damaged: list[DamagedFile]) -> None:
     if damaged:
         warnings.warn(
             f"{len(damaged)} unreadable record(s) left out: {damaged[0]} {damaged[0].reason} ...",

@@ -291,7 +291,7 @@ def _kind(value: Any) -> str:
 PathLike = str | Path
 
 
-class Damaged(str):
+class DamagedFile(str):
     """The path of a file that cannot be used, and the reason.
 
     Args:
@@ -301,11 +301,11 @@ class Damaged(str):
 
     reason: str
 
-    def __new__(cls, path: PathLike, reason: str) -> Damaged:
+    def __new__(cls, path: PathLike, reason: str) -> DamagedFile:
         damaged = super().__new__(cls, path)
         damaged.reason = reason
         return damaged
 
-    def __reduce__(self) -> tuple[type[Damaged], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[DamagedFile], tuple[str, str]]:
         """So that it can be copied, as pandas does with what goes along with a frame."""
-        return Damaged, (str(self), self.reason)
+        return DamagedFile, (str(self), self.reason)

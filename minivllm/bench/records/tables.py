@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.records import archive
-from minivllm.bench.records.schema import Damaged
+from minivllm.bench.records.schema import DamagedFile
 from minivllm.bench.records.storage import EVENTS, REQUESTS, STEPS, TABLES
 from minivllm.errors import BadInput
 
@@ -90,7 +90,7 @@ def _check_kind(column: str, kind: pyarrow.DataType) -> None:
         raise BadInput(f"holds {kind} in the column {column}")
 
 
-def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
+def damaged_tables(row: dict[str, Any]) -> list[DamagedFile]:
     """Tables and events of a record that are missing, torn, or not those that it was written with.
 
     Of a table without a digest, as of every record of schema 1, only the first and the last bytes
@@ -109,7 +109,7 @@ def damaged_tables(row: dict[str, Any]) -> list[Damaged]:
             row.get("slimmed") or ()
         )
         if (reason := _damage(path, digest)) is not None and (required or archive.exists(path)):
-            damaged.append(Damaged(path, reason))
+            damaged.append(DamagedFile(path, reason))
     return damaged
 
 

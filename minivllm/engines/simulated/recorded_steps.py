@@ -12,7 +12,7 @@ import numpy as np
 
 from minivllm.bench.metrics.roofline import PHASES
 from minivllm.bench.metrics.validity import overlap_steps
-from minivllm.bench.records.identity import AS_BEFORE, asked, decisive_runtime
+from minivllm.bench.records.identity import AS_BEFORE, decisive_runtime, requested
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.storage import STEPS
 from minivllm.bench.records.tables import read_table
@@ -135,7 +135,7 @@ def drafting_records(place: str, config: Mapping[str, Any]) -> list[dict[str, An
 
 
 def _drafter(config: Mapping[str, Any]) -> dict[str, Any]:
-    node = asked("speculative", config.get("speculative") or {})
+    node = requested("speculative", config.get("speculative") or {})
     return {knob: value for knob, value in node.items() if knob not in LENGTHS_AND_VERDICTS}
 
 
@@ -177,7 +177,7 @@ def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
         for group in SAME
         if (node := config.get(group) or {}).get("_target_") not in AS_BEFORE
     }
-    parts = {group: asked(group, present.get(group) or {}) for group in SAME}
+    parts = {group: requested(group, present.get(group) or {}) for group in SAME}
     return {
         **parts,
         "model": {k: v for k, v in parts["model"].items() if k not in SETTLED},

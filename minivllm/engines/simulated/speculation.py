@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
-from minivllm.bench.records.identity import asked
+from minivllm.bench.records.identity import requested
 from minivllm.config.typed import Config
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
@@ -237,11 +237,11 @@ def _at(section: Mapping[str, Any], position: int) -> float:
 def _recorded(place: str, config: Config, options: SpeculativeOptions) -> list[dict[str, Any]]:
     """The sections `speculation` of records with this proposer, all drafts of the same length."""
     records = drafting_records(place, config)
-    decoding = asked("decoding", config["decoding"])
+    decoding = requested("decoding", config["decoding"])
     sections = [
         record.get("speculation")
         for record in records
-        if asked("decoding", record["config"].get("decoding") or {}) == decoding
+        if requested("decoding", record["config"].get("decoding") or {}) == decoding
     ]
     return [
         one

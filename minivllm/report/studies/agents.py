@@ -202,15 +202,15 @@ def _sure(found: Estimate) -> str:
 
 def _compared_heads(cells: Sequence[Cell]) -> list[str]:
     """Headings of the comparison with the first cell; none where no cell has one."""
-    told = any(compared(cell, cells[0]) is not None for cell in cells)
-    return ["Job latency, × first", "95 %"] if told else []
+    is_compared = any(compared(cell, cells[0]) is not None for cell in cells)
+    return ["Job latency, × first", "95 %"] if is_compared else []
 
 
 def _rows(
     cells: Sequence[Cell], names: list[str], columns: Sequence[Column], status: bool
 ) -> list[list[str]]:
     """A row a cell: its names, its status if asked for, its figures, the comparison."""
-    rows, told = [], bool(_compared_heads(cells))
+    rows, is_compared = [], bool(_compared_heads(cells))
     for cell in cells[:MAX_ROWS]:
         found = compared(cell, cells[0])
         ends = interval_text(found, cell, cells[0])
@@ -219,7 +219,7 @@ def _rows(
                 *names_of(cell, names),
                 *([cell.marked_status] if status else []),
                 *(text(cell, column) for column in columns),
-                *([MISSING if found is None else ratio(found.ratio), ends] if told else []),
+                *([MISSING if found is None else ratio(found.ratio), ends] if is_compared else []),
             ]
         )
     return rows

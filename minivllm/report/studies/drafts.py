@@ -62,14 +62,14 @@ class DraftsStudy(Study[list[Cell]]):
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         columns, names = _used(result), name_columns(inputs.cells) if len(inputs.cells) > 1 else []
-        said = names if "speculative" in names else [*names, "Proposer"]
+        headings = names if "speculative" in names else [*names, "Proposer"]
         places = {
             id(cell): f"#{anchor(index)}" for index, cell in enumerate(inputs.cells[:MAX_ROWS])
         }
         rows: list[dict[str, Any]] = [
             {
                 "names": [*names_of(cell, names), show(cell.first("speculation.proposer"))][
-                    : len(said)
+                    : len(headings)
                 ],
                 "status": status(cell),
                 "tone": cell.tone,
@@ -81,7 +81,7 @@ class DraftsStudy(Study[list[Cell]]):
         ]
         return {
             "statements": [sentence(result[0])] if len(inputs.cells) == 1 else [],
-            "names": said,
+            "names": headings,
             "columns": columns,
             "positions": max(len(row["positions"]) for row in rows),
             "rows": rows,

@@ -54,7 +54,7 @@ HEADINGS = (
 
 
 @dataclass(frozen=True)
-class Worth:
+class DraftGain:
     """A speculating cell, and its speed over that of the cell without drafts."""
 
     cell: Cell
@@ -95,7 +95,7 @@ class Worth:
         return f"up to {longest}" if self.adaptive else longest
 
 
-class SpeculationStudy(Study[list[Worth]]):
+class SpeculationStudy(Study[list[DraftGain]]):
     """When drafts pay."""
 
     name = "speculation"
@@ -104,25 +104,25 @@ class SpeculationStudy(Study[list[Worth]]):
     figure_names = ("speculation", "break_even")
     file_names = ("speculation.md",)
 
-    def find(self, inputs: ReportInputs) -> list[Worth] | None:
-        return worths(inputs.cells) or None
+    def find(self, inputs: ReportInputs) -> list[DraftGain] | None:
+        return draft_gains(inputs.cells) or None
 
-    def question(self, result: list[Worth], inputs: ReportInputs) -> str:
+    def question(self, result: list[DraftGain], inputs: ReportInputs) -> str:
         """Names the model."""
         return "When do drafts pay on {model}?"
 
-    def conclusion(self, result: list[Worth], inputs: ReportInputs) -> Conclusion:
+    def conclusion(self, result: list[DraftGain], inputs: ReportInputs) -> Conclusion:
         """The statements, and remarks on the cells."""
         lines = statements(result)
         headline = answer(result) or lines.pop(0)
         return Conclusion(headline, [*lines, *remarks(inputs.cells, inputs.knobs)])
 
-    def picture(self, result: list[Worth], inputs: ReportInputs) -> Chart | None:
+    def picture(self, result: list[DraftGain], inputs: ReportInputs) -> Chart | None:
         """What the best cell of each proposer gives at each load."""
         judged = [one for one in result if not one.given] or result
         lines = []
         for index, name in enumerate(dict.fromkeys(one.proposer for one in judged)):
-            best: dict[float, Worth] = {}
+            best: dict[float, DraftGain] = {}
             for one in judged:
                 known = best.get(one.requests)
                 if one.proposer == name and (
@@ -140,27 +140,27 @@ class SpeculationStudy(Study[list[Worth]]):
         load, span = "requests at once", "95 % interval"
         return over_loads(self.title, panels, load, caption, even=1.0, span=span)
 
-    def statements(self, result: list[Worth], inputs: ReportInputs) -> list[str]:
+    def statements(self, result: list[DraftGain], inputs: ReportInputs) -> list[str]:
         return statements(result)
 
-    def files(self, result: list[Worth], inputs: ReportInputs) -> dict[str, str]:
+    def files(self, result: list[DraftGain], inputs: ReportInputs) -> dict[str, str]:
         """speculation.md: statements and table."""
         lines = "\n".join(f"* {escaped(line)}" for line in statements(result))
         return {"speculation.md": f"{lines}\n\n{markdown_table([], list(HEADINGS), rows(result))}"}
 
-    def figures(self, result: list[Worth], inputs: ReportInputs) -> list[Described | None]:
+    def figures(self, result: list[DraftGain], inputs: ReportInputs) -> list[Described | None]:
         """Speed-up over load, and over given acceptance."""
         return [by_load(result), by_acceptance(result)]
 
     def section(
-        self, result: list[Worth], inputs: ReportInputs, plots: list[Plot], out_dir: Path
+        self, result: list[DraftGain], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
         """Statements, figures and a row for each cell."""
         table = {"title": "Drafts, with / without", "headings": HEADINGS, "rows": rows(result)}
         return {"statements": statements(result), "plots": plots, "tables": [table]}
 
 
-def worths(cells: list[Cell]) -> list[Worth]:
+def draft_gains(cells: list[Cell]) -> list[DraftGain]:
     """Every speculating cell that has one without drafts beside it."""
     speculating = [cell for cell in cells if cell.ok and _speculates(cell)]
     if not speculating:
@@ -170,7 +170,7 @@ def worths(cells: list[Cell]) -> list[Worth]:
     for cell, base in twins(speculating, plain, "speculative"):
         speedup = relative(cell, base, lambda row: number(row.get(THROUGHPUT)))
         if speedup is not None:
-            found.append(Worth(cell, base, speedup))
+            found.append(DraftGain(cell, base, speedup))
     return found
 
 
@@ -178,7 +178,7 @@ def _speculates(cell: Cell) -> bool:
     return cell.first("config.speculative._target_") not in (None, NOT_SPECULATING)
 
 
-def drafting(result: Sequence[Worth]) -> list[Worth]:
+def drafting(result: Sequence[DraftGain]) -> list[DraftGain]:
     """Cells with drafts and an acceptance that was measured: one whose proposer found nothing says
     what noise there is, not what drafts are worth."""
     return [
@@ -188,11 +188,11 @@ def drafting(result: Sequence[Worth]) -> list[Worth]:
     ]
 
 
-def answer(result: Sequence[Worth]) -> str:
+def answer(result: Sequence[DraftGain]) -> str:
     """Whether drafts pay at the least load and at the greatest, in one sentence; "" where none was
     made."""
     judged, parts = drafting(result), list[str]()
-    quoted: list[Worth] = []
+    quoted: list[DraftGain] = []
     for requests in dict.fromkeys(edges(judged)):
         at = [one for one in judged if one.requests == requests]
         best = max(at, key=lambda one: one.speedup.ratio)
@@ -207,14 +207,15 @@ def answer(result: Sequence[Worth]) -> str:
     return f"Drafts {' and '.join(parts)}{_caveat(quoted)}." if parts else ""
 
 
-def _caveat(quoted: Sequence[Worth], said: bool = False) -> str:
-    """What has to stand beside these ratios, once; `said`: that they were measured apart was."""
-    unpaired = not said and any(apart(one.cell, one.base) for one in quoted)
+def _caveat(quoted: Sequence[DraftGain], is_noted: bool = False) -> str:
+    """What has to stand beside these ratios, once; `is_noted`: not that they were
+    measured apart."""
+    unpaired = not is_noted and any(apart(one.cell, one.base) for one in quoted)
     cells = {id(cell): cell for one in quoted for cell in (one.cell, one.base)}
     return in_brackets(APART if unpaired else "", busy_words(*cells.values()))
 
 
-def statements(result: Sequence[Worth]) -> list[str]:
+def statements(result: Sequence[DraftGain]) -> list[str]:
     """Sentences: the best at the least load and at the greatest, and what is set."""
     judged = drafting(result)
     alike = bool(judged) and all(apart(one.cell, one.base) for one in judged)
@@ -246,20 +247,22 @@ def statements(result: Sequence[Worth]) -> list[str]:
     return lines
 
 
-def edges(result: Sequence[Worth]) -> list[float]:
+def edges(result: Sequence[DraftGain]) -> list[float]:
     """The least and the greatest load."""
     loads = sorted(one.requests for one in result)
     return [loads[0], loads[-1]] if loads else []
 
 
-def _words(one: Worth, said: bool) -> str:
+def _words(one: DraftGain, is_noted: bool) -> str:
     low, high = one.speedup.low, one.speedup.high
     span = "" if low is None else f" [{ratio(low)}, {ratio(high)}]"
     temperature = one.cell.named("config.decoding.temperature")
-    return f"{ratio(one.speedup.ratio)}{span} at temperature {temperature}{_caveat([one], said)}"
+    return (
+        f"{ratio(one.speedup.ratio)}{span} at temperature {temperature}{_caveat([one], is_noted)}"
+    )
 
 
-def rows(result: Sequence[Worth]) -> list[list[str]]:
+def rows(result: Sequence[DraftGain]) -> list[list[str]]:
     """The cells under HEADINGS, the loads ascending."""
     ordered = sorted(
         result,
@@ -285,7 +288,7 @@ def rows(result: Sequence[Worth]) -> list[list[str]]:
     ]
 
 
-def by_load(result: Sequence[Worth]) -> Chart | None:
+def by_load(result: Sequence[DraftGain]) -> Chart | None:
     """Speed-up over requests at once, a panel for each temperature and way to choose lengths."""
     judged = [one for one in result if not one.given]
     kinds = dict.fromkeys((_temperature(one), one.drafts) for one in judged)
@@ -315,7 +318,7 @@ def by_load(result: Sequence[Worth]) -> Chart | None:
     )
 
 
-def by_acceptance(result: Sequence[Worth]) -> Chart | None:
+def by_acceptance(result: Sequence[DraftGain]) -> Chart | None:
     """Speed-up over given acceptance, a line for each load: where it crosses 1 drafts break even.
     The most frequent proposer alone, since others have other costs."""
     given = [one for one in result if one.given and one.acceptance is not None]
@@ -344,15 +347,15 @@ def by_acceptance(result: Sequence[Worth]) -> Chart | None:
     )
 
 
-def _kind(one: Worth) -> tuple[str, str, str]:
+def _kind(one: DraftGain) -> tuple[str, str, str]:
     return one.cell.named("choices.model"), one.proposer, one.drafts
 
 
-def _temperature(one: Worth) -> str:
+def _temperature(one: DraftGain) -> str:
     return one.cell.named("config.decoding.temperature")
 
 
-def _note(one: Worth) -> str:
+def _note(one: DraftGain) -> str:
     return f"{one.proposer}, K {one.drafts}: {ratio(one.speedup.ratio)}"
 
 

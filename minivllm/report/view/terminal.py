@@ -88,8 +88,8 @@ class TerminalView:
 
         if not self.has_begun:
             return Group(self._head(), Text("waiting for the first step"))
-        said = [Text(one, no_wrap=True, overflow="ellipsis") for one in self._decisions()]
-        said += [Text("")] * (DECISIONS - len(said))
+        lines = [Text(one, no_wrap=True, overflow="ellipsis") for one in self._decisions()]
+        lines += [Text("")] * (DECISIONS - len(lines))
         room = max(2, height - DECISIONS - 4)  # without headings, legend and rule
         most = max(1, room // 3)
         grid = self._grid(width, most)
@@ -104,7 +104,7 @@ class TerminalView:
             Text(self._grid_heading(width, most), style="dim", no_wrap=True),
             *grid,
             Text("─" * width, style="dim"),
-            *said,
+            *lines,
         )
 
     def _head(self) -> Text:

@@ -67,18 +67,18 @@ def sentence(life: Life, account: Account, client_ms: float = 0.0) -> str:
     kind = "done" if life.end_s is not None else "unfinished"
     kind += "_beside" if shown and shown[0] in CAUSES else ""
     values = {"number": life.new.number, "id": life.new.request_id}
-    said = [texts[kind].format(**values, total=duration(total), alone=duration(alone))]
+    clauses = [texts[kind].format(**values, total=duration(total), alone=duration(alone))]
     if not shown:
-        return said[0]
+        return clauses[0]
     first, *others = shown
     because = _because(first, life, account)
-    said.append(
+    clauses.append(
         texts["most"].format(share=share[first], time=duration(spent[first]), because=because)
     )
     rest = [texts["one"].format(part=words()["parts"][one], share=share[one]) for one in others]
     if rest:
-        said.append(texts["rest"].format(list=", ".join(rest)))
-    return " ".join(said)
+        clauses.append(texts["rest"].format(list=", ".join(rest)))
+    return " ".join(clauses)
 
 
 def _because(part: str, life: Life, account: Account) -> str:

@@ -73,41 +73,41 @@ def _times(bundle: Mapping[str, Any]) -> dict[tuple[int, str], float]:
 
 def _waits(bundle: Mapping[str, Any], engine: EngineFacts | None) -> list[Sentence]:
     """Who is held and preempted, who arrives, and who is admitted."""
-    said = []
+    found = []
     planned_s, entered_s = bundle["time_s"], _times(bundle)
     if "held" in bundle:
         number, reason, needed, free, spare = bundle["held"]
         values = {**(engine or {}), "blocks": _count("blocks", needed), "free": free}
         text = _fill("held", reason, request=number, spare=spare, **values)
-        said.append(Sentence("held", number, text, planned_s))
+        found.append(Sentence("held", number, text, planned_s))
     listed = set()
     for number, by, swapped in bundle.get("preempted", ()):
         listed.add(number)
         name = "swapped" if swapped else "alone" if number == by else "preempted"
         text = _fill("decisions", name, request=number, by=by)
         time_s = entered_s.get((number, "preempted"), planned_s)
-        said.append(Sentence("preempted", number, text, time_s))
+        found.append(Sentence("preempted", number, text, time_s))
     for time_s, number, state, _ in bundle.get("states", ()):
         if state == "preempted" and number not in listed and "engine" not in bundle:
             text = _fill("decisions", "restarted", request=number)
-            said.append(Sentence("preempted", number, text, time_s))
+            found.append(Sentence("preempted", number, text, time_s))
     for number, _, prompt, most, _, arrival_s, parent in bundle.get("new", ()):
         name = "arrived" if parent is None else "forked"
         values = {"tokens": _count("tokens", prompt), "output": most - prompt, "parent": parent}
         text = _fill("decisions", name, request=number, **values)
         time_s = arrival_s if parent is None else bundle["end_s"]
-        said.append(Sentence("queue", number, text, time_s))
+        found.append(Sentence("queue", number, text, time_s))
     for number, _, reused, overtook in bundle.get("admitted", ()):
         name = "cached" if reused else "overtook" if overtook else "admitted"
         text = _fill("decisions", name, request=number, tokens=_count("tokens", reused))
         time_s = entered_s.get((number, "prefill"), planned_s)
-        said.append(Sentence("queue", number, text, time_s))
-    return said
+        found.append(Sentence("queue", number, text, time_s))
+    return found
 
 
 def _computed(bundle: Mapping[str, Any]) -> list[Sentence]:
     """Who computes what, and how many drafts were right."""
-    said: list[Sentence] = []
+    found: list[Sentence] = []
     decoding = [1 for _ in bundle.get("decoded", ())]
     for number, start, count, why in bundle.get("scheduled", ()):
         if why == "verify":
@@ -115,25 +115,25 @@ def _computed(bundle: Mapping[str, Any]) -> list[Sentence]:
             continue
         tokens = _count("tokens", count)
         text = _fill("decisions", why, request=number, tokens=tokens, start=start)
-        said.append(Sentence("prefill", number, text, bundle["time_s"]))
+        found.append(Sentence("prefill", number, text, bundle["time_s"]))
     if decoding:
         requests, tokens = _count("requests", len(decoding)), _count("tokens", sum(decoding))
         text = _fill("decisions", "decode", requests=requests, tokens=tokens)
-        said.append(Sentence("decode", None, text, bundle["time_s"]))
+        found.append(Sentence("decode", None, text, bundle["time_s"]))
     for number, drafts, accepted in bundle.get("drafts", ()):
         values = {"drafts": _count("drafts", drafts), "accepted": accepted}
         text = _fill("decisions", "drafts", request=number, **values)
-        said.append(Sentence("drafts", number, text, bundle["end_s"]))
-    return said
+        found.append(Sentence("drafts", number, text, bundle["end_s"]))
+    return found
 
 
 def _cached(bundle: Mapping[str, Any]) -> list[Sentence]:
     """How blocks came and went that no request owns alone."""
     counts = {"stored": 0, "removed": 0}
-    said = []
+    found = []
     for event in bundle.get("kv_events", ()):
         if event["type"] == "AllBlocksCleared":
-            said.append(Sentence("cache", None, words()["decisions"]["cleared"], bundle["time_s"]))
+            found.append(Sentence("cache", None, words()["decisions"]["cleared"], bundle["time_s"]))
         else:
             name = "stored" if event["type"] == "BlockStored" else "removed"
             counts[name] += len(event["blocks"])
@@ -143,8 +143,8 @@ def _cached(bundle: Mapping[str, Any]) -> list[Sentence]:
         if count:
             text = _fill("decisions", name, blocks=_count("blocks", count))
             time_s = bundle["end_s" if name == "stored" else "time_s"]
-            said.append(Sentence("cache", None, text, time_s))
-    return said
+            found.append(Sentence("cache", None, text, time_s))
+    return found
 
 
 def _ended(bundle: Mapping[str, Any]) -> list[Sentence]:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from minivllm.bench.device_lock import device_lock
-from minivllm.bench.records.folder_lock import folder_lock
-from minivllm.bench.records.lock import HolderLock
+from minivllm.bench.records.lock import HolderLock, folder_lock
 from minivllm.errors import BadInput
 
 CPU = {"runtime": {"device": "cpu"}, "engine": {"_target_": "some.Engine"}}

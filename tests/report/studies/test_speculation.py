@@ -14,9 +14,9 @@ from minivllm.report.studies.speculation import (
     answer,
     by_acceptance,
     by_load,
+    draft_gains,
     rows,
     statements,
-    worths,
 )
 from tests.report.pagereader import build_report
 from tests.report.synthetic import make_record, write
@@ -53,7 +53,7 @@ def test_a_cell_is_compared_with_the_one_without_drafts(tmp_path: Path) -> None:
             record(4, 1, "suffix", 32, **KNOBS),  # nothing without drafts is beside it
         ],
     )
-    found = {(one.proposer, one.requests): one for one in worths(cells)}
+    found = {(one.proposer, one.requests): one for one in draft_gains(cells)}
     assert {key: one.speedup.ratio for key, one in found.items()} == pytest.approx(
         {("ngram", 1.0): 1.5, ("ngram", 8.0): 0.75}
     )
@@ -75,7 +75,7 @@ def test_that_cells_were_measured_apart_is_said_once(tmp_path: Path) -> None:
             moment = f"2025-03-04T10:{2 * index + block:02d}:00+0000"
             one.provenance = {**one.provenance, "started_at": moment}
             made.append(one)
-    found = worths(cells_of(tmp_path, made))
+    found = draft_gains(cells_of(tmp_path, made))
     assert answer(found) == (
         "Drafts give 1.50× with 1 request at once (ngram) and give 0.900× with 8 requests at once "
         "(ngram) (measured apart, so without an interval)."
@@ -90,7 +90,7 @@ def test_a_set_acceptance_is_named_and_has_its_own_figure(tmp_path: Path) -> Non
     for index, rate in enumerate((0.25, 0.75), 1):
         one = record(index, 100 * (0.5 + rate), "draft", **{**KNOBS, "acceptance": rate})
         made.append(one)
-    found = worths(cells_of(tmp_path, made))
+    found = draft_gains(cells_of(tmp_path, made))
     assert len(found) == 2 and all(one.given for one in found)
     assert by_load(found) is None
     assert any("set, not measured" in line for line in statements(found))
@@ -103,7 +103,7 @@ def test_a_simulated_cell_is_no_baseline_of_a_measured_one(tmp_path: Path) -> No
     simulated.cell_id = simulated.run_id = "simulated"
     simulated.config["engine"] = {"_target_": SIMULATED}
     made = [record(0, 100, None), record(1, 150, "ngram", **KNOBS), simulated]
-    (found,) = worths(cells_of(tmp_path, made))
+    (found,) = draft_gains(cells_of(tmp_path, made))
     assert found.speedup.ratio == pytest.approx(1.5)
 
 

@@ -196,7 +196,7 @@ def write(result: ComparedRuns, out_dir: Path) -> Path:
         ReportInputs([*result.sides[0], *result.sides[1]]),
         out_dir,
         names=" and ".join(result.names),
-        asked=("What was compared?", facts),
+        subject=("What was compared?", facts),
         command="task=compare 'runs=[before,after]'",
     )
 

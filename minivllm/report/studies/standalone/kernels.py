@@ -168,9 +168,9 @@ def write(record: dict[str, Any], out_dir: Path) -> Path:
         ("Measured limits", _limits(record)),
         *(("Note", str(note)) for note in _notes(record)),
     ]
-    asked = "What was measured?", [*limits, *facts([row])]
+    subject = "What was measured?", [*limits, *facts([row])]
     write_alone(
-        KernelsStudy(), record, ReportInputs([row]), out_dir, names=_title(record), asked=asked
+        KernelsStudy(), record, ReportInputs([row]), out_dir, names=_title(record), subject=subject
     )
     return out_dir
 

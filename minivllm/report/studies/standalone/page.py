@@ -27,7 +27,7 @@ def write_alone(
     out_dir: Path,
     *,
     names: str,
-    asked: tuple[str, list[tuple[str, Any]]],
+    subject: tuple[str, list[tuple[str, Any]]],
     command: str = Front.command,
 ) -> Path:
     """Write index.html, a PNG a figure, and the study's files.
@@ -36,7 +36,7 @@ def write_alone(
         study, result, inputs: what the page is of.
         out_dir: where to write.
         names: of the runs.
-        asked: heading of the section that says what was measured, and its facts.
+        subject: heading of the section that says what was measured, and its facts.
         command: what writes the page again.
 
     Returns:
@@ -56,7 +56,7 @@ def write_alone(
         write_or_remove(out_dir / f"{name}.png", plots[name].png if name in plots else b"")
     for name, text in study.files(result, inputs).items():
         write_bytes(out_dir / name, text.encode())
-    title, facts = asked
+    title, facts = subject
     parts = [
         Section(
             study.name,
