@@ -1,4 +1,6 @@
-"""From a resolved configuration to an engine: the one place where the option classes meet."""
+"""From a resolved configuration to an engine: the one place where the option classes meet.
+
+What only some engines have is imported in the function that gives it to them."""
 
 from __future__ import annotations
 
@@ -6,95 +8,57 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minivllm.attention.base import AttentionBackend
-from minivllm.cache.compression.eight_bits import kv_cache
-from minivllm.cache.kv import KVCache, bytes_per_token
+from minivllm.cache.kv import KVCache, bytes_per_token, kv_cache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
-from minivllm.calibration import pruning_plan
 from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
 from minivllm.config.typed import Config
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.engine import Engine
-from minivllm.engine.executor import ModelRunner
+from minivllm.engine.executor import ModelRunner, sampler_ops
 from minivllm.engine.launcher import Launcher
 from minivllm.engine.preemption import Preemption
 from minivllm.errors import BadInput
-from minivllm.extras.capture import keep_graphs
 from minivllm.extras.extensions import RequestExtras
-from minivllm.extras.ranked_steps import build_with_team
-from minivllm.extras.sampler_ops import sampler_ops
-from minivllm.extras.scheduling.preemption import make_preemption
-from minivllm.extras.scheduling.scheduler import make_scheduler
-from minivllm.extras.speculative.attach import speculate
-from minivllm.extras.speculative.fit import is_of_models, require_drafts_fit
-from minivllm.extras.speculative.proposer import NoProposer, Proposer
-from minivllm.extras.vision.encoder import Encoder, make_encoder
-from minivllm.extras.vision.fit import fitting_processor
+from minivllm.extras.scheduling.scheduler import make_preemption, make_scheduler
+from minivllm.extras.speculative.options import NOT_SPECULATING
+from minivllm.extras.vision.options import require_no_vision
+from minivllm.fit import (
+    require_fit,
+    require_memory_for_weights,
+    require_one_engine,
+    require_shares_fit,
+)
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
 from minivllm.kernels.device import free_memory, select_device, takes_triton
-from minivllm.models.config import ModelConfig
-from minivllm.models.costs import BYTES, architecture_costs
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import Progress
 from minivllm.parallel.ranks import Join, alone
-from minivllm.parallel.team import Team
 from minivllm.passes.base import ModelPass, PassContext, apply_passes
-from minivllm.passes.determinism import deterministic_kernels
-from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES
+from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES, wanted
 from minivllm.passes.pruning.options import NOT_PRUNING
-from minivllm.passes.pruning.plan import PruningPlan
-from minivllm.passes.pruning.shapes import pruned_config
-from minivllm.passes.shard import Shard
-from minivllm.passes.shard_sizes import require_shares
-from minivllm.passes.small import FuseLayers
 from minivllm.platform.plug_ins import make_own
 from minivllm.platform.threads import pin, thread_count
 from minivllm.quant.base import QuantMethod
 
+if TYPE_CHECKING:
+    from minivllm.extras.speculative.proposer import Proposer
+    from minivllm.extras.vision.encoder import Encoder
+    from minivllm.parallel.team import Team
+    from minivllm.passes.pruning.plan import PruningPlan
+    from minivllm.passes.shard import Shard
+
 NO_PASS = (
     "no pass: give it a `name` and a method `apply(loaded, context)` that returns a PassReport"
 )
-ROUNDING = 0.9  # of what the weights are counted to take: a method may store a little less
-
-
-def require_memory_for_weights(config: Mapping[str, Any], device: torch.device) -> None:
-    """Tell before they are filled that a host cannot hold the weights: it would be minutes,
-    everything else would have to wait for memory, and the kernel might end another process than
-    this.
-
-    Raises:
-        MemoryError: the weights alone take more than is free. (A GPU says so itself, at once.)
-    """
-    if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {
-        *OPTIONS
-    }:
-        return  # what options of the user's own store is not known
-    source = resolve(config["model"], allow_random=False)[1]
-    view = Config.of(config)
-    model = ModelConfig.from_dict(pruned_config(view.pruning, source.config))
-    _, needed = architecture_costs(model, config["quant"])
-    length, width = model.context(view.model.max_model_len), BYTES[view.quant.dtype]
-    tables = sum(rope.table_bytes(length, model.head_dim, width) for rope in model.ropes)
-    free = free_memory(device)
-    if tables > free:
-        raise MemoryError(
-            f"the rotary tables of {length:,} positions take {tables / 1e9:.3g} GB, and this "
-            f"machine has {free / 1e9:.3g} GB free: choose a smaller model.max_model_len"
-        )
-    if ROUNDING * needed > free:
-        raise MemoryError(
-            f"the weights take about {needed / 1e9:.3g} GB, and this machine has "
-            f"{free / 1e9:.3g} GB free: choose fewer bits (quant=int8, quant=nf4) or a smaller "
-            "model"
-        )
 
 
 def _attention(chosen: dict[str, Any], determinism: str, device: torch.device) -> dict[str, Any]:
@@ -182,7 +146,7 @@ class _Parts:
             BadInput: a model class of the user's own is to be pruned; see also `load_model`.
         """
         begin = time.perf_counter()
-        plan = pruning_plan(self.config, node, pruning, build_engine)
+        plan = self._pruning_plan(node, pruning)
         shard = self._shard(node, plan, quant)
         offered = {**self.offered, "transform": shard or plan}
         loaded: LoadedModel = build(node, offered, quant=quant)
@@ -192,6 +156,16 @@ class _Parts:
             plan.finish(loaded, time.perf_counter() - begin)
         apply_passes(self.passes, loaded, self.context)
         return loaded
+
+    def _pruning_plan(
+        self, node: Mapping[str, Any], pruning: Mapping[str, Any]
+    ) -> PruningPlan | None:
+        """What is left out of a model; None: nothing. Raises BadInput, see `pruning_plan`."""
+        if pruning["_target_"] == NOT_PRUNING:
+            return None
+        from minivllm.passes.pruning.calibration import pruning_plan
+
+        return pruning_plan(self.config, node, pruning, build_engine)
 
     def _shard(
         self, node: Mapping[str, Any], plan: PruningPlan | None, quant: QuantMethod
@@ -209,6 +183,9 @@ class _Parts:
                 f"parallel.tensor={ranks.size}: {node['_target_']} is a model class of your own, "
                 "which loads itself whole: use parallel.tensor=1"
             )
+        from minivllm.passes.shard import Shard
+        from minivllm.passes.shard_sizes import require_shares
+
         source = resolve(dict(node), allow_random=False)[1]
         whole = source.config if plan is None else plan.config
         require_shares(whole, ranks.size, quant, source.is_gguf)
@@ -276,39 +253,35 @@ def _settle(config: Config, local_rank: int) -> torch.device:
         require_memory_for_weights(config, device)
     pin(config["runtime"])
     torch.set_num_threads(thread_count(config["runtime"], ranks))
-    deterministic_kernels(config.runtime.determinism != "off")
+    only = config.runtime.determinism != "off"
+    if only or torch.are_deterministic_algorithms_enabled():  # for an engine that may be gone
+        from minivllm.passes.determinism import deterministic_kernels
+
+        deterministic_kernels(only)
     return device
 
 
-def _require_one_engine(config: Config) -> None:
-    """Raise BadInput where several replicas are asked for, each of which is built by itself."""
-    if (replicas := config.parallel.replicas) > 1:
-        raise BadInput(
-            f"parallel.replicas={replicas}: this is one engine in one process; leave out the knob"
-        )
+def _encoder(
+    config: Config, loaded: LoadedModel, policy: BatchingPolicy, cache: CachePolicy
+) -> Encoder | None:
+    """What computes the images of a model that takes them; None for other models. Raises BadInput,
+    see `make_encoder`."""
+    if loaded.vision is None:
+        require_no_vision(config.vision)
+        return None
+    from minivllm.extras.vision.encoder import make_encoder
+
+    return make_encoder(config.vision, loaded.vision, loaded.max_model_len, policy, cache)
 
 
-def _require_shares(config: Config) -> None:
-    """Raise BadInput where the ranks of `parallel.tensor` cannot share the model; of a model class
-    of the user's own the rank itself says so."""
-    if config.target("model") in OPTIONS:
-        source = resolve(config["model"], allow_random=False)[1]
-        whole = pruned_config(config.pruning, source.config)
-        require_shares(whole, config.parallel.tensor, config.quant, source.is_gguf)
+def _keep_graphs(config: Config, engine: Engine, drafting: Proposer | None) -> None:
+    """Let an engine replay CUDA graphs where `runtime.cuda_graphs` and its device have them. Raises
+    BadInput, see `keep_graphs`."""
+    chosen = config.runtime.cuda_graphs
+    if chosen is True or (chosen == "auto" and engine.runner.device.type == "cuda"):
+        from minivllm.extras.capture import keep_graphs
 
-
-def _require_fit(config: Config) -> None:
-    """Raise BadInput for drafts, or knobs of images, that do not fit the model; of a model class of
-    the user's own only loading shows it."""
-    drafts, images = is_of_models(config.speculative), config.vision.is_set
-    if config.target("model") in OPTIONS and (drafts or images):
-        source = resolve(config["model"], allow_random=True)[1]
-        if images:
-            fitting_processor(config.vision, source)
-        if drafts:
-            target = ModelConfig.from_dict(pruned_config(config.pruning, source.config))
-            length = target.context(config.model.max_model_len)
-            require_drafts_fit(config.speculative, target, length)
+        keep_graphs(engine, chosen, build(config["decoding"]), drafting)
 
 
 def build_part(
@@ -345,30 +318,30 @@ def build_part(
     alike = runtime.determinism == "batch"
     context = BuildContext(device, cpu, alike, runtime.moe, join(device))
     passes = PassContext(context, config["runtime"])
-    before = [one for one in BEFORE_ENGINE if one.is_wanted(passes)]
-    after = [one for one in AFTER_ENGINE if one.is_wanted(passes)]
+    before, after = wanted(BEFORE_ENGINE, passes), wanted(AFTER_ENGINE, passes)
     offered = {"context": context, "device": device, "progress": progress}
-    _require_fit(config)
+    require_fit(config)
     parts = _Parts(config, attention, [*before, *own], passes, offered)
     loaded = parts.model(config["model"], quant, config["pruning"])
     if missing is not None:
         loaded.warnings.append(missing)
-    proposer = build(config["speculative"])
-    draft_bytes = proposer.load(parts.draft)
+    drafting: Proposer | None = None
+    if config.target("speculative") != NOT_SPECULATING:
+        drafting = build(config["speculative"])
+    draft_bytes = 0 if drafting is None else drafting.load(parts.draft)
     preemption = make_preemption(policy.preemption)
-    encoder = make_encoder(config.vision, loaded, policy, cache)
+    encoder = _encoder(config, loaded, policy, cache)
     kv, transfers = _cache_memory(
         loaded, cache, preemption, policy.max_num_seqs, context, draft_bytes, encoder
     )
     backend = parts.backend(loaded, kv)
-    ops = sampler_ops(loaded.kernels, any(isinstance(one, FuseLayers) for one in before))
+    ops = sampler_ops(loaded.kernels, any(one.name == "fuse" for one in before))
     runner = ModelRunner(loaded.model, backend, device, ops, kv.layout.eviction)
     engine = _engine(config, loaded, (policy, preemption), runner, (kv, transfers), encoder)
     apply_passes(after, loaded, replace(passes, engine=engine))
-    drafting = None if isinstance(proposer, NoProposer) else proposer
     if drafting is not None:
         drafting.attach(engine, parts.backend)
-    keep_graphs(engine, runtime.cuda_graphs, build(config["decoding"]), drafting)
+    _keep_graphs(config, engine, drafting)
     return engine, drafting
 
 
@@ -386,13 +359,17 @@ def build_engine(
         Crashed: another rank has died.
     """
     config = Config.of(config)
-    _require_one_engine(config)
+    require_one_engine(config)
     if config.parallel.tensor == 1:
         engine, drafting = build_part(config, progress=progress)
     else:
-        _require_shares(config)
+        from minivllm.extras.ranked_steps import build_with_team
+
+        require_shares_fit(config)
         build_own = partial(build_part, config, progress=progress)
         engine, drafting = build_with_team(config, build_own, team)
     if drafting is not None:
+        from minivllm.extras.speculative.attach import speculate
+
         speculate(engine, drafting)
     return engine

@@ -6,8 +6,9 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose, conf_dir
@@ -18,9 +19,7 @@ from minivllm.config.words import model_overrides
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput, meant
-from minivllm.extras.beam import BeamSearch
 from minivllm.extras.scoring import sequence_logits
-from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.generation import described, unset_defaults
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.outputs import (
@@ -47,6 +46,9 @@ from minivllm.streams import EngineRequests, Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minivllm.extras.beam import BeamSearch
+    from minivllm.extras.vision.pictures import Pictures
 
 # By request id: the output of a prompt, and the completion of it that the request makes.
 Completions = dict[str, tuple[RequestOutput, CompletionOutput]]
@@ -124,11 +126,18 @@ class LLM:
         self.checkpoint_defaults = unset_defaults(
             config["decoding"], config.get("decoding_given"), self.engine.loaded.decoding_defaults
         )
-        vision = self.engine.loaded.vision
-        processor = None if vision is None else vision.processor
-        self.pictures = Pictures(processor, self.tokenizer, Config.of(config).vision)
         self._warned_of_defaults = False
         self._warned_of_equal_noise = False
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """What opens the pictures of prompts, made for the first that has some. Raises BadInput
+        after `close`."""
+        from minivllm.extras.vision.pictures import Pictures
+
+        vision = self._requests.engine.loaded.vision
+        processor = None if vision is None else vision.processor
+        return Pictures(processor, self.tokenizer, Config.of(self.config).vision)
 
     def generate(
         self,
@@ -196,8 +205,9 @@ class LLM:
         for request, result in zip(firsts, results, strict=True):
             result.finished = True
             result.prompt_logprobs = request.prompt_logprobs
-            if isinstance(request.group, BeamSearch) and request.finish_reason != "error":
-                result.outputs = beam_completions(request, request.group, self.tokenizer)
+            if request.is_joint and request.finish_reason != "error":
+                search = cast("BeamSearch", request.group)
+                result.outputs = beam_completions(request, search, self.tokenizer)
         return report_errors(results, on_error)
 
     def _begin(

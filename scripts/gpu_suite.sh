@@ -260,7 +260,7 @@ for part in $PARTS; do
         ;;
     correctness)
         tests correctness tests/gpu/test_device.py tests/gpu/test_graphs.py tests/gpu/test_profile.py tests/gpu/test_ranks.py tests/gpu/test_cuda.py \
-            tests/passes/test_small.py tests/tasks/test_kernels.py
+            tests/passes/test_order.py tests/tasks/test_kernels.py
         ;;
     waits)
         cells gpu-8b-waits model=qwen3_8b model.max_model_len=1024 runtime.cuda_graphs=false,true runtime.overlap=false,true \

@@ -15,11 +15,11 @@ from pathlib import Path
 from program import exit_code, new_parser
 
 from minivllm.assembly import build_engine
-from minivllm.calibration import pruning_plan
 from minivllm.config.compose import compose
 from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED
+from minivllm.passes.pruning.calibration import pruning_plan
 from minivllm.passes.pruning.saving import save_pruned
 
 

@@ -32,7 +32,8 @@ from minivllm.models.config import ModelConfig
 from minivllm.models.load.saving import save_checkpoint
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import RandomWeights
-from minivllm.models.vision.registry import image_processor, sees
+from minivllm.models.registry import sees
+from minivllm.models.vision.registry import image_processor
 from minivllm.models.vision.smolvlm_processor import GLOBAL_MARK, MARK
 
 END = "<|end|>"

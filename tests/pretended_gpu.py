@@ -489,14 +489,13 @@ def pretend() -> None:
 def only_what_is_asked_for() -> None:
     """`auto` leaves Triton's kernels out."""
     from minivllm.attention import auto
-    from minivllm.attention.sdpa import SDPABackend
     from minivllm.kernels import device as places
 
     takes = places.takes_triton
     places.takes_triton = lambda option, chosen, other, device: (
         chosen != "auto" and takes(option, chosen, other, device)
     )
-    auto.TritonBackend = lambda specs, kv, context=None: SDPABackend(specs, kv)  # type: ignore[misc, assignment]
+    auto.BACKENDS["cuda"] = auto.BACKENDS["cuda"][1:]
 
 
 pretend()

@@ -1,16 +1,18 @@
-"""From a configuration to an engine: the device, and the attention that determinism asks for."""
+"""From a configuration to an engine: the device, the attention that determinism asks for, and what
+is not imported."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from minivllm import LLM, assembly
-from minivllm.assembly import _attention, require_memory_for_weights
-from minivllm.config.compose import compose
+from minivllm import LLM
+from minivllm.assembly import _attention
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.device import select_device
@@ -54,57 +56,6 @@ def test_batch_determinism_takes_triton_where_it_runs(
     assert _attention(auto, "run", torch.device(device)) == auto
 
 
-HUGE = ("model=qwen3_30b_a3b", "model.weights=random", "runtime.device=cpu")
-
-
-@pytest.mark.parametrize(
-    ("quant", "device", "fits"),
-    [
-        ("bf16", "cpu", False),
-        ("int8", "cpu", False),
-        ("nf4", "cpu", True),
-        ("bf16", "cuda", True),  # which says so itself
-    ],
-)
-def test_what_is_needed_is_what_the_precision_stores(
-    quant: str, device: str, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
-    config = compose([*HUGE, f"quant={quant}"])
-    if fits:
-        require_memory_for_weights(config, torch.device(device))
-    else:
-        with pytest.raises(MemoryError):
-            require_memory_for_weights(config, torch.device(device))
-
-
-def test_of_a_users_own_precision_nothing_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
-    config = compose([*HUGE])
-    with pytest.raises(MemoryError, match="the weights take about"):
-        require_memory_for_weights(config, torch.device("cpu"))
-    require_memory_for_weights(
-        {**config, "quant": {"_target_": "my_package.TwoBits"}}, torch.device("cpu")
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("hidden_size", 1 << 18, "the weights take about"),
-        ("max_position_embeddings", 1 << 26, "rotary tables of 67,108,864 positions take"),
-    ],
-)
-def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, message: str) -> None:
-    config = compose(
-        ["model=qwen3", "model.weights=random", "model.max_model_len=null", "runtime.device=cpu"]
-    )
-    config["model"]["architecture"] |= {key: value}
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError, match=message):
-        patch.setattr(assembly, "free_memory", lambda device: 16e9)
-        require_memory_for_weights(config, torch.device("cpu"))
-
-
 OWN = """
 from minivllm.attention.sdpa import SDPABackend
 from minivllm.models.load.loading import load_model
@@ -136,3 +87,34 @@ def test_a_class_of_ones_own_that_takes_the_context_is_given_it(
 
         expected = BuildContext(torch.device("cpu"), kernels=None, invariant=False, moe="loop")
         assert my_parts.made == {"model": expected, "attention": expected}
+
+
+# What the embedded model's engine on a CPU has no use for.
+UNUSED = (
+    *(f"attention.{name}" for name in ("eager", "flash", "sdpa", "triton")),
+    *("cache.compression", "cache.eviction", "cache.tiers.swap"),
+    *("extras.beam", "extras.capture", "extras.graphs"),
+    *("extras.masks.structured", "extras.ranked_steps", "extras.scheduling.preemption"),
+    *("extras.speculative.fit", "extras.speculative.proposer", "extras.speculative.speculation"),
+    *("extras.step_timing", "extras.vision.encoder", "extras.vision.pictures"),
+    *("models.load.gguf", "models.load.packed_cache", "models.load.prequantized"),
+    *("models.vision.registry", "models.vision.tower", "parallel.team"),
+    *(f"passes.{name}" for name in ("compile", "fused", "grouped", "shard")),
+    *("passes.pruning.calibration", "passes.pruning.plan", "passes.pruning.shapes"),
+)
+
+
+def test_an_engine_imports_nothing_that_it_does_not_use() -> None:
+    script = (
+        "import sys\n"
+        "from minivllm import LLM, SamplingParams\n"
+        "with LLM('tiny', device='cpu', overrides=['cache.num_blocks=16']) as llm:\n"
+        "    llm.generate('def', SamplingParams(max_tokens=3))\n"
+        "    native = 'cpu' == llm.engine.runner.attention.name\n"
+        f"unused = [f'minivllm.{{name}}' for name in {UNUSED!r}]\n"
+        "print(native, *[name for name in unused if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    if done.stdout.startswith("False"):
+        pytest.skip("without the C++ kernels another attention serves the model")
+    assert done.stdout == "True\n", done.stdout + done.stderr

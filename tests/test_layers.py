@@ -24,7 +24,7 @@ ROOMS = (
     # the inference engine
     *("parallel", "kernels", "cache", "attention", "quant", "models", "engine", "extras", "passes"),
     # the measuring half
-    *("config", "calibration", "assembly", "processes"),
+    *("config", "passes.pruning.calibration", "fit", "assembly", "processes"),
     *(f"bench.{room}" for room in ("workloads", "hardware", "records", "metrics")),
     *("engines", "bench.microbench"),
     *("bench", "analysis", "report", "tracking", "experiments"),

@@ -559,7 +559,7 @@ def test_logits_refuses_what_it_cannot_do(plain: LLM) -> None:
 
 
 def test_weights_that_a_host_cannot_hold_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minivllm.assembly.free_memory", lambda device: 24e9)
+    monkeypatch.setattr("minivllm.fit.free_memory", lambda device: 24e9)
     with pytest.raises(
         BadInput, match=r"the weights take about 61 GB, and this machine has 24 GB free"
     ):

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import partial
 
 from minivllm.attention.base import AttentionBackend
-from minivllm.attention.eager import EagerBackend
-from minivllm.attention.flash import FlashBackend
-from minivllm.attention.kernels.cpu import CPUBackend
-from minivllm.attention.sdpa import SDPABackend
-from minivllm.attention.triton import TritonBackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
+from minivllm.platform.plug_ins import make
+
+# By device type, in order of speed among the tested ones; each is imported where its turn comes.
+BACKENDS = {
+    "cuda": (
+        "minivllm.attention.triton.TritonBackend",
+        "minivllm.attention.sdpa.SDPABackend",
+        "minivllm.attention.flash.FlashBackend",
+    ),
+    "cpu": ("minivllm.attention.kernels.cpu.CPUBackend", "minivllm.attention.sdpa.SDPABackend"),
+}
+REFERENCE = "minivllm.attention.eager.EagerBackend"  # serves every model anywhere
 
 
 def select(
     specs: Sequence[AttentionSpec], kv: KVCache, context: BuildContext | None = None
 ) -> AttentionBackend:
-    """The first backend whose constraints hold, in order of speed among the tested ones. The record
-    holds its name."""
-    on_gpu = (partial(TritonBackend, context=context), SDPABackend, FlashBackend)
-    on_cpu = (partial(CPUBackend, context=context), SDPABackend)
-    for backend in on_gpu if kv.parts[0][0].is_cuda else on_cpu:
+    """The first backend whose constraints hold. The record holds its name."""
+    offered = {"context": context}
+    backend: AttentionBackend
+    for target in BACKENDS["cuda" if kv.parts[0][0].is_cuda else "cpu"]:
         with contextlib.suppress(BadInput):
-            return backend(specs, kv)
-    return EagerBackend(specs, kv)
+            backend = make(target, {}, offered, specs=specs, kv=kv)
+            return backend
+    backend = make(REFERENCE, {}, offered, specs=specs, kv=kv)
+    return backend

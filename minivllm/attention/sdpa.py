@@ -12,9 +12,8 @@ from torch import Tensor
 
 from minivllm.attention.base import StepBatch
 from minivllm.attention.eager import visible
-from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
-from minivllm.cache.spec import AttentionSpec
+from minivllm.cache.spec import AttentionSpec, require_unscored
 from minivllm.errors import BadInput
 
 

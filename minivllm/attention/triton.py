@@ -13,9 +13,8 @@ from minivllm.attention.base import StepBatch
 from minivllm.attention.kernels import tiles
 from minivllm.attention.kernels.tiles import Tiles
 from minivllm.attention.options import TritonAttentionOptions
-from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
-from minivllm.cache.spec import AttentionSpec
+from minivllm.cache.spec import AttentionSpec, require_unscored
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 from minivllm.kernels.transfer import upload

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from minivllm.cache.spec import AttentionSpec, CacheLayout, token_bytes
+from minivllm.platform.plug_ins import locate
+
+EIGHT_BITS = "minivllm.cache.compression.EightBitKVCache"  # imported where it is chosen
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -127,3 +130,17 @@ class KVCache:
         """Keys and values of these slots, int64 [N]: two new tensors [N, num_kv_heads, head_dim] in
         the model's dtype."""
         return self.restored([part.index_select(0, slots) for part in self._slots[layer]])
+
+
+def kv_cache(
+    specs: Sequence[AttentionSpec],
+    layout: CacheLayout,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: str = "auto",
+) -> KVCache:
+    """The KV cache that stores keys and values as `cache.kv_dtype` names it."""
+    if kv_dtype == "auto":
+        return KVCache(specs, layout, dtype, device)
+    compressed: KVCache = locate(EIGHT_BITS)(specs, layout, dtype, device, kv_dtype)
+    return compressed

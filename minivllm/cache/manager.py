@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from minivllm.cache.eviction.evictor import Evictor
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from minivllm.cache.pool import BlockPool
 from minivllm.cache.prefix import CachedSequence, PrefixIndex, TokenSequence, block_keys
 from minivllm.cache.spec import NOTHING, CacheCounters, CacheLayout, PendingTransfers, Transfers
-from minivllm.cache.tiers.offload import Disk, OffloadTiers
-from minivllm.cache.tiers.swap import SwapSpace
+
+if TYPE_CHECKING:
+    from minivllm.cache.eviction.evictor import Evictor
+    from minivllm.cache.tiers.offload import Disk, OffloadTiers
+    from minivllm.cache.tiers.swap import SwapSpace
 
 
 class CacheManager:
@@ -22,8 +27,7 @@ class CacheManager:
 
     Attributes:
         content: what holds the content of cached blocks: the tiers if there are some, or `prefix`.
-        swap, tiers: host memory for requests, and the tiers for cold blocks of the prefix cache
-            (None: there are no tiers).
+        tiers: for cold blocks of the prefix cache; None: there are none.
         evictor: limits what a request holds; None: requests have no limit.
     """
 
@@ -33,14 +37,24 @@ class CacheManager:
         self.prefix = prefix = PrefixIndex(layout.block_size, layout.most_reusable_blocks)
         self.tiers: OffloadTiers | None = None
         if layout.prefix_caching and layout.offload_slots:
+            from minivllm.cache.tiers.offload import OffloadTiers
+
             self.tiers = OffloadTiers(layout, prefix, self.counters, self._pending, disk)
         self.content = self.tiers or prefix
         is_cached = prefix.by_block.__contains__
         self.pool = BlockPool(layout.num_blocks, is_cached, self.content.displace)
         self.evictor: Evictor | None = None
         if layout.eviction is not None:
+            from minivllm.cache.eviction.evictor import Evictor
+
             self.evictor = Evictor(layout.eviction, self.pool, self.counters)
-        self.swap = SwapSpace(layout.host_slots, self.pool, self.counters, self._pending)
+
+    @cached_property
+    def swap(self) -> SwapSpace:
+        """Host memory for requests, made for the first that needs it."""
+        from minivllm.cache.tiers.swap import SwapSpace
+
+        return SwapSpace(self.layout.host_slots, self.pool, self.counters, self._pending)
 
     @property
     def capacity_tokens(self) -> int:
@@ -226,7 +240,8 @@ class CacheManager:
             self.tiers.end_step()
         if not any(self._pending):
             return NOTHING
-        self.swap.end_step()
+        if self.layout.host_slots:
+            self.swap.end_step()
         return self._pending.take()
 
     def reset_prefix_cache(self) -> None:

@@ -4,12 +4,15 @@ device."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.options import PagedOptions
 from minivllm.cache.spec import CacheDemand, CacheLayout
 from minivllm.cache.tiers.disk import scratch_file
 from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from minivllm.cache.eviction.policies import Eviction
 
 
 def probe_disk(options: PagedOptions) -> None:
@@ -57,7 +60,11 @@ class PagedCache(PagedOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         probe_disk(self)
-        self._policy = make_eviction(self)
+        self._policy: Eviction | None = None
+        if self.eviction != "none":
+            from minivllm.cache.eviction.policies import make_eviction
+
+            self._policy = make_eviction(self)
 
     def layout(self, demand: CacheDemand) -> CacheLayout:
         usable, policy = self.num_blocks, self._policy

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from minivllm.cache.eviction.policies import Eviction
 from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from minivllm.cache.eviction.policies import Eviction
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,19 @@ class CacheLayout:
         budget: the blocks after them do not follow all tokens of the prompt."""
         most = self.num_blocks if self.eviction is None else self.eviction.budget - 1
         return most if self.prefix_caching else 0
+
+
+def require_unscored(backend: str, eviction: Eviction | type[Eviction] | None) -> None:
+    """Check an attention backend that returns no attention scores.
+
+    Raises:
+        BadInput: eviction goes by these scores.
+    """
+    if eviction is not None and eviction.scored:
+        raise BadInput(
+            f"attention={backend} cannot return the attention that cache.eviction={eviction.name} "
+            "goes by; use attention=eager, or cache.eviction=streaming"
+        )
 
 
 Move = tuple[int, int]  # from, to

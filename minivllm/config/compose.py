@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm import redaction
-from minivllm.cache.eviction.policies import Eviction, make_eviction, require_unscored
 from minivllm.cache.options import PagedOptions
+from minivllm.cache.spec import require_unscored
 from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
@@ -31,6 +31,8 @@ from minivllm.platform.untrusted import place
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from minivllm.cache.eviction.policies import Eviction
 
 __all__ = [
     "GROUPS",
@@ -283,6 +285,10 @@ def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
     Raises BadInput, see `make_eviction`."""
     if OPTIONS.get(cache["_target_"]) is not PagedOptions or names_class(cache["eviction"]):
         return None
+    if cache["eviction"] == "none":
+        return None
+    from minivllm.cache.eviction.policies import make_eviction
+
     return make_eviction(PagedOptions(**knobs_of(cache)))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from minivllm.cache.kv import KVCache
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.engine.events import StepEnded, StepTimed
+from minivllm.engine.extension import StepTimer
 from minivllm.engine.input_processor import InputProcessor
 from minivllm.engine.launcher import InFlightStep, Launcher, SampledToken
 from minivllm.engine.options import SamplingParams
@@ -84,12 +86,16 @@ class Engine:
             scheduler.now,
             launcher.extensions,
         )
-        self.timer = launcher.extensions.step_timer(self)
         self.overlap = Overlap(overlap)
         self._in_flight: InFlightStep | None = None  # launched; its tokens are not read yet
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
         self._last_step_end: float | None = None
+
+    @cached_property
+    def timer(self) -> StepTimer:
+        """What times steps, made when something first listens."""
+        return self.launcher.extensions.step_timer(self)
 
     @property
     def has_unfinished(self) -> bool:

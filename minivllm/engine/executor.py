@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend, StepBatch
-from minivllm.cache.eviction.policies import Eviction
-from minivllm.engine.batch_inputs import PackedStep, StepInputs
+from minivllm.engine.batch_inputs import PackedStep, SamplingColumns, StepInputs
 from minivllm.engine.request import placeholder
 from minivllm.engine.sampler import TORCH, SamplerOps, choose
+from minivllm.kernels.cpu.library import Kernels
+
+if TYPE_CHECKING:
+    from minivllm.cache.eviction.policies import Eviction
 
 
 class StepResult(NamedTuple):
@@ -134,3 +138,22 @@ class ModelRunner:
             self.tokens = tokens
         kept = logits if packed.needs_logits else None
         return StepResult(prepared_s, computed_s, tokens, argmax, kept, scores)
+
+
+@cache
+def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
+    """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as
+    far as there are any."""
+    if triton:
+        from minivllm.engine.kernels.sampling import argmax, draw  # imports Triton
+
+        return SamplerOps(partial(argmax, flag=True), draw, fused=True)
+    if cpu is None:
+        return TORCH
+
+    def draw_on_cpu(scores: Tensor, columns: SamplingColumns) -> Tensor:
+        return cast(
+            Tensor, cpu.draw(scores, columns.seeds, columns.positions, columns.temperatures)
+        )
+
+    return SamplerOps(partial(cpu.argmax, flag=True), draw_on_cpu)

@@ -93,7 +93,12 @@ class StepTimer(Protocol):
 class Extensions(Protocol):
     """What requests need beyond the core."""
 
-    joint: JointDecoding
+    @property
+    def joint(self) -> JointDecoding:
+        """How joint groups choose their tokens."""
+
+    def counters(self) -> dict[str, int]:
+        """Counts of work, for `liveness.decoding`."""
 
     def step_timer(self, engine: Any) -> StepTimer:
         """The timer of an engine's steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,10 @@ from minivllm.extras.masks.bitmask import (
     num_bytes,
     row_of,
 )
-from minivllm.extras.masks.structured import Grammars
 from minivllm.platform.given import FLOAT32
+
+if TYPE_CHECKING:
+    from minivllm.extras.masks.structured import Grammars
 
 
 class RowAdjustment(NamedTuple):

@@ -1,8 +1,10 @@
-"""The extras that requests may need, as an engine is handed them."""
+"""The extras that requests may need, as an engine is given them. Beam search, grammars and the
+timing of steps are imported and made where something first needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,15 +14,16 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import SampledRows, ScheduledRequest, StepPlan
 from minivllm.extras.adjust_logits import Adjustments, adjust_logits
-from minivllm.extras.beam import BeamDecoding
 from minivllm.extras.logprobs import take_prompt_logprobs, top_logprobs
 from minivllm.extras.masks.bad_words import token_ids_of_words
-from minivllm.extras.masks.structured import Grammars, StructuredText
-from minivllm.extras.step_timing import StepTiming
 from minivllm.extras.stop_strings import StopStrings
-from minivllm.extras.vision.encoder import Encoder
 from minivllm.models.load.tokenizer import Tokenizer
-from minivllm.models.vision.tower import EmbeddedRows
+
+if TYPE_CHECKING:
+    from minivllm.extras.masks.structured import Grammars
+    from minivllm.extras.step_timing import StepTiming
+    from minivllm.extras.vision.encoder import Encoder
+    from minivllm.models.vision.tower import EmbeddedRows
 
 
 def sampled_rows(plan: StepPlan) -> SampledRows:
@@ -78,10 +81,36 @@ class RequestExtras:
     ) -> None:
         self.encoder = encoder
         self.vocab_size = vocab_size
-        self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
-        self.joint: JointDecoding = BeamDecoding(one_by_one)
+        self._one_by_one = one_by_one
+        self._tokenizer, self._eos_token_ids = tokenizer, eos_token_ids
+        self._grammars: Grammars | None = None
+        self._joint: JointDecoding | None = None
+
+    @property
+    def grammars(self) -> Grammars:
+        """The grammars of the engine's requests."""
+        if self._grammars is None:
+            from minivllm.extras.masks.structured import Grammars
+
+            self._grammars = Grammars(self._tokenizer, self.vocab_size, self._eos_token_ids)
+        return self._grammars
+
+    @property
+    def joint(self) -> JointDecoding:
+        if self._joint is None:
+            from minivllm.extras.beam import BeamDecoding
+
+            self._joint = BeamDecoding(self._one_by_one)
+        return self._joint
+
+    def counters(self) -> dict[str, int]:
+        rounds = {"beam_rounds": 0} if self._joint is None else self._joint.counters
+        masks = 0 if self._grammars is None else self._grammars.num_masks
+        return {**rounds, "grammar_masks": masks}
 
     def step_timer(self, engine: Engine) -> StepTiming:
+        from minivllm.extras.step_timing import StepTiming
+
         return StepTiming(engine, self.encoder)
 
     def inputs(self, scheduled: Sequence[ScheduledRequest]) -> EmbeddedRows | None:
@@ -97,11 +126,13 @@ class RequestExtras:
 
     def detokenizer(self, tokenizer: Tokenizer, request: Request) -> StopStrings:
         if request.params.structured_outputs is not None:
+            from minivllm.extras.masks.structured import StructuredText
+
             return StructuredText(tokenizer, request, self.grammars)
         return StopStrings(tokenizer, request.token_ids, request.params)
 
     def adjust_logits(self, requests: Sequence[Request], positions: Sequence[int]) -> Adjustments:
-        return adjust_logits(requests, positions, self.vocab_size, self.grammars)
+        return adjust_logits(requests, positions, self.vocab_size, self._grammars)
 
     def logprobs(
         self, logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,8 +13,10 @@ from minivllm.engine.engine import Engine
 from minivllm.engine.events import StepTimed
 from minivllm.engine.step import StepPlan
 from minivllm.extras.cached_blocks import wasted_slots
-from minivllm.extras.vision.encoder import Encoder
 from minivllm.kernels.transfer import Download
+
+if TYPE_CHECKING:
+    from minivllm.extras.vision.encoder import Encoder
 
 
 class StepTiming:

@@ -7,6 +7,8 @@ from typing import Any
 
 from minivllm.platform.options import Options, knob, option
 
+OFF, AUTO = "off", "auto"  # values of `packed_cache` that are no folder
+
 
 @option("minivllm.models.load.loading.load_model")
 @dataclass(frozen=True)
@@ -28,5 +30,5 @@ class ModelOptions(Options):
     seed: int = knob(0, at_least=0)
     rope_scaling: dict[str, Any] | None = knob(None, unasked=True)
     architecture: dict[str, Any] | None = None
-    packed_cache: str = knob("auto", unasked=True)
+    packed_cache: str = knob(AUTO, unasked=True)
     packed_cache_gb: float = knob(32.0, above=0, unasked=True)

@@ -16,7 +16,7 @@ from minivllm.kernels.context import BuildContext
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.pass_report import PassReport
 
-__all__ = ["ModelPass", "PassContext", "PassReport", "RuntimePass", "apply_passes"]
+__all__ = ["ModelPass", "PassContext", "PassReport", "apply_passes"]
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,6 @@ class ModelPass(Protocol):
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         """Change the model in place, and report the changes."""
-
-
-class RuntimePass(ModelPass, Protocol):
-    """A pass that knobs of `runtime` enable."""
-
-    def is_wanted(self, context: PassContext) -> bool:
-        """Whether the knobs enable the pass; called before weights are loaded.
-
-        Raises:
-            BadInput: they do, and it cannot be done on this machine.
-        """
 
 
 def apply_passes(passes: Sequence[ModelPass], loaded: LoadedModel, context: PassContext) -> None:

@@ -173,9 +173,6 @@ class CompileLayers:
 
     name = "compile"
 
-    def is_wanted(self, context: PassContext) -> bool:
-        return bool(context.runtime["compile"])
-
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         """See ModelPass. The seconds are those of the steps that make it compile."""
         assert context.engine is not None

@@ -63,9 +63,6 @@ class FixShapes:
 
     name = "determinism"
 
-    def is_wanted(self, context: PassContext) -> bool:
-        return bool(context.runtime["determinism"] != "off")
-
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         keep_deterministic(loaded.model)
         if context.runtime["determinism"] == "batch":

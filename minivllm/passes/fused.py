@@ -1,4 +1,6 @@
-"""Modules with fused kernels in place of the layers of models/. Weights and names stay the same.
+"""Modules with Triton's kernels in place of the layers of models/: several small operations as one
+(runtime.fused_kernels), and products of few rows with 16-bit weights (runtime.linear_kernel).
+Weights and names stay the same.
 
 Only the exact classes listed here are replaced: a user's own layer stays as it is."""
 
@@ -23,7 +25,10 @@ from minivllm.models.layers import (
     remaining_rows,
     rows_with_logits,
 )
+from minivllm.models.load.loading import LoadedModel
+from minivllm.passes.base import PassContext, PassReport
 from minivllm.passes.kernels import small
+from minivllm.quant.kernels.products import stream
 
 
 class FusedNorm(nn.Module):
@@ -247,3 +252,21 @@ def _fused(module: nn.Module) -> nn.Module | None:
     if isinstance(module, Attention) and plain is Attention and type(module.qk_norm) in known:
         return FusedAttention(module)
     return None
+
+
+class StreamLinears:
+    """Replaces every plain linear layer in 16 bits by a StreamedLinear."""
+
+    name = "streamed"
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        return PassReport(self.name, stream(loaded.model))
+
+
+class FuseLayers:
+    """Replaces norms, MLPs, attention and decoder by modules with fused kernels."""
+
+    name = "fuse"
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        return PassReport(self.name, fuse(loaded.model))

@@ -66,9 +66,6 @@ class GroupExperts:
 
     name = "grouped"
 
-    def is_wanted(self, context: PassContext) -> bool:
-        return context.build.moe != "loop"
-
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         """See ModelPass. The counter is of experts that are no modules any more."""
         count = group_experts(loaded.model, context.build.moe, context.device)

@@ -1,5 +1,6 @@
-"""runtime.native_layers: the forward pass on a CPU, with one call of C++ for each decoder layer
-(kernels/cpu/layer.h).
+"""The C++ kernels of CPUs in a loaded model: which of its layers compute with them
+(runtime.cpu_kernels), which of two ways a product takes (runtime.kernel_choice), and the forward
+pass with one call of C++ for each decoder layer (runtime.native_layers, kernels/cpu/layer.h).
 
 Only layers and models whose parts all have an exact class listed here are replaced: a user's own
 layer or model stays as it is."""
@@ -15,13 +16,14 @@ from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
-from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
+from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm, use_kernels
 from minivllm.models.families.llama import Decoder, LlamaForCausalLM
 from minivllm.models.layers import DecoderLayer, Embedding, HeadNorm
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.rope import Rotary
-from minivllm.passes.base import PassContext, PassReport
+from minivllm.passes.base import PassContext, PassReport, linear_layers
 
+_CHOICE = "runtime.kernel_choice=measured"
 FIRST_ROW = torch.zeros(1, dtype=torch.int64)  # of a step without logits: no operation takes none
 
 
@@ -153,13 +155,41 @@ def make_native(layers: nn.ModuleList, attention: AttentionBackend, kernels: Ker
     return replaced
 
 
+class UseKernels:
+    """Changes the class of the layers that models/cpu_layers.py knows. Linear layers pack their
+    weights for the kernels when they are loaded."""
+
+    name = "cpu_kernels"
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        """Change the layers. A model that was loaded without the kernels stays without them."""
+        return PassReport(self.name, use_kernels(loaded.model, loaded.kernels))
+
+
+class ChooseKernels:
+    """Sets the rows of each layer's ways, where it has two (kernels/cpu/choices.py)."""
+
+    name = "choose"
+
+    def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
+        from minivllm.kernels.cpu.choices import choose
+
+        count, problem = 0, None
+        if loaded.kernels is not None:
+            layers = [one for one in linear_layers(loaded) if isinstance(one, PanelLinear)]
+            count, problem = choose(loaded.kernels, layers)
+        notes = []
+        if not count:
+            notes.append(f"{_CHOICE} has nothing to choose: no layer has two kernels of equal bits")
+        if problem is not None:
+            notes.append(f"{_CHOICE}: the choices are not kept: {problem}")
+        return PassReport(self.name, count, notes=tuple(notes))
+
+
 class NativeLayers:
     """Replaces decoder layers by native ones, and what calls them where all parts are native."""
 
     name = "native"
-
-    def is_wanted(self, context: PassContext) -> bool:
-        return bool(context.runtime["native_layers"])
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         assert context.engine is not None

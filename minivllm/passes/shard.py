@@ -33,7 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.models.config import ModelConfig
-from minivllm.models.load.loading import LoadedModel, tensor_shapes
+from minivllm.models.load.filling import tensor_shapes
+from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.weights import LoadTransform, WeightSource
 from minivllm.models.moe import MoE
 from minivllm.parallel.ranks import Ranks
@@ -211,9 +212,6 @@ class ShardLayers:
     """Combines what the ranks compute. Their weights were cut when they were loaded."""
 
     name = "shard"
-
-    def is_wanted(self, context: PassContext) -> bool:
-        return context.build.ranks.size > 1
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
         model, ranks = loaded.model, context.build.ranks

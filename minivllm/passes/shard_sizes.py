@@ -8,7 +8,7 @@ from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
-from minivllm.models.vision.registry import sees
+from minivllm.models.registry import sees
 from minivllm.quant.options import Int4Options, NF4Options, QuantizerOptions
 
 KNOB = "parallel.tensor"

@@ -18,8 +18,7 @@ from minivllm.attention.eager import EagerBackend
 from minivllm.attention.invariant import InvariantBackend
 from minivllm.attention.kernels.cpu import CPUBackend
 from minivllm.attention.sdpa import SDPABackend
-from minivllm.cache.compression.eight_bits import kv_cache
-from minivllm.cache.kv import KVCache
+from minivllm.cache.kv import KVCache, kv_cache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.engine.batch_inputs import pack
@@ -217,7 +216,8 @@ def test_on_a_gpu_auto_takes_the_first_that_serves(monkeypatch: pytest.MonkeyPat
         return make
 
     for name in order:
-        monkeypatch.setattr(auto, name, stand_in(name))
+        module = next(one for one in auto.BACKENDS["cuda"] if one.endswith(name))
+        monkeypatch.setattr(module, stand_in(name))
     spec = SPECS["grouped"]
     kv = KVCache([spec], CacheLayout(4, 4), torch.float32, CPU)
     kv.parts = [(SimpleNamespace(is_cuda=True),)]  # type: ignore[list-item]

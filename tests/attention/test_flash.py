@@ -16,8 +16,7 @@ from minivllm import LLM
 from minivllm.attention import flash
 from minivllm.attention.flash import PACKAGES, FlashBackend, check_kernel
 from minivllm.attention.options import FlashAttentionOptions
-from minivllm.cache.compression.eight_bits import kv_cache
-from minivllm.cache.kv import KVCache
+from minivllm.cache.kv import KVCache, kv_cache
 from minivllm.cache.spec import CacheLayout
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput

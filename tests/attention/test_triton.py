@@ -20,8 +20,8 @@ from minivllm.attention.kernels import paged, write
 from minivllm.attention.kernels.tiles import LEAST_PIECE
 from minivllm.attention.options import TritonAttentionOptions
 from minivllm.attention.triton import TritonBackend
-from minivllm.cache.compression.eight_bits import compress, kv_cache
-from minivllm.cache.kv import KVCache
+from minivllm.cache.compression import compress
+from minivllm.cache.kv import KVCache, kv_cache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.config.compose import compose

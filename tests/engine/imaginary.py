@@ -19,8 +19,7 @@ from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.extras.beam import BeamSearch, Hypothesis
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.scheduling.batching import Sequential
-from minivllm.extras.scheduling.preemption import make_preemption
-from minivllm.extras.scheduling.scheduler import make_scheduler
+from minivllm.extras.scheduling.scheduler import make_preemption, make_scheduler
 from minivllm.report.view.state import ViewState
 
 

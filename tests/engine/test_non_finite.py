@@ -16,12 +16,12 @@ from minivllm.bench.quality import greedy
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
+from minivllm.engine.executor import sampler_ops
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerOps
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput, NonFiniteLogits
 from minivllm.extras.beam import best_continuations
-from minivllm.extras.sampler_ops import sampler_ops
 from minivllm.platform.given import FLOAT32
 from tests.engine.sampling import sample
 from tests.engine.traffic import Asked, serve

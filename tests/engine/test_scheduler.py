@@ -93,7 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     eviction_window=window,
                 )
             )
-            if retains
+            if retains and eviction != "none"
             else None,
         )
 

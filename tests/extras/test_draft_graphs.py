@@ -20,7 +20,7 @@ from minivllm import LLM
 from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.options import TritonAttentionOptions
 from minivllm.attention.triton import TritonBackend
-from minivllm.cache.compression.eight_bits import kv_cache
+from minivllm.cache.kv import kv_cache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheLayout
 from minivllm.engine.batch_inputs import StepShape, pack

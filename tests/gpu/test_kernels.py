@@ -13,8 +13,7 @@ from minivllm.attention.base import AttentionBackend, StepBatch
 from minivllm.attention.eager import EagerBackend
 from minivllm.attention.flash import FlashBackend
 from minivllm.attention.triton import TritonBackend
-from minivllm.cache.compression.eight_bits import kv_cache
-from minivllm.cache.kv import KVCache
+from minivllm.cache.kv import KVCache, kv_cache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
 from minivllm.errors import BadInput
 from minivllm.quant.base import Quantizer

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from minivllm.models.config import ModelConfig
-from minivllm.models.load.loading import _expected_shapes
+from minivllm.models.load.filling import expected_shapes
 from minivllm.models.load.names import StoredTensor, with_model_names
 from minivllm.models.registry import model_class
 from minivllm.models.vision.registry import vision_tower
@@ -53,7 +53,7 @@ def tensors(architecture: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """What the loader would look for in a checkpoint."""
     config = ModelConfig.from_dict(architecture)
     with torch.device("meta"):
-        text = _expected_shapes(model_class(config.architecture)(config, torch.bfloat16))
+        text = expected_shapes(model_class(config.architecture)(config, torch.bfloat16))
         tower = vision_tower(architecture)
     return text if tower is None else text | tower.shapes
 

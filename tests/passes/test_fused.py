@@ -27,9 +27,10 @@ from minivllm.models.families.gemma import GemmaNorm
 from minivllm.models.layers import ACTIVATIONS, DecoderLayer, RMSNorm
 from minivllm.models.load.loading import load_model
 from minivllm.models.options import ModelOptions
+from minivllm.passes.base import PassContext
 from minivllm.passes.fused import FusedDecoder, FusedSandwich, fuse
 from minivllm.passes.kernels import small
-from minivllm.passes.small import trim
+from minivllm.passes.order import TrimLastLayer
 from minivllm.quant.plain import Plain
 from tests.reference import CausalAttention, make_batch, make_checkpoint
 
@@ -171,11 +172,11 @@ def test_sums_across_layers_are_those_of_each_layer_to_the_bit(
     family: str, dtype: str, trims: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_checkpoint(tmp_path, family)
-    model = load_model(
-        ModelOptions(str(tmp_path)), quant=Plain(dtype), context=BuildContext(DEVICE)
-    ).model
+    context = BuildContext(DEVICE)
+    loaded = load_model(ModelOptions(str(tmp_path)), quant=Plain(dtype), context=context)
     if trims:
-        trim(model)
+        TrimLastLayer().apply(loaded, PassContext(context, {}))
+    model = loaded.model
     assert fuse(model) == sum(
         type(module).__module__ == fuse.__module__ for module in model.modules()
     )

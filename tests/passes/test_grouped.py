@@ -204,7 +204,7 @@ def test_auto_is_for_plain_16_bit_experts_on_hopper(
 def test_a_model_without_experts_is_refused_before_its_weights(
     cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_fill", lambda *_: pytest.fail("the weights are read"))
+    monkeypatch.setattr(loading, "filled_model", lambda *_: pytest.fail("the weights are read"))
     done = cli("task=generate", "task.prompt=a", "runtime.moe=grouped", "runtime.device=cpu")
     assert done.code == 2 and done.err.count("\n") == 1, done.err
     assert (

@@ -1,22 +1,35 @@
-"""runtime.native_layers: a decoder layer as one call of C++ gives the bits of the operations called
-one by one."""
+"""The C++ kernels of CPUs in a model: a decoder layer as one call gives the bits of the operations
+called one by one, and so does the other way of a product."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from minivllm import LLM, SamplingParams
+from minivllm.assembly import build_engine
+from minivllm.bench.records.identity import cell_id
 from minivllm.config.compose import compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
-from minivllm.kernels.cpu import library
-from minivllm.passes.native import NativeForward, NativeLayer
+from minivllm.kernels.context import BuildContext
+from minivllm.kernels.cpu import choices, library
+from minivllm.kernels.cpu.library import Kernels
+from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
+from minivllm.models.load.loading import load_model
+from minivllm.models.options import ModelOptions
+from minivllm.passes.base import PassContext, apply_passes
+from minivllm.passes.native import NativeForward, NativeLayer, UseKernels
+from minivllm.passes.order import BEFORE_ENGINE
+from minivllm.quant.plain import Plain
 from tests.reference import VARIANTS, make_checkpoint
 
 PROMPTS = [[5, 17, 3, 99, 42, 8], [9, 4, 30] * 9, [1], [7, 3, 99, 12, 55, 31, 8, 64, 90, 11, 2]]
+CPU = torch.device("cpu")
 KNOBS = ["runtime.threads=1", "model.max_model_len=64", "cache.num_blocks=40", "cache.block_size=8"]
 
 
@@ -136,3 +149,106 @@ def test_one_object_is_the_forward_pass_where_all_parts_are_native(
         ours = llm.logits(PROMPTS[0])
         engine.runner.model = engine.loaded.model
         assert torch.equal(llm.logits(PROMPTS[0]), ours)
+
+
+def test_it_is_the_first_pass_and_wanted_where_there_are_kernels() -> None:
+    some: Any = SimpleNamespace()
+    first = BEFORE_ENGINE[0]
+    contexts = [PassContext(BuildContext(CPU, kernels), {}) for kernels in (None, some)]
+    assert first.name == UseKernels.name and [*map(first.is_wanted, contexts)] == [False, True]
+
+
+def test_it_reports_the_layers_that_it_changes(kernels: Kernels) -> None:
+    context = BuildContext(CPU, kernels)
+    loaded = load_model(ModelOptions("embedded"), quant=Plain(), context=context)
+    kinds = (CPUNorm, CPUAttention, CPUMLP)
+    assert not any(isinstance(module, kinds) for module in loaded.model.modules())
+    apply_passes([UseKernels()], loaded, PassContext(context, {}))
+    changed = [type(module) for module in loaded.model.modules() if type(module) in kinds]
+    (report,) = loaded.passes
+    layers = loaded.config.num_layers
+    assert (report.name, report.count, report.bytes) == ("cpu_kernels", len(changed), 0)
+    assert report.seconds > 0 and len(changed) == 4 * layers + 1
+
+
+def test_a_model_that_was_loaded_without_kernels_stays_so(kernels: Kernels) -> None:
+    """As one of a user's own function may be."""
+    loaded = load_model(ModelOptions("embedded"), quant=Plain(), context=BuildContext(CPU))
+    apply_passes([UseKernels()], loaded, PassContext(BuildContext(CPU, kernels), {}))
+    assert loaded.passes[0].count == 0
+
+
+def test_determinism_keeps_it(kernels: Kernels, tmp_path: Path) -> None:
+    """It would not know an MLP whose activation is computed row by row."""
+    make_checkpoint(tmp_path)
+    knobs = ["model=hf", f"model.path={tmp_path}", "runtime.device=cpu", "cache.num_blocks=20"]
+    counts = []
+    for level in ("off", "batch"):
+        engine = build_engine(compose([*knobs, f"runtime.determinism={level}"]))
+        counts.append({report.name: report.count for report in engine.loaded.passes}["cpu_kernels"])
+        engine.close()
+    assert counts[0] == counts[1] > 0
+
+
+TOKENS = [5, 17, 3, 99, 42, 8, 61] * 9
+
+
+@pytest.fixture
+def _folder(panels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "cache_folder", lambda: tmp_path / "cache")
+
+
+def engine_of(folder: Path, *overrides: str) -> MinivllmEngine:
+    family, shape = VARIANTS["qwen3"]
+    sizes = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 128}
+    if not (folder / "model").exists():
+        (folder / "model").mkdir()
+        make_checkpoint(folder / "model", family, **{**shape, **sizes})
+    knobs = ["model=hf", f"model.path={folder / 'model'}", "runtime.device=cpu"]
+    knobs += ["runtime.threads=1", "model.max_model_len=64", "cache.num_blocks=40"]
+    return MinivllmEngine(compose([*knobs, *overrides]))
+
+
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize("native", ["false", "true"])
+def test_the_record_names_the_choice_and_no_bit_is_changed(
+    native: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = ["quant=int4", "quant.activations=int8", f"runtime.native_layers={native}"]
+    fixed = engine_of(tmp_path, *narrow)
+    logits = fixed.logits(TOKENS)
+    assert "measured" not in str(fixed.liveness()["quant"]["kernels"])
+    fixed.close()
+    for faster, bound in (("few", 256), ("many", 1)):
+        monkeypatch.setattr(
+            choices,
+            "_seconds",
+            lambda layer, x, few, faster=faster: 1.0 + ((len(x) <= few) != (faster == "few")),
+        )
+        (tmp_path / "cache" / "kernel-choices.json").unlink(missing_ok=True)
+        engine = engine_of(tmp_path, *narrow, "runtime.kernel_choice=measured")
+        name = f"PanelLinear, 8-bit activations, few rows up to {bound} as measured"
+        assert f"12 {name}" in str(engine.liveness()["quant"]["kernels"])
+        assert (engine.logits(TOKENS) == logits).all()
+        assert {one.name: one.count for one in engine.engine.loaded.passes}["choose"] == 12
+        engine.close()
+
+
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_what_has_nothing_to_choose_says_so(mode: str, tmp_path: Path) -> None:
+    knobs = ["quant=bf16", f"runtime.cpu_kernels={mode}", "runtime.kernel_choice=measured"]
+    engine = engine_of(tmp_path, *knobs)
+    assert any("has nothing to choose" in text for text in engine.info.warnings)
+    assert not (tmp_path / "cache").exists()
+    engine.close()
+
+
+@pytest.mark.usefixtures("_folder")
+def test_only_a_measured_choice_is_another_cell() -> None:
+    old, fixed, measured = (
+        compose([] if knob is None else [f"runtime.kernel_choice={knob}"])
+        for knob in (None, "fixed", "measured")
+    )
+    del old["runtime"]["kernel_choice"]
+    assert cell_id(old, "f") == cell_id(fixed, "f") != cell_id(measured, "f")

@@ -24,7 +24,7 @@ class Sharpen:
         self.factor = factor
 
     def apply(self, loaded, context):
-        assert [report.name for report in loaded.passes][:2] == ["trim", "grouped"]
+        assert [report.name for report in loaded.passes][:1] == ["trim"]
         assert context.engine is None
         loaded.model.model.norm.weight.mul_(self.factor)
         notes = (f"logits are {self.factor:g} times as large",)
@@ -53,8 +53,8 @@ def test_it_changes_the_model_after_the_built_in_ones() -> None:
             # Powers of two change no bit but the exponent's.
             assert torch.equal(llm.logits([5, 6, 7]), 8 * plain.logits([5, 6, 7]))
             reports = llm.engine.loaded.passes
-        assert [one.name for one in plain.engine.loaded.passes] == ["trim", "grouped", "native"]
-    assert [one.name for one in reports] == ["trim", "grouped", "sharpen", "sharpen", "native"]
+        assert [one.name for one in plain.engine.loaded.passes] == ["trim", "native"]
+    assert [one.name for one in reports] == ["trim", "sharpen", "sharpen", "native"]
 
 
 def test_records_of_a_sweep_say_what_it_did(cli: Callable[..., Any]) -> None:

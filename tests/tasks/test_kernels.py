@@ -20,8 +20,8 @@ from minivllm.bench.microbench.case import Case, Setting, Side
 from minivllm.bench.microbench.timing import check, measure, median
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
+from minivllm.engine.executor import sampler_ops
 from minivllm.errors import BadInput
-from minivllm.extras.sampler_ops import sampler_ops
 from minivllm.kernels.cpu import library
 from minivllm.models.config import ModelConfig
 from minivllm.report.studies.standalone import kernels as report

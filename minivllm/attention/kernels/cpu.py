@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from minivllm.attention.base import StepBatch
-from minivllm.cache.eviction.policies import require_unscored
 from minivllm.cache.kv import KVCache
-from minivllm.cache.spec import AttentionSpec
+from minivllm.cache.spec import AttentionSpec, require_unscored
 from minivllm.errors import BadInput
 from minivllm.kernels.context import BuildContext
 

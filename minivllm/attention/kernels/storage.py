@@ -1,6 +1,6 @@
 """How a kernel reads and writes numbers of the cache: 16 or 32 bits, int8 or fp8 bits with a scale.
 
-The results equal those of minivllm/cache/compression/eight_bits.py, bit for bit."""
+The results equal those of minivllm/cache/compression.py, bit for bit."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from minivllm.bench.microbench.case import ITEM, Case, Setting, Side
 from minivllm.engine.batch_inputs import Sampling, SamplingColumns, pack_columns, pack_draws
+from minivllm.engine.executor import sampler_ops
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import (
@@ -21,7 +22,6 @@ from minivllm.engine.sampler import (
     exponential_noise,
     filter_probs,
 )
-from minivllm.extras.sampler_ops import sampler_ops
 
 TOP_K, TOP_P = 20, 0.9
 _LIKELY = 64  # tokens that stand out, or 16-bit noise would have many of the same rank

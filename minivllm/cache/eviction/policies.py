@@ -130,17 +130,15 @@ POLICIES: dict[str, type[Eviction]] = {cls.name: cls for cls in (Streaming, Heav
 OWN = "no eviction policy: derive it from minivllm.cache.eviction.policies.Eviction"
 
 
-def make_eviction(options: PagedOptions) -> Eviction | None:
-    """The policy that `cache.eviction` names, or of a class of the user's own; None for "none". The
-    budget is rounded down to whole blocks, sinks and window up.
+def make_eviction(options: PagedOptions) -> Eviction:
+    """The policy that `cache.eviction` names, another than "none", or of a class of the user's own.
+    The budget is rounded down to whole blocks, sinks and window up.
 
     Raises:
         BadInput: the budget leaves nothing to drop; prefixes are cached, whose blocks come without
             the attention that they got; a class of the user's own is no policy.
     """
     choice, block_size = options.eviction, options.block_size
-    if choice == "none":
-        return None
     blocks = options.eviction_budget // block_size
     window = options.eviction_window
     first = -(-options.eviction_sinks // block_size)
@@ -163,16 +161,3 @@ def make_eviction(options: PagedOptions) -> Eviction | None:
             "known of cached prefixes: use cache.prefix_caching=false or cache.eviction=streaming"
         )
     return policy
-
-
-def require_unscored(backend: str, eviction: Eviction | type[Eviction] | None) -> None:
-    """Check an attention backend that returns no attention scores.
-
-    Raises:
-        BadInput: eviction goes by these scores.
-    """
-    if eviction is not None and eviction.scored:
-        raise BadInput(
-            f"attention={backend} cannot return the attention that cache.eviction={eviction.name} "
-            "goes by; use attention=eager, or cache.eviction=streaming"
-        )

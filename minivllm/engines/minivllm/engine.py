@@ -250,10 +250,8 @@ class MinivllmEngine(Adapter):
 
     def _counters(self) -> Counters:
         counters = scheduling_counters(self.engine.scheduler, self.engine.cache)
-        extensions = self.engine.launcher.extensions
-        counts = {**vars(self.engine.launcher.counters), **extensions.joint.counters}
-        if isinstance(extensions, RequestExtras):
-            counts["grammar_masks"] = extensions.grammars.num_masks
+        launcher = self.engine.launcher
+        counts = {**vars(launcher.counters), **launcher.extensions.counters()}
         decoding = {name: float(count) for name, count in counts.items()}
         backend = self.engine.runner.attention
         launches = backend.counters if isinstance(backend, CountingBackend) else {}

@@ -9,7 +9,7 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.extras.speculative.proposer import SpeculationCounters
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.models.pass_report import PassReport
-from minivllm.passes.pruning.shapes import PASS
+from minivllm.passes.pruning.options import PASS
 
 Counters = dict[str, dict[str, float]]
 

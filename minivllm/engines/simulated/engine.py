@@ -43,8 +43,7 @@ from minivllm.engines.simulated.step_times import Communication, RooflineTimes
 from minivllm.extras.cached_blocks import insert_prefix, wasted_slots
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
-from minivllm.extras.scheduling.preemption import make_preemption
-from minivllm.extras.scheduling.scheduler import make_scheduler
+from minivllm.extras.scheduling.scheduler import make_preemption, make_scheduler
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.models.load.tokenizer import Tokenizer
 

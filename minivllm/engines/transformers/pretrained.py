@@ -28,8 +28,9 @@ from minivllm.models.load.names import own_name
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import VISION, RandomWeights
+from minivllm.models.registry import sees
 from minivllm.models.vision.inputs import ProcessedImage
-from minivllm.models.vision.registry import sees, vision_tower
+from minivllm.models.vision.registry import vision_tower
 from minivllm.platform.support import INSTALL
 from minivllm.platform.threads import thread_count
 

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheLayout
-from minivllm.engine.options import PreemptionChoice
-from minivllm.engine.preemption import Preemption, Recompute
+from minivllm.engine.preemption import Recompute
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
-from minivllm.platform.plug_ins import make_own
 
 
 class Swap(Recompute):
@@ -65,18 +63,3 @@ class Reserve(Recompute):
         return (1 + len(request.unstarted)) * cache.blocks_for(
             cache.footprint(request.max_num_tokens - 1)
         )
-
-
-STRATEGIES: dict[str, type[Recompute]] = {cls.name: cls for cls in (Recompute, Swap, Reserve)}
-
-
-OWN = "no preemption strategy: derive it from minivllm.engine.preemption.Recompute"
-
-
-def make_preemption(choice: PreemptionChoice) -> Preemption:
-    """The strategy that `batching.preemption` names. Raises BadInput if a class of the user's own
-    is none."""
-    if isinstance(choice, dict):
-        own: Preemption = make_own("batching.preemption", choice, Preemption, OWN)
-        return own
-    return STRATEGIES[choice]()

@@ -1,4 +1,4 @@
-"""A scheduler with what its policy's knobs ask for."""
+"""A scheduler with what its policy's knobs ask for: preemption and rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from collections.abc import Callable
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.events import EventBus
+from minivllm.engine.options import PreemptionChoice
 from minivllm.engine.preemption import Preemption, Recompute
 from minivllm.engine.request import Request, RequestState
 from minivllm.engine.scheduler import Scheduler, SchedulingRule
+from minivllm.platform.plug_ins import locate, make_own
+
+# Each is imported where it is chosen.
+STRATEGIES = {
+    "recompute": "minivllm.engine.preemption.Recompute",
+    "swap": "minivllm.extras.scheduling.preemption.Swap",
+    "reserve": "minivllm.extras.scheduling.preemption.Reserve",
+}
+OWN = "no preemption strategy: derive it from minivllm.engine.preemption.Recompute"
 
 
 class Shedding(SchedulingRule):
@@ -64,6 +74,17 @@ class RestartRotated(SchedulingRule):
                 for one in request.joint_members:
                     one.num_rotated_tokens = self.length
                 scheduler.preempt(request, Recompute())
+
+
+def make_preemption(choice: PreemptionChoice) -> Preemption:
+    """The strategy that `batching.preemption` names. Raises BadInput if a class of the user's own
+    is none."""
+    strategy: Preemption
+    if isinstance(choice, dict):
+        strategy = make_own("batching.preemption", choice, Preemption, OWN)
+    else:
+        strategy = locate(STRATEGIES[choice])()
+    return strategy
 
 
 def make_scheduler(

@@ -15,11 +15,10 @@ from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.request import Request
 from minivllm.engine.scheduler import Scheduler, SchedulingRule
 from minivllm.engine.step import ScheduledRequest
-from minivllm.extras.vision.options import VisionOptions, require_no_vision
-from minivllm.models.load.loading import LoadedModel
+from minivllm.extras.vision.options import VisionOptions
 from minivllm.models.vision.inputs import ProcessedImage
 from minivllm.models.vision.processor import ImageProcessor
-from minivllm.models.vision.registry import image_processor
+from minivllm.models.vision.registry import LoadedVision, image_processor
 from minivllm.models.vision.tower import EmbeddedRows, VisionTower
 
 
@@ -236,17 +235,17 @@ def _positions(scheduled: Sequence[ScheduledRequest], num_tokens: int) -> Tensor
 
 
 def make_encoder(
-    knobs: VisionOptions, loaded: LoadedModel, policy: BatchingPolicy, cache: CachePolicy
-) -> Encoder | None:
-    """What computes the images of a model that takes them; None for other models.
+    knobs: VisionOptions,
+    vision: LoadedVision,
+    max_model_len: int,
+    policy: BatchingPolicy,
+    cache: CachePolicy,
+) -> Encoder:
+    """What computes the images of a model.
 
     Raises:
-        BadInput: the checkpoint's image processor or a setting over it is wrong; a knob is set for
-            a model that takes no images.
+        BadInput: a setting over the checkpoint's image processor is wrong.
     """
-    if (vision := loaded.vision) is None:
-        require_no_vision(knobs)
-        return None
     if knobs.processor:
         vision.processor = image_processor(vision.config, vision.folder, knobs.processor)
     return Encoder(
@@ -255,5 +254,5 @@ def make_encoder(
         knobs.encoder_cache_tokens,
         knobs.max_encoder_tokens or policy.max_num_batched_tokens,
         policy.chunked_prefill and cache.name != "none",
-        min(vision.processor.most_tokens, loaded.max_model_len),
+        min(vision.processor.most_tokens, max_model_len),
     )

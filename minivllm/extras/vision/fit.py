@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from minivllm.extras.vision.options import VisionOptions, require_no_vision
 from minivllm.models.load.source import Source
+from minivllm.models.registry import sees
 from minivllm.models.vision.processor import ImageProcessor
-from minivllm.models.vision.registry import image_processor, sees
+from minivllm.models.vision.registry import image_processor
 
 
 def fitting_processor(options: VisionOptions, source: Source) -> ImageProcessor | None:

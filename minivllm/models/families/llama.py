@@ -48,7 +48,7 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        self.trims = False  # whether the last layer trims its rows, see passes/small.py
+        self.trims = False  # whether the last layer trims its rows, see passes/order.py
         layers = [self.make_layer(i) for i in range(config.num_layers)]
         self.model = self.make_decoder(self.make_embedding(), layers, self.make_norm(), config)
         self.lm_head: nn.Module = Linear(config.hidden_size, {"lm_head": config.vocab_size})

@@ -12,8 +12,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minivllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from minivllm.models.layers import Linear
 
 _BEFORE = r"((?:(?:module|model|language_model|text_model)\.)*)"
 # Tower and connector of a model with images, whose own names begin with "vision.".
@@ -132,3 +136,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+def part_names(path: str, module: Linear) -> list[str]:
+    """The checkpoint's names of the parts of a fused layer."""
+    beside = path.rpartition(".")[0]
+    return [f"{beside}.{part}" if beside else part for part in module.parts]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minivllm.errors import BadInput
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import Linear
+from minivllm.models.load.names import part_names
 from minivllm.models.load.weights import CheckpointWeights
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.base import PLAIN, stored_format, stored_kind
@@ -102,9 +103,3 @@ class Prequantized:
             return self.format.linear(parts, list(module.parts.values()), module.in_features, bias)
         except BadInput as error:
             raise BadInput(f"{self.reader.checkpoint.folder}: {path}: {error}") from None
-
-
-def part_names(path: str, module: Linear) -> list[str]:
-    """The checkpoint's names of the parts of a fused layer."""
-    beside = path.rpartition(".")[0]
-    return [f"{beside}.{part}" if beside else part for part in module.parts]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
-from minivllm.models.load.loading import tensor_shapes
+from minivllm.models.load.filling import tensor_shapes
 from minivllm.models.vision.registry import stored_name, vision_tower
 from minivllm.platform.folders import TemporaryFolder
 

@@ -1,5 +1,7 @@
 """Sources of a model: a folder, a GGUF file, the hub's cache, the hub, or a random generator. Free
-of torch."""
+of torch.
+
+What reads GGUF is imported for a file alone, as what loads from the hub is for a hub id."""
 
 from __future__ import annotations
 
@@ -17,9 +19,6 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig, read_architecture, read_eos
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.generation import read_generation, with_ends
-from minivllm.models.load.gguf.checkpoint import open_checkpoint
-from minivllm.models.load.gguf.config import read_config
-from minivllm.models.load.gguf.file import GGUFFile, is_gguf
 from minivllm.models.registry import check_architecture
 from minivllm.models.rope_config import with_scaling
 from minivllm.platform.untrusted import MIB, named, place, read_object
@@ -114,18 +113,23 @@ def _existing(path: str, knob: str) -> Path:
             f"{knob}={folder} does not exist: give {names}a folder with config.json and "
             ".safetensors files, or a GGUF file"
         )
-    if not folder.is_dir() and not is_gguf(folder):
-        raise BadInput(
-            f"{knob}={folder} is neither a folder nor a GGUF file: give the folder that holds "
-            "config.json"
-        )
+    if not folder.is_dir():
+        from minivllm.models.load.gguf.file import is_gguf
+
+        if not is_gguf(folder):
+            raise BadInput(
+                f"{knob}={folder} is neither a folder nor a GGUF file: give the folder that holds "
+                "config.json"
+            )
     return folder.resolve()
 
 
 def _config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder, or what stands for it in a GGUF file."""
     if folder.is_file():
-        return read_config(GGUFFile.open(folder))
+        from minivllm.models.load.gguf.config import config_of
+
+        return config_of(folder)
     file = folder / "config.json"
     if not named(file) and (files := sorted(folder.glob("*.gguf"))):
         raise BadInput(f"{folder} has no config.json, but GGUF files: give model.path={files[0]}")
@@ -136,6 +140,15 @@ def _config(folder: Path) -> dict[str, Any]:
     if read_eos(generation):
         config["eos_token_id"] = generation["eos_token_id"]
     return config
+
+
+def open_checkpoint(place: Path) -> Checkpoint:
+    """The checkpoint that a folder or a GGUF file is; see `Checkpoint.open` of each."""
+    if not place.is_file():
+        return Checkpoint.open(place)
+    from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint
+
+    return GGUFCheckpoint.open(place)
 
 
 def _where(folder: Path) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.errors import BadInput
-from minivllm.models.load.gguf import tokenizer as gguf
 from minivllm.models.load.messages import for_template
 from minivllm.models.load.tokenizer_files import (
     TokenizerFiles,
@@ -48,7 +47,9 @@ class Tokenizer:
         if place is None:
             return None
         if place.is_file():
-            files = gguf.read_tokenizer(place)
+            from minivllm.models.load.gguf.tokenizer import read_tokenizer as read_gguf
+
+            files = read_gguf(place)
             return None if files is None else cls(place, files)
         return cls(place) if has_tokenizer(place) else None
 

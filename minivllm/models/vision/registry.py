@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from minivllm.models.registry import VISION, sees
 from minivllm.models.vision.processor import ImageProcessor
 from minivllm.platform.untrusted import MIB, named, read_object
 
@@ -17,28 +18,6 @@ if TYPE_CHECKING:
 
 NO_CHANGES: Mapping[str, Any] = {}
 _MOST = 4 * MIB  # of preprocessor_config.json
-
-
-class _Family(NamedTuple):
-    """Where a family's classes are, as module.Class below this room, and what checkpoints call its
-    language model."""
-
-    processor: str
-    tower: str
-    text: str = "language_model"
-
-
-_SMOLVLM = _Family("smolvlm_processor.SmolVLMProcessor", "smolvlm.SmolVLMTower", "text_model")
-_ARCHITECTURES = {
-    "Idefics3ForConditionalGeneration": _SMOLVLM,
-    "SmolVLMForConditionalGeneration": _SMOLVLM,
-    "Qwen2_5_VLForConditionalGeneration": _Family(
-        "qwen_processor.Qwen2_5_VLProcessor", "qwen2_5_vl.Qwen2_5_VLTower"
-    ),
-    "Qwen3VLForConditionalGeneration": _Family(
-        "qwen_processor.Qwen3VLProcessor", "qwen3_vl.Qwen3VLTower"
-    ),
-}
 
 
 @dataclass
@@ -51,11 +30,6 @@ class LoadedVision:
     processor: ImageProcessor  # as the checkpoint describes it, or with changes
 
 
-def sees(architecture: str) -> bool:
-    """Whether models of the architecture take images here."""
-    return architecture in _ARCHITECTURES
-
-
 def stored_name(name: str, architecture: str) -> str:
     """What checkpoints of an architecture call the tensor that has this name in the model; see
     models/load/names.py."""
@@ -64,7 +38,7 @@ def stored_name(name: str, architecture: str) -> str:
     if name.startswith("vision."):
         return f"model.{name.removeprefix('vision.')}"
     inner = name.removeprefix("model.")
-    return f"model.{_ARCHITECTURES[architecture].text}.{inner}" if inner != name else name
+    return f"model.{VISION[architecture].text}.{inner}" if inner != name else name
 
 
 def _class(path: str) -> Any:
@@ -86,7 +60,7 @@ def image_processor(
     Raises:
         BadInput: a file or a setting is wrong.
     """
-    cls: type[ImageProcessor] = _class(_ARCHITECTURES[config["architectures"][0]].processor)
+    cls: type[ImageProcessor] = _class(VISION[config["architectures"][0]].processor)
     cls.check_names(list(changes))
     return cls(config, {**_settings(folder), **changes})
 
@@ -108,5 +82,5 @@ def vision_tower(config: Mapping[str, Any]) -> VisionTower | None:
     architecture = config["architectures"][0]
     if not sees(architecture):
         return None
-    tower: VisionTower = _class(_ARCHITECTURES[architecture].tower)(config)
+    tower: VisionTower = _class(VISION[architecture].tower)(config)
     return tower

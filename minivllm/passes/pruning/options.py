@@ -8,6 +8,7 @@ from typing import Literal
 from minivllm.platform.options import Options, knob, option
 
 NOT_PRUNING = "minivllm.passes.pruning.methods.NoPruning"
+PASS = "prune"  # name of the report
 # Values of `calibration` that are no file's path.
 STDLIB, WORKLOAD = "stdlib", "workload"
 

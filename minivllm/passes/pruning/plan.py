@@ -18,7 +18,7 @@ from minivllm.errors import BadInput
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.weights import WeightSource
 from minivllm.models.pass_report import PassReport
-from minivllm.passes.pruning.shapes import PASS
+from minivllm.passes.pruning.options import PASS
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.format import Shapes
 

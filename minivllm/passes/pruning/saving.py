@@ -9,10 +9,10 @@ from pathlib import Path
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.checkpoint import Checkpoint
-from minivllm.models.load.loading import tensor_shapes
+from minivllm.models.load.filling import tensor_shapes
 from minivllm.models.load.saving import require_new, save_checkpoint, stored_dtype
 from minivllm.models.load.weights import CheckpointWeights
-from minivllm.models.vision.registry import sees
+from minivllm.models.registry import sees
 from minivllm.passes.pruning.plan import PruningPlan
 
 # Files of a checkpoint that stay as they are.

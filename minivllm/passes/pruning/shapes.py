@@ -9,7 +9,6 @@ from minivllm.errors import BadInput
 from minivllm.models.config import SLIDING, ModelConfig
 from minivllm.passes.pruning.options import LayerPruningOptions, WandaOptions, WidthPruningOptions
 
-PASS = "prune"  # name of the report
 CHANNELS = 32  # MLP channels stay in multiples of it
 
 

@@ -14,11 +14,11 @@ from minivllm import SamplingParams
 from minivllm.config.compose import compose
 from minivllm.engine import sampler
 from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
+from minivllm.engine.executor import sampler_ops
 from minivllm.engine.kernels import sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, exponential_noise
 from minivllm.engines.minivllm.engine import MinivllmEngine
-from minivllm.extras.sampler_ops import sampler_ops
 from minivllm.kernels.cpu import library
 from tests.engine.sampling import sample
 from tests.reference import make_checkpoint

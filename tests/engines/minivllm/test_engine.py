@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from minivllm import assembly
+from minivllm import assembly, fit
 from minivllm.bench.completion import classify
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
@@ -24,7 +24,7 @@ from minivllm.engines.minivllm.engine import MinivllmEngine
 def test_weights_that_a_host_cannot_hold_are_a_failure_for_want_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assembly, "free_memory", lambda device: 24e9)
+    monkeypatch.setattr(fit, "free_memory", lambda device: 24e9)
     monkeypatch.setattr(assembly, "build", lambda *_: pytest.fail("built"))
     with pytest.raises(
         MemoryError, match=r"take about 61 GB, and this machine has 24 GB free: choose fewer bits"

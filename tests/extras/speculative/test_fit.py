@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minivllm import LLM, assembly
+from minivllm import LLM, fit
 from minivllm.config.compose import compose
 from tests.told_early import assert_told_before_weights
 
@@ -46,12 +46,12 @@ def test_drafts_that_need_no_more_than_the_target_ask_nothing_of_its_files(
     def find(*args: object, **kwargs: object) -> None:
         raise AssertionError("the checkpoint is looked for")
 
-    monkeypatch.setattr(assembly, "resolve", find)
+    monkeypatch.setattr(fit, "resolve", find)
     config = compose([f"speculative={drafts}", "runtime.device=cpu"])
-    assembly._require_fit(assembly.Config.of(config))
+    fit.require_fit(fit.Config.of(config))
     early = compose(["speculative=early_exit", "runtime.device=cpu"])
     with pytest.raises(AssertionError, match="looked for"):
-        assembly._require_fit(assembly.Config.of(early))
+        fit.require_fit(fit.Config.of(early))
 
 
 def test_what_fits_is_served() -> None:

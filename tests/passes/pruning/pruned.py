@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from minivllm.assembly import build_engine
-from minivllm.calibration import pruning_plan
 from minivllm.config.compose import compose
 from minivllm.config.typed import Config
+from minivllm.passes.pruning.calibration import pruning_plan
 from minivllm.passes.pruning.plan import PruningPlan
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from minivllm.attention.base import AttentionBackend, StepBatch
-from minivllm.cache.compression.eight_bits import kv_cache
-from minivllm.cache.kv import bytes_per_token
+from minivllm.cache.kv import bytes_per_token, kv_cache
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import CausalLM, ModelRunner
 from minivllm.errors import BadInput

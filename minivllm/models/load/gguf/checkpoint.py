@@ -14,7 +14,7 @@ from pathlib import Path
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.gguf.config import LONG, ROPE_FREQS, SHORT, read_config
-from minivllm.models.load.gguf.file import GGUFFile, is_gguf
+from minivllm.models.load.gguf.file import GGUFFile
 from minivllm.models.load.names import StoredTensor
 
 _WHOLE = {
@@ -106,11 +106,6 @@ class GGUFCheckpoint(Checkpoint):
         for tensor in self.tensors.values():
             sizes[tensor.dtype] += tensor.end - tensor.begin
         return dict(sizes.most_common())
-
-
-def open_checkpoint(place: Path) -> Checkpoint:
-    """The checkpoint that a folder or a GGUF file is; see `Checkpoint.open` of each."""
-    return (GGUFCheckpoint if is_gguf(place) else Checkpoint).open(place)
 
 
 def _placed(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
@@ -53,6 +54,11 @@ def read_family(file: GGUFFile) -> str:
             f"are {', '.join(ARCHITECTURES)}"
         )
     return name
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """The keys of config.json of a file; see `GGUFFile.open` and `read_config`."""
+    return read_config(GGUFFile.open(path))
 
 
 def read_config(file: GGUFFile) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from minivllm.models.load.gguf.blocks import split_q4_0, split_q8_0
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint
 from minivllm.models.load.gguf.formats import BY_NAME, FLOATS, QUANTIZED
 from minivllm.models.load.gguf.weights import GGUFWeights
-from minivllm.models.load.prequantized import part_names
+from minivllm.models.load.names import part_names
 from minivllm.platform.untrusted import size
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.int4 import Int4, int4_linear

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from minivllm.models.load.gguf.blocks import dequantized
-from minivllm.models.load.gguf.checkpoint import GGUFTensor
+from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, GGUFTensor
 from minivllm.models.load.gguf.formats import BY_NAME, FLOATS, QUANTIZED
 from minivllm.models.load.names import StoredTensor
-from minivllm.models.load.weights import CheckpointWeights, read_into
+from minivllm.models.load.weights import CheckpointWeights, Progress, read_into
 
 _VALUES = 1 << 20  # converted at once: their float32 temporaries stay in a processor's cache
 
@@ -80,3 +82,11 @@ class GGUFWeights(CheckpointWeights):
                 values = values.view(-1, half, 2, out.shape[1]).transpose(1, 2)
                 out = out.view(-1, 2, half, out.shape[1])
         out.copy_(values)
+
+
+def open_weights(path: Path, progress: Progress | None) -> GGUFWeights:
+    """The weights of a file. Raises BadInput, see `GGUFCheckpoint.open`."""
+    checkpoint = GGUFCheckpoint.open(path)
+    reader = GGUFWeights(checkpoint, progress)
+    reader.stored_bytes = checkpoint.stored_bytes()
+    return reader

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from minivllm.errors import BadInput, first_line
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.models.families.llama import LlamaForCausalLM
+from minivllm.models.load.filling import Filled
 from minivllm.models.load.packed_cache.file import PackedFile, write_packed
 from minivllm.models.load.packed_cache.folder import CacheFolder, entry_name
 from minivllm.models.load.packed_cache.identity import identity, key_of
@@ -23,23 +23,12 @@ from minivllm.models.load.packed_cache.model import (
     put_parts,
 )
 from minivllm.models.load.source import Source
-from minivllm.models.options import ModelOptions
+from minivllm.models.options import AUTO, OFF, ModelOptions
 from minivllm.platform.files import cache_folder
 from minivllm.platform.untrusted import place
-from minivllm.quant.base import Method, QuantMethod
+from minivllm.quant.base import QuantMethod
 
-OFF, AUTO = "off", "auto"
 KNOB = "model.packed_cache"
-SMALLEST = 64 << 20  # bytes of weights that "auto" keeps: fewer are packed in no time
-
-
-@dataclass
-class Filled:
-    """What filling a model with weights showed, beside the weights."""
-
-    sizes: dict[str, int]  # the byte counts of LoadedModel
-    warnings: list[str]
-    stored_bytes: dict[str, int]  # of a GGUF file, by its formats
 
 
 @dataclass
@@ -116,7 +105,12 @@ class PackedCache:
 
 
 def packed_cache(
-    options: ModelOptions, source: Source, quant: QuantMethod, context: BuildContext, changed: bool
+    options: ModelOptions,
+    source: Source,
+    quant: QuantMethod,
+    kernels: Kernels | None,
+    off: str,
+    smallest: int,
 ) -> PackedCache:
     """The entry of a model, or one that keeps nothing and says why.
 
@@ -124,27 +118,22 @@ def packed_cache(
         options: the knobs of `model`.
         source: of the weights.
         quant: the quantisation method.
-        context: where the model runs and with which kernels.
-        changed: whether the model is changed while it is loaded.
+        kernels: that the model computes with.
+        off: why its weights are not kept, an `outcome`; empty: they are.
+        smallest: weights of fewer bytes are not kept.
 
     Raises:
         BadInput: the folder that the knob names cannot be written to.
     """
-    kernels = context.kernels
-    named = options.packed_cache not in (OFF, AUTO)
-    path = place(options.packed_cache, KNOB) if named else cache_folder() / "packed"
+    is_named = options.packed_cache not in (OFF, AUTO)
+    path = place(options.packed_cache, KNOB) if is_named else cache_folder() / "packed"
     folder = CacheFolder(path, int(options.packed_cache_gb * 1e9))
-    if named:
+    if is_named:
         folder.require_usable(KNOB)
-    if options.packed_cache == OFF:
-        return PackedCache()
-    if kernels is None or not kernels.has_linear:
-        return PackedCache(outcome=f"{OFF}: the C++ kernels for CPUs are not in use")
-    if changed:
-        return PackedCache(outcome=f"{OFF}: weights that are pruned or split are not kept")
-    if not isinstance(quant, Method) or not type(quant).__module__.startswith("minivllm."):
-        return PackedCache(outcome=f"{OFF}: the quantisation method is not minivllm's own")
+    if off:
+        return PackedCache(outcome=off)
+    assert kernels is not None
     whole = identity(source, quant, kernels.variant)
     label = f"{source.config['architectures'][0]}-{quant.name}"
     name = entry_name(label, key_of(whole))
-    return PackedCache(folder, whole, name, kernels, 0 if named else SMALLEST)
+    return PackedCache(folder, whole, name, kernels, smallest)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from minivllm.models.load.checkpoint import Checkpoint
-from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, GGUFTensor, open_checkpoint
+from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, GGUFTensor
+from minivllm.models.load.source import open_checkpoint
 from tests.gguf_files import LLAMA, blocks, tensors, write
 from tests.reference import make_checkpoint
 

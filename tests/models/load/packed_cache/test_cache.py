@@ -204,7 +204,7 @@ def test_small_models_are_kept_where_a_folder_is_named(
     make_checkpoint(tmp_path, **SIZES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert load(tmp_path, panels, cache="auto").packed_cache == "off: the model is small"
-    monkeypatch.setattr("minivllm.models.load.packed_cache.cache.SMALLEST", 1)
+    monkeypatch.setattr("minivllm.models.load.loading.SMALLEST", 1)
     outcomes = [load(tmp_path, panels, cache="auto").packed_cache for _ in range(2)]
     assert outcomes == ["written", "hit"]
     assert list((tmp_path / "xdg" / "minivllm" / "packed").glob("*.packed.safetensors"))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from minivllm import LLM
-from minivllm.cache.compression.eight_bits import compress, expand, kv_cache
-from minivllm.cache.kv import bytes_per_token
+from minivllm.cache.compression import compress, expand
+from minivllm.cache.kv import bytes_per_token, kv_cache
 from minivllm.cache.spec import AttentionSpec, CacheLayout, Transfers
 from minivllm.cache.tiers.transfer import BlockTransfers
 from minivllm.config.compose import compose

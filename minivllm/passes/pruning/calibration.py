@@ -16,7 +16,7 @@ from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.models.load.tokenizer import Tokenizer, chat_renderer
 from minivllm.passes.determinism import close_engine
-from minivllm.passes.pruning.options import NOT_PRUNING, CalibrationOptions
+from minivllm.passes.pruning.options import CalibrationOptions
 from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.passes.pruning.statistics import Statistics, measure
 from minivllm.passes.pruning.texts import WINDOW, calibration_ids
@@ -31,8 +31,8 @@ def pruning_plan(
     model: Mapping[str, Any],
     pruning: Mapping[str, Any],
     build_engine: Callable[[Mapping[str, Any]], Engine],
-) -> PruningPlan | None:
-    """What is left out of a model; None: nothing.
+) -> PruningPlan:
+    """What is left out of a model.
 
     Args:
         config: of the engine.
@@ -40,11 +40,9 @@ def pruning_plan(
         build_engine: makes the engine of the whole model, which is closed again.
 
     Raises:
-        BadInput: a model class of the user's own is to be
-            pruned, the method does not fit the model, or the calibration text is not there.
+        BadInput: a model class of the user's own is to be pruned, the method does not fit the
+            model, or the calibration text is not there.
     """
-    if pruning["_target_"] == NOT_PRUNING:
-        return None
     if model["_target_"] not in OPTIONS:
         raise BadInput(
             f"pruning: {model['_target_']} is a model class of your own, which loads itself: use "
@@ -72,7 +70,7 @@ def pruning_plan(
         finally:
             close_engine(engine)
 
-    plan: PruningPlan | None = build(pruning).plan(source.config, measured)
+    plan: PruningPlan = build(pruning).plan(source.config, measured)
     return plan
 
 

@@ -83,16 +83,3 @@ class EightBitKVCache(KVCache):
         k, v, k_scale, v_scale = parts
         keys = expand(k, k_scale, self.kv_dtype, self.dtype)
         return keys, expand(v, v_scale, self.kv_dtype, self.dtype)
-
-
-def kv_cache(
-    specs: Sequence[AttentionSpec],
-    layout: CacheLayout,
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_dtype: str = "auto",
-) -> KVCache:
-    """The KV cache that stores keys and values as `cache.kv_dtype` names it."""
-    if kv_dtype == "auto":
-        return KVCache(specs, layout, dtype, device)
-    return EightBitKVCache(specs, layout, dtype, device, kv_dtype)

@@ -1,1 +1,0 @@
-"""Compression: how keys and values are stored in fewer bits."""
