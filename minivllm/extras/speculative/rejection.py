@@ -17,7 +17,7 @@ from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.extension import Extensions
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import filter_probs
-from minivllm.extras.speculative.verification import uniform
+from minivllm.extras.speculative.verification import DraftedRun, uniform
 from minivllm.kernels.ranking import largest
 
 VERDICT, DRAW = 1, 2  # salts of random numbers
@@ -39,14 +39,8 @@ class Rejection:
     ) -> None:
         self._extensions, self._draft_logits = extensions, draft_logits
 
-    def verify(
-        self,
-        request: Request,
-        start: int,
-        drafts: Sequence[int],
-        chosen: Sequence[int],
-        logits: Tensor | None,
-    ) -> list[int]:
+    def verify(self, run: DraftedRun) -> list[int]:
+        request, start, drafts, chosen, logits = run
         assert logits is not None
         own = self._draft_logits(request)
         added: list[int] = []

@@ -13,7 +13,7 @@ from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.lengths import DraftLengths
 from minivllm.extras.speculative.proposer import Proposer, SpeculationCounters
-from minivllm.extras.speculative.verification import Verifier
+from minivllm.extras.speculative.verification import DraftedRun, Verifier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,7 +185,7 @@ class Speculator(SchedulingRule):
             self._spoilt[request] = False
             return []
         drafts = request.token_ids[start:]  # fewer than planned where a mask has failed
-        added = self.verifier.verify(request, start, drafts, chosen, logits)
+        added = self.verifier.verify(DraftedRun(request, start, drafts, chosen, logits))
         accepted = len(added) - 1
         del request.token_ids[start + accepted :]
         self.counters.note(request.request_id, part.num_drafts, accepted)

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from minivllm.engine.request import Request
 
@@ -27,29 +27,25 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
+class DraftedRun(NamedTuple):
+    """What a step has computed of one request with drafts."""
+
+    request: Request  # ends with the drafts
+    start: int  # position of the first draft
+    drafts: Sequence[int]  # D draft tokens
+    # What the target draws at each draft and after the last one, D + 1 tokens or more; below 0
+    # where its logits are not finite.
+    chosen: Sequence[int]
+    logits: Tensor | None  # of these positions [D + 1 or more, vocab], if `needs_logits`
+
+
 class Verifier(Protocol):
     """How drafts are judged."""
 
     needs_logits: bool
 
-    def verify(
-        self,
-        request: Request,
-        start: int,
-        drafts: Sequence[int],
-        chosen: Sequence[int],
-        logits: Tensor | None,
-    ) -> list[int]:
-        """The tokens that a request gets: its accepted drafts, and one more.
-
-        Args:
-            request: ends with the drafts.
-            start: position of the first draft.
-            drafts: D draft tokens.
-            chosen: what the target draws at each draft and after the last one, D + 1 tokens or
-                more; below 0 where its logits are not finite.
-            logits: of these positions [D + 1 or more, vocab], if `needs_logits`.
-        """
+    def verify(self, run: DraftedRun) -> list[int]:
+        """The tokens that a request gets: its accepted drafts, and one more."""
 
 
 class SameNoise:
@@ -65,15 +61,8 @@ class SameNoise:
 
     needs_logits = False
 
-    def verify(
-        self,
-        request: Request,
-        start: int,
-        drafts: Sequence[int],
-        chosen: Sequence[int],
-        logits: Tensor | None,
-    ) -> list[int]:
-        return list(chosen[: common_prefix(drafts, chosen) + 1])
+    def verify(self, run: DraftedRun) -> list[int]:
+        return list(run.chosen[: common_prefix(run.drafts, run.chosen) + 1])
 
 
 class GivenAcceptance:
@@ -90,18 +79,11 @@ class GivenAcceptance:
     def __init__(self, rates: Sequence[float]) -> None:
         self.rates = rates
 
-    def verify(
-        self,
-        request: Request,
-        start: int,
-        drafts: Sequence[int],
-        chosen: Sequence[int],
-        logits: Tensor | None,
-    ) -> list[int]:
+    def verify(self, run: DraftedRun) -> list[int]:
         accepted = 0
-        while accepted < len(drafts) and chosen[accepted] >= 0:
+        while accepted < len(run.drafts) and run.chosen[accepted] >= 0:
             rate = self.rates[min(accepted, len(self.rates) - 1)]
-            if uniform(request.seed, start + accepted) >= rate:
+            if uniform(run.request.seed, run.start + accepted) >= rate:
                 break
             accepted += 1
-        return [*drafts[:accepted], chosen[accepted]]
+        return [*run.drafts[:accepted], run.chosen[accepted]]

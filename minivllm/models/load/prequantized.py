@@ -15,7 +15,7 @@ from minivllm.models.load.names import part_names
 from minivllm.models.load.weights import CheckpointWeights
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.stored.base import PLAIN, stored_format, stored_kind
-from minivllm.quant.stored.format import Shapes
+from minivllm.quant.stored.format import Shapes, StoredLayer
 
 
 class Prequantized:
@@ -100,6 +100,7 @@ class Prequantized:
             for part in names
         ]
         try:
-            return self.format.linear(parts, list(module.parts.values()), module.in_features, bias)
+            rows = list(module.parts.values())
+            return self.format.linear(StoredLayer(parts, rows, module.in_features, bias))
         except BadInput as error:
             raise BadInput(f"{self.reader.checkpoint.folder}: {path}: {error}") from None

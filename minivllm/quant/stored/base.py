@@ -5,7 +5,7 @@ is rounded to another grid. Other layouts are converted to 16 or 32 bits while t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.int8_mixed import Int8Mixed
 from minivllm.quant.nf4 import NF4, single_scales
 from minivllm.quant.plain import Plain
-from minivllm.quant.stored.format import Shapes, StoredFormat
+from minivllm.quant.stored.format import Shapes, StoredFormat, StoredLayer
 from minivllm.quant.stored.fp8 import StoredFP8
 from minivllm.quant.stored.int4 import StoredInt4, group_size_of
 from minivllm.quant.stored.packed import StoredCompressed, StoredGPTQ8, compressed_scheme
@@ -107,13 +107,8 @@ class Converted:
         shapes: Shapes = self.stored.shapes(rows, columns)
         return shapes
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        parts, rows, columns, bias = layer
         weights = (
             self.stored.weight(part, count, columns)
             for part, count in zip(parts, rows, strict=True)
@@ -172,13 +167,8 @@ class StoredNF4:
         """See StoredFormat; sizes depend on the block size, which only the quant state tells."""
         return dict.fromkeys(self.required)
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        parts, rows, columns, bias = layer
         functional, device, states = self.quant.library.functional, parts[0]["weight"].device, []
         for part, count in zip(parts, rows, strict=True):
             entries = {name: value for name, value in part.items() if name != "weight"}
@@ -213,19 +203,14 @@ class StoredInt8:
     def shapes(self, rows: int, columns: int) -> Shapes:
         return {"weight": (rows, columns), "SCB": (rows,)}
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        parts = layer.parts
         if any("weight_format" in part and part["weight_format"].any() for part in parts):
             raise BadInput(
                 "int8 weights are not stored by rows: save them with a newer bitsandbytes"
             )
         weight, maxima = (torch.cat([part[name] for part in parts]) for name in ("weight", "SCB"))
-        return self.quant.linear(weight, maxima.float(), bias)
+        return self.quant.linear(weight, maxima.float(), layer.bias)
 
 
 # The option that computes with a layout as stored (None: the layout is converted), and the reader,

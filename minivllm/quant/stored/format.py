@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 # Shapes of a layer's stored tensors, None for any shape. A name is what follows the layer's own
 # name: "weight", "qweight", ...
 Shapes = dict[str, tuple[int, ...] | None]
+
+
+class StoredLayer(NamedTuple):
+    """One linear layer as it is stored, in parts that are stacked along the rows."""
+
+    parts: Sequence[Mapping[str, Tensor]]  # the tensors of each by name, on the layer's device
+    rows: Sequence[int]  # of each part
+    columns: int  # number of inputs
+    bias: Tensor | None  # [sum of rows]
 
 
 class StoredFormat(Protocol):
@@ -23,21 +32,6 @@ class StoredFormat(Protocol):
     def shapes(self, rows: int, columns: int) -> Shapes:
         """The tensors that a layer [rows, columns] must have."""
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
-        """One layer from the tensors of its parts, which are stacked along the rows.
-
-        Args:
-            parts: tensors by name, on the layer's device.
-            rows: number of rows of each part.
-            columns: number of inputs.
-            bias: [sum of rows] or None.
-
-        Raises:
-            BadInput: what is stored cannot be computed with.
-        """
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        """The module that multiplies with a layer. Raises BadInput where what is stored cannot be
+        computed with."""

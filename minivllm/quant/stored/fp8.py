@@ -8,7 +8,7 @@ multiplies 8-bit floats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minivllm.errors import BadInput
 from minivllm.quant.fp8 import FP8, FP8BlockLinear, FP8Linear
-from minivllm.quant.stored.format import Shapes
+from minivllm.quant.stored.format import Shapes, StoredLayer
 
 
 class StoredFP8:
@@ -66,13 +66,8 @@ class StoredFP8:
             raise BadInput(f"{self.marker} has {scale.numel()} values for {rows} outputs")
         return scale.reshape(-1, 1).expand(rows, 1)
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        parts, rows, columns, bias = layer
         scales = [
             self._scales(part, count, columns) for part, count in zip(parts, rows, strict=True)
         ]

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from minivllm.errors import BadInput
 from minivllm.quant.int4 import GROUP_SIZES, Int4, int4_linear
 from minivllm.quant.kernels.int4 import nibbles
-from minivllm.quant.stored.format import Shapes
+from minivllm.quant.stored.format import Shapes, StoredLayer
 
 _LAYOUTS = {"awq": ("version", ["gemm"]), "gptq": ("checkpoint_format", ["gptq", "gptq_v2"])}
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each of eight outputs in an int32 of AWQ
@@ -116,13 +116,8 @@ class StoredInt4:
         if "bias" in part and part["bias"].any():  # layers without bias may have one of zeros
             raise BadInput(f"{self.kind} biases are there that config.json does not ask for")
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        parts, columns = layer.parts, layer.columns
         for part in parts:
             self.check(part)
         codes = torch.cat([self.codes(part["qweight"]) for part in parts])
@@ -131,7 +126,7 @@ class StoredInt4:
         group = columns if self.group_size == -1 else self.group_size
         order = self._order(parts, columns, group)
         codes = codes if order is None else codes.index_select(1, order)
-        return as_int4(codes, zeros, scales, bias, self.quant, group, order)
+        return as_int4(codes, zeros, scales, layer.bias, self.quant, group, order)
 
     def weight(self, part: Mapping[str, Tensor], rows: int, columns: int) -> Tensor:
         self.check(part)

@@ -8,7 +8,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from minivllm.errors import BadInput
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8, int8_linear
-from minivllm.quant.stored.format import Shapes
+from minivllm.quant.stored.format import Shapes, StoredLayer
 from minivllm.quant.stored.int4 import StoredInt4, as_int4, unpacked
 
 
@@ -27,16 +27,10 @@ class StoredGPTQ8(StoredInt4):
     bits = 8
     quant: Int8  # type: ignore[assignment]
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
+    def linear(self, layer: StoredLayer) -> nn.Module:
         """One symmetric scale for each output channel; see StoredFormat."""
         codes, scales = [], []
-        for part in parts:
+        for part in layer.parts:
             self.check(part)
             if not (self.zeros(part["qzeros"]) == 128).all():
                 raise BadInput(
@@ -47,7 +41,7 @@ class StoredGPTQ8(StoredInt4):
         return int8_linear(
             torch.cat(codes),
             torch.cat(scales).to(self.quant.dtype),
-            bias,
+            layer.bias,
             self.quant,
         )
 
@@ -120,13 +114,8 @@ class StoredCompressed:
         zeros, scales = (t.float().repeat_interleave(per, 0).t() for t in (zeros, scales))
         return (codes.float() - zeros) * scales
 
-    def linear(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        columns: int,
-        bias: Tensor | None,
-    ) -> nn.Module:
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        parts, rows, columns, bias = layer
         pieces = [
             self._integers(part, count, columns) for part, count in zip(parts, rows, strict=True)
         ]

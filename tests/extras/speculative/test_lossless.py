@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minivllm import LLM
 from minivllm.extras import extensions
-from minivllm.extras.speculative.verification import SameNoise
+from minivllm.extras.speculative.verification import DraftedRun, SameNoise
 from tests.engine.traffic import DRAWN, GREEDY, Asked, serve, traffic
 from tests.extras.speculative.drafting import (
     LONGEST,
@@ -165,11 +165,11 @@ class Wrong(SameNoise):
     def __init__(self, accepted: Callable[[int, int], int]) -> None:
         self.accepted = accepted
 
-    def verify(self, request: Any, start: int, drafts: Any, chosen: Any, logits: Any) -> list[int]:
+    def verify(self, run: DraftedRun) -> list[int]:
         """Keep too many."""
-        right = len(super().verify(request, start, drafts, chosen, logits)) - 1
-        kept = self.accepted(right, len(drafts))
-        return [*drafts[:kept], chosen[kept]]
+        right = len(super().verify(run)) - 1
+        kept = self.accepted(right, len(run.drafts))
+        return [*run.drafts[:kept], run.chosen[kept]]
 
 
 @pytest.fixture

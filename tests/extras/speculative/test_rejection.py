@@ -15,7 +15,7 @@ from torch import Tensor
 from minivllm import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.extras.speculative.rejection import Rejection, judge
-from minivllm.extras.speculative.verification import uniform
+from minivllm.extras.speculative.verification import DraftedRun, uniform
 from tests.engine.traffic import GREEDY, Asked, serve
 from tests.extras.speculative.drafting import Scripted as Oracle
 from tests.extras.speculative.drafting import draft_with, foreseen, load, speculator
@@ -141,7 +141,7 @@ def test_a_draft_that_was_not_drawn_is_judged_as_one_for_certain() -> None:
     counts = Counter()
     for seed in range(5_000):
         request.seed = seed
-        counts[rule.verify(request, 1, [0], [0, 0], logits)[0]] += 1
+        counts[rule.verify(DraftedRun(request, 1, [0], [0, 0], logits))[0]] += 1
     found, expected = [counts[0], counts[2]], [5_000 / 3, 10_000 / 3]
     assert counts[1] == 0
     assert stats.power_divergence(found, expected, lambda_="log-likelihood").pvalue > 0.001

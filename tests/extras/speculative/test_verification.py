@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.extras.speculative.verification import GivenAcceptance, SameNoise, uniform
+from minivllm.extras.speculative.verification import DraftedRun, GivenAcceptance, SameNoise, uniform
 from tests.extras.speculative.growing import request
 from tests.later import Later
 
@@ -20,15 +20,15 @@ few = st.lists(st.integers(0, 2), max_size=6)
 def test_the_output_is_the_targets_own(drafts: list[int], more: list[int]) -> None:
     """A prefix of its tokens, which ends at the first wrong draft or with one token more."""
     chosen = more[: len(drafts) + 1]
-    added = SameNoise().verify(request(), 1, drafts, chosen, None)
+    added = SameNoise().verify(DraftedRun(request(), 1, drafts, chosen, None))
     assert added == chosen[: len(added)] and 1 <= len(added) <= len(drafts) + 1
     assert added[:-1] == drafts[: len(added) - 1]
     assert len(added) > len(drafts) or added[-1] != drafts[len(added) - 1]
 
 
 def test_rows_after_a_draft_that_a_mask_refused_say_nothing() -> None:
-    assert SameNoise().verify(request(), 1, [5], [5, 6, 7, 8], None) == [5, 6]
-    assert SameNoise().verify(request(), 1, [], [5, 6, 7, 8], None) == [5]
+    assert SameNoise().verify(DraftedRun(request(), 1, [5], [5, 6, 7, 8], None)) == [5, 6]
+    assert SameNoise().verify(DraftedRun(request(), 1, [], [5, 6, 7, 8], None)) == [5]
 
 
 @pytest.mark.parametrize("rates", [(0.7,), (0.9, 0.5), (1.0, 0.0), (0.0,), (1.0,)])
@@ -36,7 +36,7 @@ def test_drafts_are_accepted_at_the_given_rates(rates: tuple[float, ...]) -> Non
     rule, one, count = GivenAcceptance(rates), request(), 4_000
     kept = [0] * 4  # drafts that are at least so long
     for position in range(count):
-        added = rule.verify(one, 7 * position, [3, 3, 3], [9, 9, 9, 9], None)
+        added = rule.verify(DraftedRun(one, 7 * position, [3, 3, 3], [9, 9, 9, 9], None))
         assert added[:-1] == [3] * (len(added) - 1) and added[-1] == 9
         for length in range(len(added)):
             kept[length] += 1
@@ -51,14 +51,20 @@ def test_a_verdict_depends_on_seed_and_position_alone() -> None:
     first, second = request(), request()
     second.seed = 1
     verdicts = [
-        [len(rule.verify(one, 4 * place, [3, 3], [9, 9, 9], None)) for place in range(60)]
+        [
+            len(rule.verify(DraftedRun(one, 4 * place, [3, 3], [9, 9, 9], None)))
+            for place in range(60)
+        ]
         for one in (first, first, second)
     ]
     assert verdicts[0] == verdicts[1] != verdicts[2]
 
 
 def test_what_is_no_number_is_not_accepted_at_any_rate() -> None:
-    assert GivenAcceptance((1.0,)).verify(request(), 1, [3, 3], [9, -1, 9], None) == [3, -1]
+    assert GivenAcceptance((1.0,)).verify(DraftedRun(request(), 1, [3, 3], [9, -1, 9], None)) == [
+        3,
+        -1,
+    ]
 
 
 stats = Later("scipy.stats")

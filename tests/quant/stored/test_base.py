@@ -23,6 +23,7 @@ from minivllm.quant.int8_mixed import Int8Mixed, Int8MixedLinear
 from minivllm.quant.nf4 import NF4
 from minivllm.quant.plain import Plain
 from minivllm.quant.stored.base import stored_format
+from minivllm.quant.stored.format import StoredLayer
 from tests.models.test_parity import PROMPTS, run
 from tests.reference import make_checkpoint
 
@@ -149,7 +150,9 @@ def test_codes_and_scales_are_read_exactly(kind: str) -> None:
     exact."""
     made = [layer(rows, 96, seed, kind == "act_order") for seed, rows in enumerate((24, 48))]
     parts = [PACKERS[kind](*pieces) for pieces, _ in made]
-    packed: Any = stored_format(SETTINGS[kind], Int4("float32")).linear(parts, [24, 48], 96, None)
+    packed: Any = stored_format(SETTINGS[kind], Int4("float32")).linear(
+        StoredLayer(parts, [24, 48], 96, None)
+    )
     weight = torch.cat([weight for _, weight in made])
     read = packed.transposed(0, 128)[:, :72].t()
     if packed.order is not None:
@@ -160,7 +163,9 @@ def test_codes_and_scales_are_read_exactly(kind: str) -> None:
     for dtype, error in (("float16", 0.002), ("bfloat16", 0.006)):
         for rows in (3, 60):
             x = torch.randn(rows, 96)
-            half: Any = stored_format(SETTINGS[kind], Int4(dtype)).linear(parts, [24, 48], 96, None)
+            half: Any = stored_format(SETTINGS[kind], Int4(dtype)).linear(
+                StoredLayer(parts, [24, 48], 96, None)
+            )
             expected = x @ torch.cat([weight for _, weight in made]).t()
             out = half(x.to(half.scales_and_zeros.dtype)).float()
             assert (out - expected).norm() / expected.norm() < error
@@ -175,7 +180,7 @@ def test_groups_that_no_kernel_has_are_split(group: int) -> None:
     zeros = torch.full(scales.shape, 7)
     groups = torch.arange(1024) // (group if group > 0 else 1024)
     packed: Any = stored_format(GPTQ | {"group_size": group}, Int4("float32")).linear(
-        [gptq_tensors(codes, zeros, scales, groups)], [16], 1024, None
+        StoredLayer([gptq_tensors(codes, zeros, scales, groups)], [16], 1024, None)
     )
     assert packed.group_size == 256
     expected = (codes - 7).float() * scales.float()[groups].t()
@@ -361,8 +366,11 @@ def test_a_fused_layer_of_two_block_sizes_is_refused() -> None:
     # without quant_method, as once written
     settings = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     reader = stored_format(settings, method)
-    assert reader.linear(parts[:1], [32], 128, None)(torch.ones(1, 128)).shape == (1, 32)
+    assert reader.linear(StoredLayer(parts[:1], [32], 128, None))(torch.ones(1, 128)).shape == (
+        1,
+        32,
+    )
     with pytest.raises(BadInput, match="different block sizes"):
-        reader.linear(parts, [32, 32], 128, None)
+        reader.linear(StoredLayer(parts, [32, 32], 128, None))
     with pytest.raises(BadInput, match=r"NF4 weights \[32, 128\].*\[32, 64\]"):
-        reader.linear(parts[:1], [32], 64, None)
+        reader.linear(StoredLayer(parts[:1], [32], 64, None))

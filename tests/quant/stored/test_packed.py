@@ -19,6 +19,7 @@ from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.plain import Plain
 from minivllm.quant.stored.base import stored_format
+from minivllm.quant.stored.format import StoredLayer
 from tests.models.test_parity import PROMPTS, run
 from tests.quant.stored.test_base import GPTQ, load, saved_by_transformers, v2_tensors
 from tests.reference import make_checkpoint
@@ -222,11 +223,13 @@ def test_a_label_that_zero_points_contradict_is_not_believed() -> None:
         settings = GPTQ | {"sym": True, "checkpoint_format": label}
         for stored in (7, 8):
             part = v2_tensors(codes, torch.full((2, 16), stored), scales, groups)
-            packed: Any = stored_format(settings, Int4("float32")).linear([part], [16], 64, None)
+            packed: Any = stored_format(settings, Int4("float32")).linear(
+                StoredLayer([part], [16], 64, None)
+            )
             assert torch.equal(packed.transposed(0, 64)[:, :16].t(), expected)
         part = v2_tensors(codes, torch.full((2, 16), 3), scales, groups)
         with pytest.raises(BadInput, match=r"sym: true, but zero points are \[3\]"):
-            stored_format(settings, Int4("float32")).linear([part], [16], 64, None)
+            stored_format(settings, Int4("float32")).linear(StoredLayer([part], [16], 64, None))
 
 
 @pytest.mark.parametrize(
