@@ -35,9 +35,8 @@ from minivllm.fit import (
     require_one_engine,
     require_shares_fit,
 )
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
-from minivllm.kernels.device import free_memory, select_device, takes_triton
+from minivllm.kernels.device import BuildContext, free_memory, select_device, takes_triton
 from minivllm.models.load.loading import LoadedModel
 from minivllm.models.load.source import resolve
 from minivllm.models.load.weights import Progress

@@ -91,7 +91,7 @@ def require_fit(config: Config) -> None:
     if config.target("model") not in OPTIONS:
         return
     if config.vision.is_set:
-        from minivllm.extras.vision.fit import fitting_processor
+        from minivllm.extras.vision.pictures import fitting_processor
 
         fitting_processor(config.vision, resolve(config["model"], allow_random=True)[1])
     if config.target("speculative") != NOT_SPECULATING:

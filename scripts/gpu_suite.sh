@@ -186,7 +186,7 @@ for part in $PARTS; do
         ;;
     kernel-tests)
         tests kernel-tests tests/attention/test_triton.py tests/quant/kernels/test_products.py tests/quant/kernels/test_narrow.py tests/passes/test_fused.py \
-            tests/engine/kernels/test_sampling.py tests/gpu/test_kernels.py
+            tests/engine/test_sampling_kernels.py tests/gpu/test_kernels.py
         ;;
     table)
         # With overlap tokens come as fast as they can; without it the phases of a step are its own.

@@ -21,7 +21,7 @@ from program import exit_code, new_parser, with_provenance
 from torch import Tensor, nn
 
 from minivllm.config.compose import build, compose
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.platform import files
 from minivllm.quant.base import Quantizer
 from minivllm.quant.plain import PlainLinear

@@ -14,8 +14,7 @@ import torch
 from minivllm import LLM
 from minivllm.assembly import _attention
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
-from minivllm.kernels.device import select_device
+from minivllm.kernels.device import BuildContext, select_device
 
 
 def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

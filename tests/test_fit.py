@@ -1,4 +1,5 @@
-"""Weights that a host cannot hold are one line before any is filled."""
+"""Weights that a host cannot hold, and knobs of images for a model that takes none, are one line
+before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import torch
 
 from minivllm import fit
 from minivllm.config.compose import compose
+from minivllm.errors import BadInput
+from minivllm.experiments.preflight import check
 from minivllm.fit import require_memory_for_weights
+from tests.told_early import assert_told_before_weights
 
 HUGE = ("model=qwen3_30b_a3b", "model.weights=random", "runtime.device=cpu")
 
@@ -58,3 +62,34 @@ def test_absurd_sizes_are_told_before_anything_is_made(key: str, value: int, mes
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError, match=message):
         patch.setattr(fit, "free_memory", lambda device: 16e9)
         require_memory_for_weights(config, torch.device("cpu"))
+
+
+SMOLVLM = ["model=smolvlm_256m", "model.weights=random"]
+WRONG = [
+    (["vision.max_images=3"], "vision.max_images=3 is for models that take images"),
+    ([*SMOLVLM, "vision.processor={sise: 3}"], "vision.processor: no such setting sise"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), WRONG, ids=["a text model", "a misspelt setting"])
+def test_it_is_said_before_weights_are_loaded(
+    overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose([*overrides, "runtime.device=cpu"])
+    assert_told_before_weights(config, words, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], [*SMOLVLM, "engine=simulated"], [*SMOLVLM, "engine=transformers_continuous"]],
+    ids=["a text model", "simulated", "transformers_continuous"],
+)
+def test_a_workload_of_images_is_for_engines_and_models_that_take_them(
+    overrides: list[str],
+) -> None:
+    with pytest.raises(BadInput, match=r"workload\.images: .* takes no images"):
+        check(compose(["workload=images", *overrides]))
+
+
+def test_images_of_a_model_that_takes_them_pass() -> None:
+    check(compose([*SMOLVLM, "workload=images", "model.max_model_len=2048"]))

@@ -9,7 +9,7 @@ from minivllm.attention.base import AttentionBackend
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.platform.plug_ins import make
 
 # By device type, in order of speed among the tested ones; each is imported where its turn comes.

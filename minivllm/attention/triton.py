@@ -16,7 +16,7 @@ from minivllm.attention.options import TritonAttentionOptions
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, require_unscored
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.kernels.transfer import upload
 
 # (query, head) pairs of a tile where requests have few queries: the minimum of a tensor core.

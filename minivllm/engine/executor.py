@@ -145,7 +145,7 @@ def sampler_ops(cpu: Kernels | None, triton: bool) -> SamplerOps:
     """What tokens are chosen with: Triton's kernels if they are to be used, else those for CPUs as
     far as there are any."""
     if triton:
-        from minivllm.engine.kernels.sampling import argmax, draw  # imports Triton
+        from minivllm.engine.sampling_kernels import argmax, draw  # imports Triton
 
         return SamplerOps(partial(argmax, flag=True), draw, fused=True)
     if cpu is None:

@@ -9,9 +9,8 @@ from PIL import Image
 
 from minivllm.bench.workloads.pictures import draw, encoded
 from minivllm.errors import BadInput
-from minivllm.extras.vision.fit import fitting_processor
 from minivllm.extras.vision.options import VisionOptions
-from minivllm.extras.vision.pictures import NO_IMAGES, Pictures
+from minivllm.extras.vision.pictures import NO_IMAGES, Pictures, fitting_processor
 from minivllm.models.load.source import Source
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.vision.inputs import RequestInputs

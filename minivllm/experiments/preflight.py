@@ -185,7 +185,7 @@ def _check_model(config: dict[str, Any], workload: Any, source: Source) -> Model
     wants_images = isinstance(workload, ImagesOptions)
     if wants_images or view.vision.is_set:
         from minivllm.bench.workloads.images import NO_IMAGES
-        from minivllm.extras.vision.fit import fitting_processor
+        from minivllm.extras.vision.pictures import fitting_processor
 
         users = view.target("engine") not in OPTIONS
         takes = "vision" in support.knobs and (support.own_torch or users)

@@ -1,13 +1,19 @@
-"""Blocks of the KV cache: those that no request of this engine has computed, and how many of their
-slots are empty. Pure Python."""
+"""Blocks of the KV cache: those that another engine has computed, and how many of their slots are
+empty. Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.prefix import CachedSequence, TokenSequence
 from minivllm.engine.request import Request
+from minivllm.parallel.handover import Content, HandoverFailed, taken
+
+if TYPE_CHECKING:
+    from minivllm.cache.tiers.transfer import BlockTransfers
 
 
 def insert_prefix(
@@ -32,6 +38,45 @@ def insert_prefix(
         cache.computed(sequence, token_ids, length, length)
         cache.free(sequence)
     return count
+
+
+def take_prefix(cache: CacheManager, transfers: BlockTransfers, token_ids: TokenSequence) -> bytes:
+    """A copy of the cached blocks of the first tokens, see `BlockTransfers.give`."""
+    nodes = cache.prefix.match(token_ids, len(token_ids) // cache.block_size)
+    blocks = [node.block for node in takewhile(lambda node: node.block, nodes)]
+    return transfers.give(blocks) if blocks else b""
+
+
+def put_prefix(
+    cache: CacheManager, transfers: BlockTransfers, token_ids: TokenSequence, content: Content
+) -> int:
+    """Put blocks that `take_prefix` gave into this engine's prefix cache. A file is deleted.
+
+    Args:
+        token_ids: of the prompt.
+        content: of its first blocks.
+
+    Returns:
+        See insert_prefix.
+
+    Raises:
+        HandoverFailed: it is not whole blocks of this prompt; or see `taken`.
+    """
+    width = transfers.block_bytes
+    data = taken(content, len(token_ids) // cache.block_size * width)
+    if not data:
+        return 0
+    if len(data) % width:
+        raise HandoverFailed(
+            f"{len(data)} bytes of keys and values were handed over, and a block has {width}: the "
+            "replicas differ"
+        )
+
+    def write(first: int, blocks: Sequence[int]) -> None:
+        transfers.run(cache.take_transfers())  # of cached blocks that these take the place of
+        transfers.take(blocks, data[first * width :])
+
+    return insert_prefix(cache, token_ids[: len(data) // width * cache.block_size], write)
 
 
 def wasted_slots(cache: CacheManager, requests: Iterable[Request]) -> int:

@@ -1,15 +1,33 @@
-"""The device of a process, its memory, and whether Triton's kernels are used there: decided before
-any import of Triton, which may be missing."""
+"""The device of a process, its memory, and which kernels are used there: decided before any import
+of Triton, which may be missing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 import torch
 
 from minivllm.errors import BadInput
+from minivllm.kernels.cpu.library import Kernels
+from minivllm.parallel.ranks import ONE_RANK, Ranks
 from minivllm.platform.devices import devices_of_ranks
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """Where an engine computes and with what, decided once for each engine.
+
+    The constructor of a model, or of an attention backend, that takes an argument `context` gets
+    this object."""
+
+    device: torch.device
+    kernels: Kernels | None = None  # C++ kernels of CPUs; None: not in use
+    # Whether a request's results are to be independent of other requests in the batch.
+    invariant: bool = False
+    moe: str = "auto"  # how experts are multiplied: the knob runtime.moe
+    ranks: Ranks = ONE_RANK  # the processes that each hold a part of the model
 
 
 def free_memory(device: torch.device) -> int:

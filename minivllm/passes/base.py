@@ -12,9 +12,8 @@ from torch import nn
 
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
-from minivllm.models.load.loading import LoadedModel
-from minivllm.models.pass_report import PassReport
+from minivllm.kernels.device import BuildContext
+from minivllm.models.load.loading import LoadedModel, PassReport
 
 __all__ = ["ModelPass", "PassContext", "PassReport", "apply_passes"]
 

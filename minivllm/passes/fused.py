@@ -26,8 +26,8 @@ from minivllm.models.layers import (
     rows_with_logits,
 )
 from minivllm.models.load.loading import LoadedModel
+from minivllm.passes import fused_kernels
 from minivllm.passes.base import PassContext, PassReport
-from minivllm.passes.kernels import small
 from minivllm.quant.kernels.products import stream
 
 
@@ -40,11 +40,11 @@ class FusedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, size] to the same."""
-        return small.norm(x, self.weight, self.eps, self.gemma)
+        return fused_kernels.norm(x, self.weight, self.eps, self.gemma)
 
     def add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of both, and the norm of the sum."""
-        return small.add_norm(x, delta, self.weight, self.eps, self.gemma)
+        return fused_kernels.add_norm(x, delta, self.weight, self.eps, self.gemma)
 
 
 class FusedMLP(nn.Module):
@@ -64,7 +64,7 @@ class FusedMLP(nn.Module):
 
     def gated(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 inner] to [tokens, inner]."""
-        return small.gated(gate_up, self.activation)
+        return fused_kernels.gated(gate_up, self.activation)
 
 
 class FusedAttention(nn.Module):

@@ -40,9 +40,7 @@ from minivllm.models.moe import MoE
 from minivllm.parallel.ranks import Ranks
 from minivllm.passes.base import PassContext, PassReport, Wrapper
 from minivllm.passes.shard_sizes import BY_INPUTS, part_config
-from minivllm.quant.base import QuantMethod
-from minivllm.quant.row_scales import RowScaled
-from minivllm.quant.stored.format import Shapes
+from minivllm.quant.base import QuantMethod, RowScaled, Shapes
 
 
 @dataclass(frozen=True)

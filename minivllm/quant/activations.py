@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, panels_for
-from minivllm.kernels.device import takes_triton
+from minivllm.kernels.device import BuildContext, takes_triton
 from minivllm.quant.base import Quantizer
 from minivllm.quant.kernels.int4 import paired
 from minivllm.quant.options import IntegerOptions

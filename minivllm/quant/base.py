@@ -1,15 +1,17 @@
-"""The protocol of quantisation methods, and what the methods share."""
+"""The protocols of quantisation methods, and of formats in which checkpoints store layers; and what
+the methods share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.device import BuildContext
 from minivllm.quant.options import PlainQuantOptions, QuantizerOptions
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -84,3 +86,64 @@ class Quantizer(Method, QuantizerOptions):  # type: ignore[misc]  # see Method.d
 def frozen(tensor: Tensor) -> nn.Parameter:
     """The tensor as a parameter that takes no gradient."""
     return nn.Parameter(tensor, requires_grad=False)
+
+
+def as_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales that are not negative, float32, in the dtype that they are stored in, above 0.
+
+    Below the normal numbers of float16 they are rounded up: rounded down, the largest weight would
+    need a larger integer than there is; clamped there (6.1e-5), small weights would vanish."""
+    least = torch.finfo(dtype).tiny
+    if dtype is torch.float16:
+        step = 2.0**-24  # between its subnormal numbers
+        raised = (scale / step).ceil_().clamp_(min=1) * step
+        scale = torch.where(scale < least, raised, scale)
+        least = step
+    return scale.clamp(min=least).to(dtype)
+
+
+class RowScaled:
+    """A base class, beside Quantizer, of methods with one scale for each output, which goes by the
+    largest weight of its row.
+
+    Attributes:
+        over_ranks: the largest values of rows [out, 1] of which this process has a part of the
+            inputs, from those of that part; None: it has all inputs.
+    """
+
+    over_ranks: Callable[[Tensor], Tensor] | None = None
+
+    def largest(self, weight: Tensor) -> Tensor:
+        """The largest magnitude of each row of a weight [out, in]: [out, 1], in its dtype."""
+        largest = weight.abs().amax(1, keepdim=True)
+        return largest if self.over_ranks is None else self.over_ranks(largest)
+
+
+# Shapes of a layer's stored tensors, None for any shape. A name is what follows the layer's own
+# name: "weight", "qweight", ...
+Shapes = dict[str, tuple[int, ...] | None]
+
+
+class StoredLayer(NamedTuple):
+    """One linear layer as it is stored, in parts that are stacked along the rows."""
+
+    parts: Sequence[Mapping[str, Tensor]]  # the tensors of each by name, on the layer's device
+    rows: Sequence[int]  # of each part
+    columns: int  # number of inputs
+    bias: Tensor | None  # [sum of rows]
+
+
+class StoredFormat(Protocol):
+    """How a checkpoint stores its quantised layers.
+
+    A format without a kernel has `weight` in place of `linear`, see `Converted`."""
+
+    marker: str  # the tensor that every quantised layer has
+    names: tuple[str, ...]  # of the tensors that a quantised layer may have
+
+    def shapes(self, rows: int, columns: int) -> Shapes:
+        """The tensors that a layer [rows, columns] must have."""
+
+    def linear(self, layer: StoredLayer) -> nn.Module:
+        """The module that multiplies with a layer. Raises BadInput where what is stored cannot be
+        computed with."""

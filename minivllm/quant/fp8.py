@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.kernels.modules import LinearKernel
-from minivllm.quant.base import Quantizer, frozen
+from minivllm.quant.base import Quantizer, RowScaled, frozen
 from minivllm.quant.kernels.common import by_rows, converted_product
-from minivllm.quant.row_scales import RowScaled
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 

@@ -20,10 +20,10 @@ from minivllm.errors import BadInput
 from minivllm.kernels.cpu.linear import Format, PanelLinear
 from minivllm.platform.options import type_hints
 from minivllm.quant.activations import IntegerQuantizer
+from minivllm.quant.base import as_scale
 from minivllm.quant.kernels.common import SLICE
 from minivllm.quant.kernels.int4 import ROWS, Int4Linear, Piece
 from minivllm.quant.options import Int4Options
-from minivllm.quant.row_scales import as_scale
 
 GROUP_SIZES: tuple[int, ...] = get_args(type_hints(Int4Options)["group_size"])
 _CHUNK = 256 * 1024  # weights quantised at once on a CPU, whose cache holds the float32 temporaries

@@ -14,10 +14,9 @@ from minivllm.kernels.cpu.linear import MOST_IN_GROUP, Format, PanelLinear
 from minivllm.kernels.device import takes_triton
 from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.activations import IntegerQuantizer, Panels
-from minivllm.quant.base import frozen
+from minivllm.quant.base import RowScaled, as_scale, frozen
 from minivllm.quant.kernels.common import by_rows, converted_product, triton_products
 from minivllm.quant.options import Int8Options
-from minivllm.quant.row_scales import RowScaled, as_scale
 
 # torch's int8 kernel for CPUs works on four rows at a time and only bfloat16 is vectorised:
 # measured in bfloat16 on AVX-512, one row took 0.35 of the time of converting and multiplying, 8

@@ -27,8 +27,8 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
+from minivllm.kernels.device import BuildContext
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 5, 16, 17, 40)

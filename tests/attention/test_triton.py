@@ -31,7 +31,7 @@ from minivllm.engine.request import Request
 from minivllm.engine.step import ScheduledRequest
 from minivllm.errors import BadInput
 from minivllm.kernels import common
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.rope import rotate
 from tests.attention.test_backends import CPU, SPECS, reference, run_in_pieces
 from tests.reference import make_checkpoint

@@ -35,7 +35,7 @@ from minivllm.extras.capture import record_all, record_drafts, unrecordable
 from minivllm.extras.graphs import GraphExecutor, GraphKey, padding, put_step
 from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts
 from minivllm.extras.speculative.step_cost import measure
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from tests.attention.test_backends import CPU, SPECS, cpu
 from tests.engine.traffic import DRAWN, GREEDY, Asked, serve, traffic
 from tests.extras.speculative.drafting import Scripted, Served, draft_with, speculator

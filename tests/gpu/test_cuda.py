@@ -9,7 +9,7 @@ import torch
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load.loading import load_model
 from minivllm.models.options import ModelOptions
 from minivllm.passes.grouped import group_experts

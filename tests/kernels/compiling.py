@@ -22,8 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from minivllm.attention.kernels import paged, tiles, write
-from minivllm.engine.kernels import sampling
-from minivllm.passes.kernels import small
+from minivllm.engine import sampling_kernels
+from minivllm.passes import fused_kernels
 from minivllm.quant.kernels import few_rows, integers, narrow, products
 
 SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
@@ -141,12 +141,17 @@ def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
     for rows in (2, 4):
         summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
         yield few_rows.add, floats, summed, {"num_warps": rows}
-    yield small._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
+    yield fused_kernels._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
     for draws in (True, False):
         logits = {"logits": f"*{name}"}
-        yield sampling._best_of_block, logits, {"DRAWS": draws, "BLOCK": sampling.BLOCK}, {}
-        yield sampling._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
-    yield small._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
+        yield (
+            sampling_kernels._best_of_block,
+            logits,
+            {"DRAWS": draws, "BLOCK": sampling_kernels.BLOCK},
+            {},
+        )
+        yield sampling_kernels._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
+    yield fused_kernels._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
 
 
 def narrow_products(floats: dict[str, str]) -> Iterator[Made]:

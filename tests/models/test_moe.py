@@ -17,7 +17,7 @@ from minivllm.bench.metrics.roofline import usage
 from minivllm.config.compose import compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.config import ModelConfig
 from minivllm.models.layers import Linear
 from minivllm.models.load.loading import load_model

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions
 from minivllm.quant.plain import Plain

@@ -12,7 +12,7 @@ import torch
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.kernels.modules import kernel_name
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions

@@ -21,15 +21,15 @@ from minivllm.config.compose import compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.kernels import common
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.cpu_layers import plain_class
 from minivllm.models.families.gemma import GemmaNorm
 from minivllm.models.layers import ACTIVATIONS, DecoderLayer, RMSNorm
 from minivllm.models.load.loading import load_model
 from minivllm.models.options import ModelOptions
+from minivllm.passes import fused_kernels as kernels
 from minivllm.passes.base import PassContext
 from minivllm.passes.fused import FusedDecoder, FusedSandwich, fuse
-from minivllm.passes.kernels import small
 from minivllm.passes.order import TrimLastLayer
 from minivllm.quant.plain import Plain
 from tests.reference import CausalAttention, make_batch, make_checkpoint
@@ -54,10 +54,10 @@ def test_residual_and_norm(dtype: torch.dtype, kind: type[RMSNorm]) -> None:
     x, delta = torch.randn(2, 5, 80).to(dtype).unbind(0)
     layer, x, delta = layer.to(DEVICE), x.to(DEVICE), delta.to(DEVICE)
     gemma = kind is GemmaNorm
-    total, normed = small.add_norm(x, delta, layer.weight, 1e-6, gemma)
+    total, normed = kernels.add_norm(x, delta, layer.weight, 1e-6, gemma)
     assert torch.equal(total, x + delta)
     torch.testing.assert_close(normed, layer(x + delta), **CLOSE[dtype])
-    torch.testing.assert_close(small.norm(x, layer.weight, 1e-6, gemma), layer(x), **CLOSE[dtype])
+    torch.testing.assert_close(kernels.norm(x, layer.weight, 1e-6, gemma), layer(x), **CLOSE[dtype])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -67,10 +67,12 @@ def test_gated_activation(dtype: torch.dtype, activation: str) -> None:
     gate_up = (torch.randn(3, 2 * 1100) * 4).to(dtype).to(DEVICE)
     gate, up = gate_up.chunk(2, -1)
     expected = (ACTIVATIONS[activation](gate.double()) * up.double()).to(dtype)
-    torch.testing.assert_close(small.gated(gate_up, activation), expected, **CLOSE[dtype])
+    torch.testing.assert_close(kernels.gated(gate_up, activation), expected, **CLOSE[dtype])
     assert F.silu(torch.tensor(-200.0)) == 0  # what the extremes must come to
     extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]], device=DEVICE)
-    torch.testing.assert_close(small.gated(extreme, activation).cpu(), torch.tensor([[0.0, 200.0]]))
+    torch.testing.assert_close(
+        kernels.gated(extreme, activation).cpu(), torch.tensor([[0.0, 200.0]])
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "mixtral"])
@@ -120,7 +122,7 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.calls: Counts[str] = Counts()
         for name in ("norm", "add_norm"):
-            patch.setattr(small, name, partial(self.counted, name, getattr(small, name)))
+            patch.setattr(kernels, name, partial(self.counted, name, getattr(kernels, name)))
 
     def counted(self, name: str, kernel: Callable[..., Any], *args: Any) -> Any:
         self.calls[name] += 1

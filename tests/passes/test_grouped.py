@@ -16,7 +16,7 @@ from minivllm.config.compose import compose
 from minivllm.engine.events import StepTimed
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load import loading
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.moe import MoE

@@ -16,9 +16,9 @@ from minivllm.assembly import build_engine
 from minivllm.bench.records.identity import cell_id
 from minivllm.config.compose import compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import choices, library
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.device import BuildContext
 from minivllm.models.cpu_layers import CPUMLP, CPUAttention, CPUNorm
 from minivllm.models.load.loading import load_model
 from minivllm.models.options import ModelOptions

@@ -15,7 +15,7 @@ from minivllm.config.compose import compose
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.kernels import common
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.costs import trims
 from minivllm.passes.base import PassContext
 from minivllm.passes.order import AFTER_ENGINE, BEFORE_ENGINE, OWN_NAMES, RuntimePass

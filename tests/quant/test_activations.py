@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.kernels.device import BuildContext
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8, int8_group_linear, int8_linear
 

@@ -11,7 +11,7 @@ from minivllm.attention.base import StepBatch
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, require_unscored
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 
 
 class CPUBackend:

@@ -15,7 +15,7 @@ from minivllm.attention.triton import TritonBackend
 from minivllm.bench.microbench.case import DTYPE, ITEM, MOST_COPIES, Case, Setting, Side
 from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec, CacheLayout
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 
 BLOCK = 16  # tokens, the default
 _PIECE = 1024  # tokens written at a time

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from minivllm.bench.microbench.case import ITEM, MOST_COPIES, Case, Setting, Side
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8

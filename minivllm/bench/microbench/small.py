@@ -62,10 +62,12 @@ def _norm(setting: Setting, rows: int) -> Case:
 
     plain = layer()
     if setting.triton:
-        from minivllm.passes.kernels import small
+        from minivllm.passes import fused_kernels
 
         def fused(i: int) -> Tensor:
-            return small.add_norm(x[i % copies], delta[i % copies], plain.weight, EPS, False)[1]
+            return fused_kernels.add_norm(
+                x[i % copies], delta[i % copies], plain.weight, EPS, False
+            )[1]
 
         def added(i: int) -> Tensor:
             out: Tensor = plain(x[i % copies] + delta[i % copies])
@@ -162,10 +164,10 @@ def _gated(setting: Setting, rows: int) -> Case:
     both = setting.random(copies, rows, 2 * inner)
     plain = MLP(c.hidden_size, inner, "silu")
     if setting.triton:
-        from minivllm.passes.kernels import small
+        from minivllm.passes import fused_kernels
 
         def ours(i: int) -> Tensor:
-            return small.gated(both[i % copies], "silu")
+            return fused_kernels.gated(both[i % copies], "silu")
 
     else:
         own = MLP(c.hidden_size, inner, "silu")

@@ -34,9 +34,9 @@ from minivllm.engines.minivllm.liveness import (
 )
 from minivllm.engines.minivllm.rank_use import RankUse
 from minivllm.errors import BadInput
+from minivllm.extras.cached_blocks import put_prefix, take_prefix
 from minivllm.extras.extensions import RequestExtras
 from minivllm.extras.graphs import GraphExecutor
-from minivllm.extras.handover import put_prefix, take_prefix
 from minivllm.extras.observation.bundle import StepBundle
 from minivllm.extras.observation.observer import StepObserver
 from minivllm.extras.ranked_steps import LeadingExecutor

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from minivllm.cache.manager import CacheManager
 from minivllm.engine.scheduler import Scheduler
 from minivllm.extras.speculative.proposer import SpeculationCounters
 from minivllm.extras.speculative.speculation import Speculator
-from minivllm.models.pass_report import PassReport
 from minivllm.passes.pruning.options import PASS
+
+if TYPE_CHECKING:
+    from minivllm.passes.base import PassReport
 
 Counters = dict[str, dict[str, float]]
 
@@ -92,18 +95,17 @@ def pass_counters(
         own: names of minivllm's passes.
         has_experts: the model has mixtures that could be grouped.
     """
-    by_name = {report.name: report for report in reports}
-    fused, grouped, native, compiled = (
-        by_name.get(name, PassReport(name)) for name in ("fuse", "grouped", "native", "compile")
-    )
+    changed = {report.name: report.count for report in reports}
+    counted = {report.name: report.counters for report in reports}
+    fused = changed.get("fuse", 0)
     # fused first, and grouped then
-    experts = grouped.counters.get("experts", 0) if fused.count else 0
+    experts = counted.get("grouped", {}).get("experts", 0) if fused else 0
     counters = {
-        "modules_fused": float(fused.count - experts),
-        "native_layers": float(native.count),
-        "compiled": float(compiled.count),
-        "compiled_graphs": float(compiled.counters.get("graphs", 0)),
-        **({"mixtures_grouped": float(grouped.count)} if has_experts else {}),
+        "modules_fused": float(fused - experts),
+        "native_layers": float(changed.get("native", 0)),
+        "compiled": float(changed.get("compile", 0)),
+        "compiled_graphs": float(counted.get("compile", {}).get("graphs", 0)),
+        **({"mixtures_grouped": float(changed.get("grouped", 0))} if has_experts else {}),
     }
     for report in reports:
         if report.name not in own:  # the same class may be there twice

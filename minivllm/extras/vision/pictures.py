@@ -9,12 +9,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from minivllm.errors import BadInput
-from minivllm.extras.vision.options import VisionOptions
+from minivllm.extras.vision.options import VisionOptions, require_no_vision
 from minivllm.models.load.messages import ImageParts
+from minivllm.models.load.source import Source
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.registry import sees
 from minivllm.models.vision.inputs import ProcessedImage, RequestInputs
 from minivllm.models.vision.picture import PictureLimits, open_picture
 from minivllm.models.vision.processor import ImageProcessor, PromptImages
+from minivllm.models.vision.registry import image_processor
 from minivllm.platform.untrusted import MIB, size
 
 NO_IMAGES = "this model takes no images: use one that does, such as model=smolvlm_256m"
@@ -23,6 +26,20 @@ NO_IMAGES = "this model takes no images: use one that does, such as model=smolvl
 def limits(options: VisionOptions) -> PictureLimits:
     """How large a picture may be."""
     return PictureLimits(int(options.max_image_mb * MIB), int(options.max_megapixels * 1_000_000))
+
+
+def fitting_processor(options: VisionOptions, source: Source) -> ImageProcessor | None:
+    """The image processor of a model, by the model's files and the knobs; None for a model that
+    takes no images.
+
+    Raises:
+        BadInput: a knob is set for a model that takes none; its image processor, or a setting over
+            that, is wrong.
+    """
+    if sees(source.config["architectures"][0]):
+        return image_processor(source.config, source.folder, options.processor or {})
+    require_no_vision(options)
+    return None
 
 
 class Pictures:

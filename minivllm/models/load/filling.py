@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.kernels.device import BuildContext
 from minivllm.models.config import ModelConfig
 from minivllm.models.cpu_layers import share_packed
 from minivllm.models.families.llama import LlamaForCausalLM
@@ -24,9 +24,8 @@ from minivllm.models.load.names import part_names
 from minivllm.models.load.source import Source
 from minivllm.models.load.weights import CheckpointWeights, WeightSource
 from minivllm.models.registry import model_class
-from minivllm.quant.base import QuantMethod
+from minivllm.quant.base import QuantMethod, Shapes
 from minivllm.quant.plain import plain_linear, tied_linear
-from minivllm.quant.stored.format import Shapes
 
 if TYPE_CHECKING:
     from minivllm.models.load.gguf.packed import PackedLayers

@@ -3,7 +3,7 @@ that were packed before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.device import BuildContext
 from minivllm.models.config import ModelConfig, require_experts
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import Linear
@@ -35,7 +35,6 @@ from minivllm.models.load.weights import (
     WeightSource,
 )
 from minivllm.models.options import AUTO, OFF, ModelOptions
-from minivllm.models.pass_report import PassReport
 from minivllm.models.registry import model_class, sees
 from minivllm.quant.base import Method, QuantMethod
 
@@ -45,6 +44,19 @@ if TYPE_CHECKING:
 
 # Bytes of packed weights that model.packed_cache=auto keeps: fewer are packed in no time.
 SMALLEST = 64 << 20
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one pass changed."""
+
+    name: str
+    count: int = 0  # modules that it replaced or changed
+    bytes: int = 0  # growth of the model's memory; negative where it shrank
+    seconds: float = 0.0  # duration; `apply_passes` measures it if the pass leaves it 0
+    notes: tuple[str, ...] = ()  # warnings for the record
+    # Further counts by name, which the pass may change while requests are served.
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass

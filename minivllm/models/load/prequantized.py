@@ -13,9 +13,8 @@ from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import Linear
 from minivllm.models.load.names import part_names
 from minivllm.models.load.weights import CheckpointWeights
-from minivllm.quant.base import QuantMethod
+from minivllm.quant.base import QuantMethod, Shapes, StoredLayer
 from minivllm.quant.stored.base import PLAIN, stored_format, stored_kind
-from minivllm.quant.stored.format import Shapes, StoredLayer
 
 
 class Prequantized:

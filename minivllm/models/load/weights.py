@@ -15,8 +15,7 @@ from torch import Tensor
 from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import INDEX, Checkpoint, sample
 from minivllm.models.load.names import StoredTensor
-from minivllm.quant.base import QuantMethod
-from minivllm.quant.stored.format import Shapes
+from minivllm.quant.base import QuantMethod, Shapes
 
 # Called with (done, total), in bytes of a checkpoint or values of random weights.
 Progress = Callable[[int, int], None]

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from minivllm.errors import BadInput
-from minivllm.models.load.loading import LoadedModel
+from minivllm.models.load.loading import LoadedModel, PassReport
 from minivllm.models.load.weights import WeightSource
-from minivllm.models.pass_report import PassReport
 from minivllm.passes.pruning.options import PASS
-from minivllm.quant.base import QuantMethod
-from minivllm.quant.stored.format import Shapes
+from minivllm.quant.base import QuantMethod, Shapes
 
 _LAYER = re.compile(r"^(model\.layers\.)(\d+)(\..*)$")
 # Last names of the matrices of a layer that masks apply to: not routers, norms and embeddings.

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
-from minivllm.quant.base import QuantMethod
+from minivllm.quant.base import QuantMethod, Shapes, StoredFormat, StoredLayer
 from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.int8_mixed import Int8Mixed
 from minivllm.quant.nf4 import NF4, single_scales
 from minivllm.quant.plain import Plain
-from minivllm.quant.stored.format import Shapes, StoredFormat, StoredLayer
 from minivllm.quant.stored.fp8 import StoredFP8
 from minivllm.quant.stored.int4 import StoredInt4, group_size_of
 from minivllm.quant.stored.packed import StoredCompressed, StoredGPTQ8, compressed_scheme

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
+from minivllm.quant.base import Shapes, StoredLayer
 from minivllm.quant.fp8 import FP8, FP8BlockLinear, FP8Linear
-from minivllm.quant.stored.format import Shapes, StoredLayer
 
 
 class StoredFP8:

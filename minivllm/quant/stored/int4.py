@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.errors import BadInput
+from minivllm.quant.base import Shapes, StoredLayer
 from minivllm.quant.int4 import GROUP_SIZES, Int4, int4_linear
 from minivllm.quant.kernels.int4 import nibbles
-from minivllm.quant.stored.format import Shapes, StoredLayer
 
 _LAYOUTS = {"awq": ("version", ["gemm"]), "gptq": ("checkpoint_format", ["gptq", "gptq_v2"])}
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each of eight outputs in an int32 of AWQ

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
+from minivllm.quant.base import Shapes, StoredLayer
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8, int8_linear
-from minivllm.quant.stored.format import Shapes, StoredLayer
 from minivllm.quant.stored.int4 import StoredInt4, as_int4, unpacked
 
 

@@ -11,8 +11,8 @@ from minivllm.engine.events import StateChanged
 from minivllm.engine.request import Request, RequestState
 from minivllm.engines.minivllm.liveness import draft_counters, scheduling_counters
 from minivllm.errors import BadInput, Crashed, NonFiniteLogits, first_line
+from minivllm.extras.cached_blocks import put_prefix, take_prefix
 from minivllm.extras.extensions import RequestExtras
-from minivllm.extras.handover import put_prefix, resume, take_prefix
 from minivllm.extras.ranked_steps import LeadingExecutor
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.llm import LLM
@@ -149,7 +149,9 @@ class EngineLoop:
             self._reject(message, error)
             return
         if message.output_token_ids:
-            resume(self.engine, first, message.output_token_ids)
+            # Stops, penalties, grammars and text go on from what another engine has given.
+            for token_id in message.output_token_ids:
+                self.engine.accept(first, token_id, None)
         else:
             self._unbegun.add(request_id)
         if message.hands_over is not None:

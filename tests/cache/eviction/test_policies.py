@@ -21,8 +21,8 @@ from minivllm.engine.batching import Continuous
 from minivllm.engine.input_processor import sample_seed
 from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
+from minivllm.kernels.device import BuildContext
 from tests.engine.imaginary import Machine
 from tests.reference import make_checkpoint
 

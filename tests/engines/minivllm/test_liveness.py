@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minivllm.engines.minivllm.liveness import pass_counters
-from minivllm.models.pass_report import PassReport
+from minivllm.passes.base import PassReport
 
 OWN = {"fuse", "grouped", "native", "compile", "trim"}
 

@@ -22,7 +22,7 @@ from minivllm.engines.base import EngineOutput
 from minivllm.engines.supported_knobs import require_supported
 from minivllm.engines.transformers.engine import TransformersEngine, _Batch
 from minivllm.engines.transformers.options import TransformersOptions
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.platform.support import Knobs, Support
 from tests.engines.driving import requests, run
 from tests.reference import LLAMA3_ROPE, PROMPTS, SMALL, make_checkpoint

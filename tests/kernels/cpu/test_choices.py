@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import choices
 from minivllm.kernels.cpu.choices import BOUNDS, ROWS, best, choices_file, choose
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.kernels.device import BuildContext
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 

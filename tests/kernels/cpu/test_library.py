@@ -19,10 +19,10 @@ from torch.utils import cpp_extension
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear
+from minivllm.kernels.device import BuildContext
 from minivllm.models.cpu_layers import use_kernels
 from minivllm.models.layers import RMSNorm
 from minivllm.models.rope import rotate

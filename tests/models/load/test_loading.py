@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load import weights as weights_module
 from minivllm.models.load.checkpoint import INDEX
 from minivllm.models.load.loading import LoadedModel, RandomWeights, load_model

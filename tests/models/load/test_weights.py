@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minivllm.config.compose import build
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load.checkpoint import INDEX
 from minivllm.models.load.loading import load_model
 from minivllm.models.options import ModelOptions

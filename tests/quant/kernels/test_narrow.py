@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8, int8_group_linear
 from minivllm.quant.kernels.narrow import NarrowLinear

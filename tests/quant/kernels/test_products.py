@@ -17,8 +17,8 @@ from minivllm.engines.minivllm.engine import MinivllmEngine
 from minivllm.errors import BadInput
 from minivllm.extras.scoring import sequence_logits
 from minivllm.kernels import common
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu import library
+from minivllm.kernels.device import BuildContext
 from minivllm.quant import plain
 from minivllm.quant.base import Quantizer
 from minivllm.quant.int4 import Int4, Int4Linear

@@ -14,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions
+from minivllm.quant.base import StoredLayer
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.int8_mixed import Int8Mixed, Int8MixedLinear
 from minivllm.quant.nf4 import NF4
 from minivllm.quant.plain import Plain
 from minivllm.quant.stored.base import stored_format
-from minivllm.quant.stored.format import StoredLayer
 from tests.models.test_parity import PROMPTS, run
 from tests.reference import make_checkpoint
 

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minivllm.errors import BadInput
+from minivllm.quant.base import StoredLayer
 from minivllm.quant.fp8 import FP8
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.plain import Plain
 from minivllm.quant.stored.base import stored_format
-from minivllm.quant.stored.format import StoredLayer
 from tests.models.test_parity import PROMPTS, run
 from tests.quant.stored.test_base import GPTQ, load, saved_by_transformers, v2_tensors
 from tests.reference import make_checkpoint

@@ -13,11 +13,10 @@ from minivllm.models.load.gguf.formats import BY_NAME, FLOATS, QUANTIZED
 from minivllm.models.load.gguf.weights import GGUFWeights
 from minivllm.models.load.names import part_names
 from minivllm.platform.untrusted import size
-from minivllm.quant.base import QuantMethod
+from minivllm.quant.base import QuantMethod, Shapes
 from minivllm.quant.int4 import Int4, int4_linear
 from minivllm.quant.int8 import Int8, int8_group_linear
 from minivllm.quant.stored.base import PLAIN
-from minivllm.quant.stored.format import Shapes
 
 _FORMS: dict[type, str] = {Int4: "Q4_0", Int8: "Q8_0"}
 _GROUP = 32  # inputs of a scale, in both

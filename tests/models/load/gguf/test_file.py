@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load.gguf.file import GGUFFile, StoredArray, is_gguf
 from minivllm.models.load.loading import load_model
 from minivllm.models.load.source import resolve

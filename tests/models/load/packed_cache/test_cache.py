@@ -13,8 +13,8 @@ import torch
 
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions
 from minivllm.passes.pruning.plan import PruningPlan

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from minivllm.kernels.context import BuildContext
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import PanelLinear
+from minivllm.kernels.device import BuildContext
 from minivllm.models.load.packed_cache.model import CannotKeep, parts_of, put_parts
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from minivllm import SamplingParams
 from minivllm.config.compose import compose
-from minivllm.engine import sampler
+from minivllm.engine import sampler, sampling_kernels
 from minivllm.engine.batch_inputs import SamplingColumns, pack_columns
 from minivllm.engine.executor import sampler_ops
-from minivllm.engine.kernels import sampling
 from minivllm.engine.request import Request
 from minivllm.engine.sampler import SamplerCounters, exponential_noise
 from minivllm.engines.minivllm.engine import MinivllmEngine
@@ -55,7 +54,7 @@ Draw = Callable[[Tensor, SamplingColumns], Tensor]
 @pytest.fixture(params=["triton", "c++"])
 def draw(request: pytest.FixtureRequest) -> Draw:
     if request.param == "triton":
-        return sampling.draw
+        return sampling_kernels.draw
     if DEVICE.type != "cpu":
         pytest.skip("tensors are on the GPU")
     return sampler_ops(library.load(), triton=False).draw
@@ -70,15 +69,15 @@ def test_the_likeliest_is_the_first_of_the_largest(dtype: torch.dtype, size: int
     logits[3] = logits[3].round().clamp(max=-1.0)  # what lies beyond the last token is not 0
     logits[4, torch.rand(size) < 0.3], logits[5] = torch.inf, -torch.inf
     logits = logits.to(dtype).to(DEVICE)
-    assert torch.equal(sampling.argmax(logits)[:6], logits[:6].max(dim=-1).indices)
+    assert torch.equal(sampling_kernels.argmax(logits)[:6], logits[:6].max(dim=-1).indices)
     wide = torch.cat((logits, logits.new_full((7, 5), 1e3)), dim=1)[:, :size]
-    assert torch.equal(sampling.argmax(wide), sampling.argmax(logits))
+    assert torch.equal(sampling_kernels.argmax(wide), sampling_kernels.argmax(logits))
 
 
 def test_draws_are_those_of_torch(draw: Draw) -> None:
     torch.manual_seed(1)
     # the interpreter takes some milliseconds a row
-    rows, vocab = 250 if draw is sampling.draw and DEVICE.type == "cpu" else 1000, 2500
+    rows, vocab = 250 if draw is sampling_kernels.draw and DEVICE.type == "cpu" else 1000, 2500
     logits = (torch.randn(rows, vocab) * torch.rand(rows, 1) * 8).to(DEVICE)
     logits[::4] = 0.0  # the noise decides alone
     columns = some_columns(10 ** (torch.rand(rows) * 3 - 2))
@@ -121,7 +120,7 @@ def test_tokens_without_probability_are_never_drawn_and_none_beyond_the_vocabula
     columns = some_columns(torch.tensor([1.0, 0.01, 1.0, 1.0, 0.0, 1.0]))  # 0: padding of a graph
     drawn = draw(logits.to(DEVICE), columns).tolist()
     assert drawn[0] == 4000 and drawn[1] in (7, 2060)
-    most_likely = sampling.argmax(logits.to(DEVICE)).tolist()
+    most_likely = sampling_kernels.argmax(logits.to(DEVICE)).tolist()
     assert all(0 <= token < 4100 for token in [*drawn, *most_likely])
 
 
@@ -162,7 +161,7 @@ def test_columns_of_any_number_of_requests() -> None:
             pack_columns(requests, range(count), [r.num_tokens for r in requests]), DEVICE
         )
         logits = torch.randn(count, 50).to(DEVICE)
-        assert torch.equal(sampling.draw(logits, columns), sampler.draw(logits, columns))
+        assert torch.equal(sampling_kernels.draw(logits, columns), sampler.draw(logits, columns))
 
 
 def test_the_record_counts_what_the_kernel_drew(tmp_path: Path) -> None:

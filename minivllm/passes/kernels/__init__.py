@@ -1,1 +1,0 @@
-"""Triton kernels of the modules that passes put in place of others."""
