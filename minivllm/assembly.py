@@ -226,18 +226,17 @@ def _engine(
     encoder: Encoder | None,
 ) -> Engine:
     """The engine of these parts, before the passes that need it."""
-    alike = config.runtime.determinism == "batch"
-    model, (policy, preemption) = loaded.config, policies
+    invariant = config.runtime.determinism == "batch"
+    model, tokenizer, (policy, preemption) = loaded.config, loaded.tokenizer, policies
     cache = CacheManager(memory[0].layout, memory[1].disk)
-    anew = model.rope.rotates_anew_at
-    scheduler = make_scheduler(policy, cache, preemption, rotated_anew_at=anew)
-    extras = RequestExtras(model.vocab_size, alike, loaded.tokenizer, model.eos_token_ids, encoder)
+    scheduler = make_scheduler(policy, cache, preemption, restarts_at=model.rope.restarts_at)
+    extras = RequestExtras(model.vocab_size, invariant, tokenizer, model.eos_token_ids, encoder)
     scheduler.rules = (*scheduler.rules, *([] if encoder is None else [encoder]))
     return Engine(
         loaded,
-        loaded.tokenizer,
+        tokenizer,
         scheduler,
-        Launcher(runner, scheduler.cache, extras, alike),
+        Launcher(runner, scheduler.cache, extras, invariant),
         *memory,
         seed=config.measure.seed,
         overlap=config.runtime.overlap,
@@ -296,7 +295,8 @@ def build_part(
         config: as `minivllm.config.compose.compose()` returns it, or the view of it.
         join: gives this rank among all.
         local_rank: its number among those of this machine.
-        progress: told how far the weights are, as (done, total), by a model option that tells.
+        progress: called with the progress of the weights, as (done, total), by a model option that
+            takes it.
 
     Returns:
         The engine, and what drafts for it.
@@ -314,8 +314,8 @@ def build_part(
     quant = build(config["quant"])
     own = _own_passes(runtime.passes)
     cpu, missing = library.choose("off" if runtime.compile else runtime.cpu_kernels, device)
-    alike = runtime.determinism == "batch"
-    context = BuildContext(device, cpu, alike, runtime.moe, join(device))
+    invariant = runtime.determinism == "batch"
+    context = BuildContext(device, cpu, invariant, runtime.moe, join(device))
     passes = PassContext(context, config["runtime"])
     before, after = wanted(BEFORE_ENGINE, passes), wanted(AFTER_ENGINE, passes)
     offered = {"context": context, "device": device, "progress": progress}

@@ -22,9 +22,8 @@ ROUNDING = 0.9  # of what the weights are counted to take: a method may store a 
 
 
 def require_memory_for_weights(config: Mapping[str, Any], device: torch.device) -> None:
-    """Tell before they are filled that a host cannot hold the weights: it would be minutes,
-    everything else would have to wait for memory, and the kernel might end another process than
-    this.
+    """Raise before weights are filled that a host cannot hold: it would take minutes, everything
+    else would have to wait for memory, and the kernel might end another process than this.
 
     Raises:
         MemoryError: the weights alone take more than is free. (A GPU says so itself, at once.)

@@ -255,9 +255,9 @@ def pack_draws(
         one_by_one: a draw for each row, so that no shape depends on the others.
     """
     drawn = [i for i, request in enumerate(requests) if not request.params.greedy]
-    alike = [[i for i in drawn if requests[i].params.filters is kind] for kind in (False, True)]
+    kinds = [[i for i in drawn if requests[i].params.filters is kind] for kind in (False, True)]
     draws = []
-    for rows in [[row] for row in drawn] if one_by_one else filter(None, alike):
+    for rows in [[row] for row in drawn] if one_by_one else filter(None, kinds):
         members = [requests[row] for row in rows]
         filtered = members[0].params.filters
         bound = max(r.params.top_k or sys.maxsize for r in members) if filtered else None

@@ -116,7 +116,7 @@ class DynamicOptions(StaticOptions):
 
 # Called with the ids of the prompt and of the output so far, before each token: the ids that may
 # come next (integers, or a bool tensor [vocab]), or None for all of them. It must not keep state: a
-# request may be asked about twice.
+# request may be passed twice.
 TokenMask = Callable[[list[int], list[int]], Iterable[int] | Any]
 MOST_SAMPLES = 16384  # of a prompt, as in vLLM: each is a request
 _INF = math.inf
@@ -244,7 +244,7 @@ class SamplingParams:
             A bias of 1e30 forces its token.
         allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are
             no exception.
-        token_mask: the same, asked anew for each token: a function given from Python, see
+        token_mask: the same, called again for each token: a function given from Python, see
             TokenMask.
         structured_outputs: what the text has to be, such as JSON of a schema; the output ends with
             it. A dictionary with a field of StructuredOutputs, or one of these; null: any text.

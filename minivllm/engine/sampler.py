@@ -102,8 +102,8 @@ class SampledTokens:
         self._host = Download(tokens if argmax is None else torch.stack((tokens, argmax)))
 
     def read(self, counters: SamplerCounters) -> list[int]:
-        """Wait for the tokens; one is below 0 where its logits are not finite. `counters` are told
-        how many are not the model's own argmax."""
+        """Wait for the tokens; one is below 0 where its logits are not finite. `counters` get the
+        number of those that are not the model's own argmax."""
         chosen = self._host.values()
         if self._compared:
             chosen, argmax = chosen

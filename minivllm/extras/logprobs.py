@@ -22,21 +22,21 @@ def top_logprobs(
     They are the model's own, before temperature, penalties and filters.
     """
     result: list[dict[int, float] | None] = [None] * len(chosen)
-    asked = {row: count for row, count in enumerate(counts) if count is not None}
-    if not asked:
+    wanted = {row: count for row, count in enumerate(counts) if count is not None}
+    if not wanted:
         return result
-    rows = list(asked)
+    rows = list(wanted)
     # All rows at once: three copies to the host a step, not three a row.
     scores = logits[rows].float()
     logprobs = torch.log_softmax(scores, dim=-1)
     every = logprobs.shape[1]
-    asked = {row: every if count < 0 else min(count, every) for row, count in asked.items()}
-    top = largest(scores, max(1, *asked.values()))[1]
+    wanted = {row: every if count < 0 else min(count, every) for row, count in wanted.items()}
+    top = largest(scores, max(1, *wanted.values()))[1]
     values, ids = logprobs.gather(1, top).tolist(), top.tolist()
     own = logprobs.gather(
         1, torch.tensor([[chosen[row]] for row in rows], device=logits.device)
     ).tolist()
-    for i, (row, count) in enumerate(asked.items()):
+    for i, (row, count) in enumerate(wanted.items()):
         result[row] = {chosen[row]: own[i][0]} | dict(
             zip(ids[i][:count], values[i][:count], strict=True)
         )
@@ -47,7 +47,7 @@ LOGPROB_ROWS = 256  # prompt positions whose log-probabilities are taken at once
 
 
 def take_prompt_logprobs(plan: StepPlan, logits: Tensor) -> None:
-    """Keep the prompt log-probabilities that requests asked for.
+    """Keep the prompt log-probabilities that requests want.
 
     Args:
         plan: the step.

@@ -57,7 +57,7 @@ class RopeConfig:
         }
 
     @property
-    def rotates_anew_at(self) -> int | None:
+    def restarts_at(self) -> int | None:
         """The length at which all tokens of a sequence change their rotation."""
         return int(self.scaling[_ORIGINAL]) + 1 if self.kind == "longrope" else None
 

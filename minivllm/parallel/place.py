@@ -54,21 +54,21 @@ class Launch:
         """This machine's address on the way to rank 0, which need not be that of its name.
 
         Raises:
-            BadInput: rank 0 is said to be at an address that only its own machine can reach, or to
+            BadInput: torchrun names an address of rank 0 that only its own machine can reach, or to
                 which there is no way by IPv4, which all ranks use.
         """
         try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-                asked.connect((self.host, ANY_PORT))  # sends nothing
-                address = str(asked.getsockname()[0])
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((self.host, ANY_PORT))  # sends nothing
+                address = str(probe.getsockname()[0])
         except OSError as error:
             raise BadInput(
-                f"torchrun has told that rank 0 is at {self.host}, to which there is no way by "
+                f"torchrun places rank 0 at {self.host}, to which there is no way by "
                 f"IPv4 ({error.strerror or error})"
             ) from None
         if self.local_size < self.size and ip_address(address).is_loopback:
             raise BadInput(
-                f"torchrun has told all machines that rank 0 is at {self.host}, which is {address} "
+                f"torchrun places rank 0 for all machines at {self.host}, which is {address} "
                 "there: give each torchrun its machine's address with --local-addr"
             )
         return address

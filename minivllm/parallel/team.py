@@ -44,7 +44,7 @@ class Member:
     Args:
         rank: its number.
         command: program and arguments.
-        died: told once it has ended, in a thread of its own.
+        died: called once it has ended, in a thread of its own.
     """
 
     def __init__(self, rank: int, command: Sequence[str], died: Callable[[Member], None]) -> None:
@@ -83,8 +83,8 @@ class Member:
         code = self.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         how = self._why_ended or how
-        said = self._output.last
-        return f"rank {self.rank} {how}" + (f"; it printed last: {said}" if said else "")
+        printed = self._output.last
+        return f"rank {self.rank} {how}" + (f"; it printed last: {printed}" if printed else "")
 
 
 MODULE = "minivllm.processes.rank"  # the program of a rank that is started from here
@@ -94,7 +94,7 @@ END_S = 5.0  # for a rank to end by itself
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Tell = weakref.WeakMethod[Any]  # told that a member has ended, or that a rank is lost
+Tell = weakref.WeakMethod[Any]  # called when a member has ended, or a rank is lost
 NAME_S = 10.0  # for a rank that has connected to say its number
 
 
@@ -106,7 +106,7 @@ class Team:
 
     Attributes:
         ranks: this rank among them, once `join` has returned.
-        facts: what each other rank has said of its part of the engine, in their order.
+        facts: what each other rank has reported of its part of the engine, in their order.
     """
 
     ranks: GroupRanks
@@ -214,7 +214,7 @@ class Team:
         if self._out_of_step:
             raise Crashed(
                 "a step was cut off in its middle, so that the ranks of parallel.tensor no longer "
-                "fit together: build the engine anew"
+                "fit together: build the engine again"
             )
         for channel in self._channels:
             channel.send((kind, arguments))

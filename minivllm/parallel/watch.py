@@ -1,4 +1,4 @@
-"""What other ranks send to rank 0, read in a thread: signs of life, and what they were asked."""
+"""What other ranks send to rank 0, read in a thread: signs of life, and their answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RankWatch:
         self._thread.start()
 
     def answer(self, rank: int) -> Any:
-        """What a rank has been asked for, once it comes.
+        """The answer of a rank, once it comes.
 
         Raises:
             Crashed: the rank is lost before that.

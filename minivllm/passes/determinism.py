@@ -25,7 +25,7 @@ from minivllm.passes.base import PassContext, PassReport, Wrapper
 
 ROWS = 16  # rows of every matrix product at the level "batch"
 # Models of engines with deterministic kernels.
-_ASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_DETERMINISTIC: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def deterministic_kernels(only: bool) -> None:
@@ -33,9 +33,9 @@ def deterministic_kernels(only: bool) -> None:
     whole process, as long as it has an engine with this level (`keep_deterministic`)."""
     if only:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    elif _ASKED:
+    elif _DETERMINISTIC:
         gc.collect()  # models of engines that no longer exist
-    is_deterministic = only or bool(_ASKED)
+    is_deterministic = only or bool(_DETERMINISTIC)
     # Setting the mode, even to the same value, imports torch's compiler: a second or more.
     if torch.get_deterministic_debug_mode() != (2 if is_deterministic else 0):
         torch.use_deterministic_algorithms(is_deterministic)
@@ -45,14 +45,14 @@ def deterministic_kernels(only: bool) -> None:
 
 def keep_deterministic(model: nn.Module) -> None:
     """Keep kernels deterministic for the whole process, as long as this model exists."""
-    _ASKED.add(model)
+    _DETERMINISTIC.add(model)
 
 
 def close_engine(engine: Engine) -> None:
-    """Close an engine, whose model asks for no kernels from then on: it need not be searched for as
-    garbage, which takes a tenth of a second where much is imported."""
+    """Close an engine, whose model needs no such kernels from then on: it need not be searched for
+    as garbage, which takes a tenth of a second where much is imported."""
     engine.close()
-    _ASKED.discard(engine.loaded.model)
+    _DETERMINISTIC.discard(engine.loaded.model)
 
 
 class FixShapes:

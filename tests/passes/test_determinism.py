@@ -176,10 +176,10 @@ def test_activations_do_not_depend_on_how_numbers_are_split_over_threads() -> No
 def test_a_closed_engine_is_not_searched_for(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(determinism, "_ASKED", WeakSet())
+    monkeypatch.setattr(determinism, "_DETERMINISTIC", WeakSet())
     with make(checkpoint, level="run") as llm:
         model = llm.engine.loaded.model
-        assert [*determinism._ASKED] == [model]
+        assert [*determinism._DETERMINISTIC] == [model]
     monkeypatch.setattr(gc, "collect", pytest.fail)
     with make(checkpoint, level="off"):
         assert not torch.are_deterministic_algorithms_enabled()

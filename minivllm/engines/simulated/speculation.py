@@ -172,7 +172,7 @@ def simulated_speculation(
             times = RooflineTimes(costs, *limits, engine.overhead_ms)
     name = str((config.get("choices") or {}).get("speculative"))
     drafts = SimulatedDrafts(name, options, clock, times, share)
-    return SimulatedSpeculation(drafts, rates, weight_bytes, kv_bytes, model.rope.rotates_anew_at)
+    return SimulatedSpeculation(drafts, rates, weight_bytes, kv_bytes, model.rope.restarts_at)
 
 
 def _draft_costs(

@@ -51,7 +51,7 @@ def is_tag(token: str) -> bool:
 
 
 def guided_schema(text: str) -> str:
-    """A JSON schema for llguidance: what it would get wrong is said in another way, and space is
+    """A JSON schema for llguidance: what it would get wrong is written in another way, and space is
     bounded.
 
     Args:

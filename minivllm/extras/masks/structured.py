@@ -91,7 +91,7 @@ class Grammars:
             return self._guided
 
     def forget(self, outputs: StructuredOutputs) -> None:
-        """Compile a grammar anew when it is next asked for."""
+        """Compile a grammar again when it is next needed."""
         with self._lock:
             self._compiled.pop(outputs, None)
 
@@ -177,7 +177,7 @@ class GrammarState:
 
     def _require_no_error(self) -> None:
         """Raise BadInput where the grammar has come to a limit, or to an end that is none; the next
-        call begins anew."""
+        call starts from the beginning."""
         if not self._matcher.is_error():
             return
         reason = reason_of(self._matcher)

@@ -1,1 +1,1 @@
-"""What a listener is told of an engine's steps: enough to rebuild its state."""
+"""What is reported of an engine's steps: enough to rebuild its state."""

@@ -15,7 +15,7 @@ class KVEvents:
     """Names cached blocks by hashes that are chained through the parent.
 
     Args:
-        prefix: the index whose changes are told.
+        prefix: the index whose changes are reported.
     """
 
     def __init__(self, prefix: PrefixIndex) -> None:
@@ -31,8 +31,8 @@ class KVEvents:
             at = at.parent
         digest = "" if at is None else self._hashes[at.block]
         for one in reversed(path):
-            # A simulation's tokens are no tuple, but are equal and hash alike where they stand for
-            # the same text.
+            # A simulation's tokens are no tuple, but are equal, with equal hashes, where they stand
+            # for the same text.
             content = one.tokens if isinstance(one.tokens, tuple) else hash(one.tokens)
             digest = blake2b(f"{digest} {content}".encode(), digest_size=8).hexdigest()
         return digest

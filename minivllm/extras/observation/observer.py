@@ -1,4 +1,4 @@
-"""Listens to an engine and tells what each step changed, one bundle a step."""
+"""Listens to an engine and reports what each step changed, one bundle a step."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def seconds(time_s: float) -> float:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the bundles so far say of a request."""
+class _Reported:
+    """What the bundles so far have reported of a request."""
 
     number: int
     num_tokens: int = 0
@@ -66,7 +66,7 @@ class StepObserver:
     ) -> None:
         self.scheduler, self._cache, self._sink = scheduler, scheduler.cache, sink
         self._kv = KVEvents(scheduler.cache.prefix)
-        self._told: dict[Request, _Told] = {}
+        self._reported: dict[Request, _Reported] = {}
         self._count = self._num_steps = self._latest = 0
         self._bundle: StepBundle = {}
         self._touched: dict[Request, None] = {}
@@ -101,16 +101,16 @@ class StepObserver:
 
     def tell_all(self) -> None:
         """Tell the whole state, in a bundle before which nothing counts."""
-        scheduler, told = self.scheduler, self._told
-        self._told, self._bundle, self._touched = {}, {}, {}
+        scheduler, reported = self.scheduler, self._reported
+        self._reported, self._bundle, self._touched = {}, {}, {}
         assert self._cache.prefix.changes is not None
         self._cache.prefix.changes.clear()
         now = seconds(scheduler.now())
         self._bundle = {"time_s": now, "end_s": now, "engine": self._facts()}
         unfinished = [*scheduler.running, *sorted(scheduler.waiting, key=lambda r: r.rank)]
         for request in unfinished:
-            if request in told:  # keeps its number
-                self._told[request] = _Told(told[request].number)
+            if request in reported:  # keeps its number
+                self._reported[request] = _Reported(reported[request].number)
                 self._bundle.setdefault("new", []).append(self._described(request))
             self._note_state(now, request)
         if events := self._kv.all():
@@ -145,20 +145,20 @@ class StepObserver:
         self._bundle.setdefault("states", []).append(change)
 
     def _number(self, request: Request) -> int:
-        told = self._told.get(request)
-        if told is None:
-            told = self._told[request] = _Told(self._count)
+        reported = self._reported.get(request)
+        if reported is None:
+            reported = self._reported[request] = _Reported(self._count)
             self._count += 1
             self._bundle.setdefault("new", []).append(self._described(request))
-        return told.number
+        return reported.number
 
     def _described(self, request: Request) -> NewRequest:
         group, parent = request.group, None
         if group is not None and group.leader is not request:
-            leader = self._told.get(group.leader)
+            leader = self._reported.get(group.leader)
             parent = None if leader is None else leader.number
         return NewRequest(
-            self._told[request].number,
+            self._reported[request].number,
             request.request_id,
             request.num_prompt_tokens,
             request.max_num_tokens,
@@ -213,13 +213,13 @@ class StepObserver:
         scheduled: list[Scheduled] = []
         for part in plan.scheduled:
             request, start, num_tokens, prefill, num_drafts = part
-            told = self._told[request]
+            reported = self._reported[request]
             if prefill or num_drafts:
-                scheduled.append(Scheduled(told.number, start, num_tokens, self._why(part)))
+                scheduled.append(Scheduled(reported.number, start, num_tokens, self._why(part)))
             else:
-                decoded.append(told.number)
-                told.num_tokens += 1  # what a viewer takes it to have; see _settle
-                told.num_computed += 1
+                decoded.append(reported.number)
+                reported.num_tokens += 1  # what a viewer takes it to have; see _settle
+                reported.num_computed += 1
         if decoded:
             self._bundle["decoded"] = decoded
         if scheduled:
@@ -286,22 +286,22 @@ class StepObserver:
             self._bundle = {}
 
     def _settle(self, requests: Iterable[Request]) -> None:
-        """Note the sizes and block tables of requests that differ from what was told."""
+        """Note the sizes and block tables of requests that differ from what was reported."""
         bundle = self._bundle
         sizes, tables = [], []
         for request in requests:
-            told = self._told.get(request)
-            if told is None:
+            reported = self._reported.get(request)
+            if reported is None:
                 continue
             num_tokens, num_computed = len(request.token_ids), request.num_computed_tokens
-            if num_tokens != told.num_tokens or num_computed != told.num_computed:
-                told.num_tokens, told.num_computed = num_tokens, num_computed
-                sizes.append(Sized(told.number, num_tokens, num_computed))
+            if num_tokens != reported.num_tokens or num_computed != reported.num_computed:
+                reported.num_tokens, reported.num_computed = num_tokens, num_computed
+                sizes.append(Sized(reported.number, num_tokens, num_computed))
             table = request.cache.block_table
-            if len(table.blocks) != told.num_blocks or table.version != told.version:
-                tables.append(self._changed_table(request, told))
+            if len(table.blocks) != reported.num_blocks or table.version != reported.version:
+                tables.append(self._changed_table(request, reported))
             if request.state is RequestState.DONE:
-                del self._told[request]
+                del self._reported[request]
         if self._touched:
             self._touched = {}
         if sizes:
@@ -313,17 +313,17 @@ class StepObserver:
             bundle.setdefault("kv_events", []).extend(self._kv.events(changes))
             changes.clear()
 
-    def _changed_table(self, request: Request, told: _Told) -> Table:
+    def _changed_table(self, request: Request, reported: _Reported) -> Table:
         table = request.cache.block_table
         kept = 0
-        if table.version == told.version:
-            kept = told.num_blocks
+        if table.version == reported.version:
+            kept = reported.num_blocks
         else:
-            pairs: Any = zip(told.blocks, table.blocks, strict=False)
+            pairs: Any = zip(reported.blocks, table.blocks, strict=False)
             kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        told.blocks = list(table.blocks)
-        told.num_blocks, told.version = len(table.blocks), table.version
-        return Table(told.number, kept, table.blocks[kept:])
+        reported.blocks = list(table.blocks)
+        reported.num_blocks, reported.version = len(table.blocks), table.version
+        return Table(reported.number, kept, table.blocks[kept:])
 
     def _send(self) -> None:
         bundle, self._bundle = self._bundle, {}

@@ -92,7 +92,7 @@ def make_scheduler(
     cache: CacheManager,
     preemption: Preemption,
     now: Callable[[], float] = time.monotonic,
-    rotated_anew_at: int | None = None,
+    restarts_at: int | None = None,
 ) -> Scheduler:
     """A scheduler of this policy, with the rules that its knobs ask for.
 
@@ -101,10 +101,10 @@ def make_scheduler(
         cache: gives blocks to growing requests.
         preemption: the strategy that the policy names.
         now: clock in seconds.
-        rotated_anew_at: a sequence that grows to so many tokens has all its keys rotated in another
+        restarts_at: a sequence that grows to so many tokens has all its keys rotated in another
             way from then on; None: none does.
     """
     rules: list[SchedulingRule] = [Shedding()] if policy.shed else []
-    if rotated_anew_at is not None:
-        rules.append(RestartRotated(rotated_anew_at))
+    if restarts_at is not None:
+        rules.append(RestartRotated(restarts_at))
     return Scheduler(policy, cache, EventBus(), now, preemption, rules)

@@ -33,8 +33,8 @@ def speculate(engine: Engine, proposer: Proposer) -> Speculator:
         verifier = GivenAcceptance(options.rates)
     elif options.verify == "rejection":
         verifier = Rejection(engine.launcher.extensions, proposer.draft_logits)
-    anew = engine.loaded.config.rope.rotates_anew_at
-    longest = None if anew is None else anew - 1
+    restart = engine.loaded.config.rope.restarts_at
+    longest = None if restart is None else restart - 1
     vocab_size = engine.loaded.config.vocab_size
     speculator = Speculator(
         *(proposer, lengths, verifier, engine.kv.clear, longest), vocab_size=vocab_size

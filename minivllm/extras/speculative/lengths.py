@@ -8,7 +8,7 @@ from minivllm.engine.request import Request
 
 
 class DraftLengths:
-    """Decides how many tokens requests draft; what it is told may stay unused."""
+    """Decides how many tokens requests draft; its arguments may stay unused."""
 
     def allot(self, requests: Sequence[Request], num_tokens: int) -> Sequence[int]:
         """Most draft tokens of each decoding request of a step that computes `num_tokens` without

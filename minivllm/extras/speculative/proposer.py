@@ -89,7 +89,7 @@ class NoProposer(Proposer):
     name = "none"
 
 
-MOST_REQUESTS = 100_000  # that are told apart, the latest
+MOST_REQUESTS = 100_000  # the latest, that have counts of their own
 
 
 @dataclass

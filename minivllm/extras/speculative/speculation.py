@@ -62,7 +62,7 @@ class Speculator(SchedulingRule):
         # Of the last step, if it decodes only: its beginning, what was spent on drafting before,
         # its tokens, and whether it has drafts.
         self._decoding: tuple[float, float, int, bool] | None = None
-        # Requests that a step with drafts gave no number, and whether they compute anew by now.
+        # Requests that a step with drafts gave no number, and whether they are computing again.
         self._spoilt: dict[Request, bool] = {}
 
     def before_step(self, scheduler: Scheduler, now: float) -> None:

@@ -65,7 +65,7 @@ class Encoder(SchedulingRule):
         self._needed: dict[bytes, int] = {}  # images that prompts are inside of; their rows
         self._planned: dict[bytes, int] = {}  # of the step that is being planned
         self._alive: set[Request] = set()  # requests with images
-        # Of towers whose time a GPU has not told yet.
+        # Events of towers whose time is not read yet.
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.step_ms = self.step_flops = 0.0  # of the step that was launched last
 

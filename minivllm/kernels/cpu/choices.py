@@ -59,11 +59,11 @@ def choose(
         if kernels.few_rows(layer.form):
             shapes.setdefault(f"{machine} threads: {_shape(layer)}", []).append(layer)
     known, new = read_choices(choices_file()), {}
-    for key, alike in shapes.items():
+    for key, same in shapes.items():
         if key not in known:
-            own = kernels.few_rows(alike[0].form)
-            known[key] = new[key] = best(measure(alike, seconds or _seconds), own)
-        for layer in alike:
+            own = kernels.few_rows(same[0].form)
+            known[key] = new[key] = best(measure(same, seconds or _seconds), own)
+        for layer in same:
             layer.few_rows = known[key]
             layer.kernel_name += f", few rows up to {layer.few_rows} as measured"
     count = sum(map(len, shapes.values()))

@@ -146,7 +146,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what the assistant said, for training; here it is the text
+        """`{% generation %}` marks the turns of the assistant, for training; here it is the text
         alone."""
 
         tags = {"generation"}

@@ -52,7 +52,7 @@ def pruning_plan(
     whole = ModelConfig.from_dict(source.config)
 
     def measured(options: CalibrationOptions) -> Statistics:
-        # Before the model is loaded, so that a text that is too short is told at once.
+        # Before the model is loaded, so that a text that is too short is reported at once.
         longest = whole.context(model.get("max_model_len"))
         tokenizer = Tokenizer.load(source.folder)
         held_out = held_out_text(config["quality"].get("text"))
@@ -103,7 +103,7 @@ def held_out_text(path: str | None) -> str:
 
 
 class _NoPictures:
-    """Tells that calibration computes no pictures, to a workload that has some."""
+    """Rejects a workload with pictures, which calibration does not compute."""
 
     image_mark: tuple[int, ...] = ()
 

@@ -57,7 +57,7 @@ class LayerPruning(LayerPruningOptions):
     """Whole layers are left out."""
 
     def plan(self, config: Mapping[str, Any], measure: Measure) -> PruningPlan | None:
-        layers, how = _all_layers(config), "as asked"
+        layers, how = _all_layers(config), "as requested"
         if self.layers is not None:
             removed = sorted(self.layers)
         elif self.importance == "angular_distance":

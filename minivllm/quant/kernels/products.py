@@ -46,7 +46,7 @@ def _counters(device: torch.device) -> Tensor:
     in one thread, and a stream that records graphs waits for the other stream. The tensor is never
     freed, as captured graphs have its address, and is created by the first product, which is never
     a captured one. A product that fails midway on a GPU ends all work on that GPU; the interpreter
-    can be stopped midway, so there the tensor is created anew."""
+    can be stopped midway, so there each product creates one."""
     return torch.zeros(_TILES, dtype=torch.int32) if INTERPRETED else _kept_counters(device)
 
 

@@ -1,8 +1,8 @@
 """AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022) checkpoints of four bits, for quant=int4.
 
-Both keep eight codes in an int32, `qweight`, beside integer zero points, `qzeros`, packed alike,
-and `scales` [groups, out]: w = (q - z) * scale. With zero = (8 - z) * scale that is the form that
-Int4Linear computes.
+Both keep eight codes in an int32, `qweight`, beside integer zero points, `qzeros`, packed in the
+same way, and `scales` [groups, out]: w = (q - z) * scale. With zero = (8 - z) * scale that is the
+form that Int4Linear computes.
 
 AWQ's "gemm" layout: qweight [in, out / 8], eight outputs an int32, the even ones in its low half.
 GPTQ's: qweight [in / 8, out], eight inputs an int32 in their order, and zero points less one, but

@@ -15,7 +15,7 @@ from tests.engine.imaginary import make
 
 def test_a_request_that_has_grown_computes_all_its_tokens_again_once() -> None:
     scheduler = make_scheduler(
-        Continuous(), CacheManager(CacheLayout(4, 20)), Recompute(), rotated_anew_at=8
+        Continuous(), CacheManager(CacheLayout(4, 20)), Recompute(), restarts_at=8
     )
     params = SamplingParams(ignore_eos=True)
     grown, short, long = (

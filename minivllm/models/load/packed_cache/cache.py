@@ -1,4 +1,4 @@
-"""The packed weights of one model: whether they are kept, found again, or packed anew."""
+"""The packed weights of one model: whether they are kept, found again, or packed again."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PackedCache:
         return filled
 
     def keep(self, model: LlamaForCausalLM, linears: Collection[str], filled: Filled) -> None:
-        """Write the weights of a loaded model; a failure is told, and raises nothing."""
+        """Write the weights of a loaded model; a failure is a warning."""
         if self.folder is None:
             return
         begin = time.perf_counter()
