@@ -116,8 +116,7 @@ def pack(
     """The integers of one step and how to cut them.
 
     Those that index are int64, as `index_copy_` and the C++ kernels insist, and come first; the
-    others are int32. They go through `array`, whose few instructions are sooner back in a
-    processor's caches after a step than numpy's.
+    others are int32. They go through `array`, which is faster than numpy for so few numbers.
 
     Args:
         scheduled: each request's share, its cache blocks already given.

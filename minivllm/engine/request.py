@@ -62,7 +62,7 @@ class Request:
     num_computed_tokens: int = field(default=0, init=False)
     stop_ids: frozenset[int] = field(init=False)  # tokens that end the output
     state: RequestState = field(default=RequestState.WAITING, init=False)
-    # Urgency and number of its coming, set by the scheduler: lower is served first.
+    # (due time, arrival number), set by the scheduler: the lower one is served first.
     rank: tuple[float, int] = field(default=(0.0, 0), init=False)
     inputs: RequestInputs | None = field(default=None, init=False)  # images
     group: Group | None = field(default=None, init=False)  # requests that grow from the same prompt

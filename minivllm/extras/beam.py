@@ -61,7 +61,7 @@ class BeamSearch(Group):
         self.hypotheses: list[Hypothesis] = []
 
     def check(self, cache: CacheManager) -> None:
-        """See Group. Beams share the prompt's full blocks at least, even if they are computed
+        """Beams share the prompt's full blocks at least, even if they are computed
         again, unless some are evicted."""
         first, width = self.beams[0], len(self.beams)
         longest = first.max_num_tokens - 1  # the last token is never computed

@@ -42,7 +42,7 @@ class CudaCapture:
     def __call__(
         self, step: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[tuple[Tensor, ...], Callable[[], None]]:
-        """See Capture. The first run compiles kernels and makes workspaces, which must not happen
+        """The first run compiles kernels and makes workspaces, which must not happen
         while recording."""
         current, graph = torch.cuda.current_stream(self.device), torch.cuda.CUDAGraph()
         self.stream.wait_stream(current)

@@ -209,7 +209,7 @@ class GraphExecutor:
         return other
 
     def run(self, packed: PackedStep) -> StepResult:
-        """See Executor. Results of a replay are overwritten by the next one."""
+        """Results of a replay are overwritten by the next one."""
         key = self.choose(packed)
         if key is None:
             return self.runner.run(packed)

@@ -76,7 +76,7 @@ class RankBlocks:
         self._transfers, self._ranks = transfers, ranks
 
     def give(self, blocks: Sequence[int]) -> bytes:
-        """See BlockTransfers; on another rank than 0 its own part alone."""
+        """A copy of blocks with the parts of all ranks; on another rank than 0 its own part."""
         rows = self._transfers.rows(torch.tensor(blocks, dtype=torch.int64))
         device = self._transfers.blocks[0].device  # NCCL gathers there
         return self._ranks.gather(rows.to(device)).cpu().numpy().tobytes()

@@ -31,14 +31,14 @@ class StepTiming:
         self._seeing = 0.0, 0.0
 
     def launched(self) -> None:
-        """See StepTimer. The count is on its way to the host from now on."""
+        """The count is on its way to the host from now on."""
         count = self._engine.loaded.model.experts_run
         self._experts = Download(count[None]) if isinstance(count, Tensor) else count
         if self._encoder is not None:
             self._seeing = self._encoder.step_ms, self._encoder.step_flops
 
     def computed(self) -> None:
-        """See StepTimer. The cache is fullest now."""
+        """The cache is fullest now."""
         cache, running = self._engine.cache, self._engine.scheduler.running
         self._blocks = cache.pool.num_used, wasted_slots(cache, running)
 

@@ -33,7 +33,7 @@ class StopStrings(Detokenizer):
         return self._release(super().push(token_id), may_stop)
 
     def finish(self, end_token_id: int | None = None) -> str:
-        """See Detokenizer. An output may have ended at a special token that is a stop string, and
+        """An output may have ended at a special token that is a stop string, and
         whose text is never seen."""
         if self.stop_reason is not None:
             return ""

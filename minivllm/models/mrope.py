@@ -39,7 +39,7 @@ class MRotary(Rotary):
         self.by_width = nn.Buffer(axes == 2, persistent=False)
 
     def forward(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """See Rotary. A step with images has positions int64 [3, tokens]."""
+        """A step with images has positions int64 [3, tokens]."""
         positions = None if batch.inputs is None else batch.inputs.positions
         if positions is None:
             return super().forward(batch)

@@ -174,7 +174,7 @@ class CompileLayers:
     name = "compile"
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass. The seconds are those of the steps that make it compile."""
+        """The seconds are those of the steps that make it compile."""
         assert context.engine is not None
         runtime = context.runtime
         compiler = compile_layers(context.engine)

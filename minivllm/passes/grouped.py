@@ -53,7 +53,7 @@ class GroupedMoE(MoE):
         return nn.ParameterList([self.gate_up, self.down])
 
     def run_experts(self, x: Tensor, ends: Tensor) -> Tensor:
-        """See MoE; waits for nothing on a GPU."""
+        """The outputs of all experts [rows, hidden]; waits for nothing on a GPU."""
         counts = ends.diff(prepend=ends.new_zeros(1))
         assert isinstance(self.experts_run, Tensor)
         self.experts_run.copy_((counts > 0).sum())
@@ -67,7 +67,7 @@ class GroupExperts:
     name = "grouped"
 
     def apply(self, loaded: LoadedModel, context: PassContext) -> PassReport:
-        """See ModelPass. The counter is of experts that are no modules any more."""
+        """The counter is of experts that are no modules any more."""
         count = group_experts(loaded.model, context.build.moe, context.device)
         return PassReport(self.name, count, counters={"experts": count * loaded.config.num_experts})
 

@@ -130,11 +130,11 @@ class ShardedWeights:
         self.stored_bytes = source.stored_bytes
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
-        """See WeightSource: the source has exactly the tensors of the whole model."""
+        """The source has exactly the tensors of the whole model."""
         self._source.check(self._whole, tied_head, as_stored)
 
     def method(self, layer: str, quant: QuantMethod) -> QuantMethod:
-        """See WeightSource. A row of a layer that is split by inputs lies on all ranks, and is
+        """A row of a layer that is split by inputs lies on all ranks, and is
         scaled by the largest weight of all of it."""
         if not isinstance(quant, RowScaled) or not layer.endswith(BY_INPUTS):
             return quant

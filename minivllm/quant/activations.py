@@ -49,7 +49,7 @@ class IntegerQuantizer(Quantizer, IntegerOptions):  # type: ignore[misc]  # see 
         return self.activations == "int8"
 
     def within(self, context: BuildContext) -> Self:
-        """See Method. Raises BadInput where no kernel multiplies activations in 8 bits."""
+        """Raises BadInput where no kernel multiplies activations in 8 bits."""
         if self.narrow:
             self._check(context.device, context.kernels)
         return super().within(context)

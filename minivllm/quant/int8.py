@@ -83,8 +83,8 @@ def int8_group_linear(
 
 
 def _panels(method: Int8, weight: Tensor, group: int = 0) -> Panels | None:
-    """See IntegerQuantizer.panels. A weight of -128, which `quantize` does not make, has none in 16
-    bits: the kernels store a magnitude in seven."""
+    """The panels of a weight, if it has some. One with -128, which `quantize` does not make, has
+    none in 16 bits: the kernels store a magnitude in seven."""
     panels = method.panels(weight.device, weight.shape[1], group)
     return None if panels and not method.narrow and bool((weight == -128).any()) else panels
 

@@ -99,7 +99,7 @@ class HeavyHitters(Eviction):
     remembers = True
 
     def drop(self, scores: Sequence[float]) -> list[int]:
-        """See Eviction. Of blocks with equal scores the older one is dropped."""
+        """Of blocks with equal scores the older one is dropped."""
         between = sorted(super().drop(scores), key=lambda index: scores[index])
         return sorted(between[: len(between) - len(between) // 2])
 

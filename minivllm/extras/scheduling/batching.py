@@ -28,7 +28,7 @@ class Sequential(Batching, SequentialOptions):
     def candidates(
         self, waiting: WaitingQueue, num_running: int, now_s: float
     ) -> Iterator[Request]:
-        """See BatchingPolicy. The samples of one prompt are one request, and run together."""
+        """The samples of one prompt are one request, and run together."""
         if waiting and not num_running:
             yield waiting.peek()
 

@@ -101,7 +101,7 @@ class Encoder(SchedulingRule):
         self._alive.discard(request)
 
     def before_step(self, scheduler: Scheduler, now: float) -> None:
-        """See SchedulingRule: which images are needed further, and which can be forgotten."""
+        """Note which images are still needed, and drop others."""
         self._planned, self._needed = {}, {}
         self.step_ms = self.step_flops = 0.0
         for request in scheduler.running if self._alive else ():
@@ -114,7 +114,7 @@ class Encoder(SchedulingRule):
         self._drop()
 
     def limit(self, request: Request, count: int) -> int:
-        """See SchedulingRule: up to the first image that is too much for this step."""
+        """The tokens before the first image that is too much for this step."""
         if request.inputs is None:
             return count
         start = request.num_computed_tokens

@@ -188,7 +188,7 @@ class CheckpointWeights(_Reporting):
         return (one.dtype, one.shape) == (two.dtype, two.shape) and sample(one) == sample(two)
 
     def fill(self, name: str, out: Tensor) -> None:
-        """See WeightSource. Values that lie as they are wanted go straight to their place."""
+        """Values that lie as they are wanted go straight to their place."""
         stored = self.checkpoint.tensors[name]
         dtype = _STORED[stored.dtype]
         direct = out.device.type == "cpu" and out.dtype == dtype

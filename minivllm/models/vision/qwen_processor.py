@@ -64,7 +64,7 @@ class QwenProcessor(ImageProcessor):
     def reference_inputs(
         self, prompts: Sequence[Sequence[ProcessedImage]], token_ids: NDArray[np.int64]
     ) -> dict[str, NDArray[Any]]:
-        """See ImageProcessor: float32 [patches, values] of all images, int64 [images, 3] of their
+        """float32 [patches, values] of all images, int64 [images, 3] of their
         grids in time, height and width, and which tokens are theirs."""
         images = [image for one in prompts for image in one]
         patches = np.concatenate([image.pixels for image in images])
@@ -81,7 +81,7 @@ class QwenProcessor(ImageProcessor):
         return max(1, self.most // (self.patch * self.merge) ** 2)
 
     def process(self, image: Image.Image) -> ProcessedImage:
-        """See ImageProcessor. The pixels are patches [patches, 3, side, side], those of a block one
+        """The pixels are patches [patches, 3, side, side], those of a block one
         after another; the grid has the rows and columns of patches."""
         digest = self.digest(image)
         side, merge = self.patch, self.merge
@@ -132,7 +132,7 @@ class QwenProcessor(ImageProcessor):
     def positions(
         self, num_tokens: int, spans: Sequence[ImageSpan], images: Sequence[ProcessedImage]
     ) -> tuple[NDArray[np.int64] | None, int]:
-        """See ImageProcessor. The tokens of an image have one position in time, and its rows and
+        """The tokens of an image have one position in time, and its rows and
         columns; the text after it goes on behind the larger of them.
 
         Raises:

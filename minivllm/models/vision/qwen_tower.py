@@ -147,7 +147,7 @@ class QwenTower(VisionTower):
         return self.sizes.depth * len(image.pixels) ** 2
 
     def working_bytes(self, most_tokens: int) -> int:
-        """See VisionTower: what one layer keeps beside the patches, their values and rotations, of
+        """Bytes that one layer keeps beside the patches, their values and rotations, of
         `MOST_PATCHES` or of one larger image. Attention keeps no scores, whole or in windows."""
         sizes, size = self.sizes, self.dtype.itemsize
         hidden, wide = sizes.hidden, 4 // size  # numbers that a float32 takes the place of

@@ -185,8 +185,8 @@ class SmolVLMTower(VisionTower):
         return 2.0 * len(image.pixels) * patches * (sizes.layers * layer + other)
 
     def working_bytes(self, most_tokens: int) -> int:
-        """See VisionTower: the widest activations and the pixels of `MOST_TILES` tiles, whose
-        levels are looked up by int64 numbers."""
+        """Bytes of the widest activations and the pixels of `MOST_TILES` tiles, whose levels are
+        looked up by int64 numbers."""
         sizes = self.sizes
         patches, size = (sizes.image // sizes.patch) ** 2, self.dtype.itemsize
         pixels = 3 * sizes.image**2

@@ -79,13 +79,13 @@ class SmolVLMProcessor(ImageProcessor):
 
     @property
     def most_tokens(self) -> int:
-        """See ImageProcessor: a square picture has the most tiles."""
+        """Rows of the largest image: a square picture has the most tiles."""
         longest = self.longest or max(side or 0 for side in self.fixed)
         across = math.ceil(min(longest, LARGEST_SIDE) / self.side)
         return self.tile_tokens * (across**2 + 1 if across > 1 and self.splits else 1)
 
     def process(self, image: Image.Image) -> ProcessedImage:
-        """See ImageProcessor; the pixels are tiles [tiles, 3, side, side]."""
+        """An image whose pixels are tiles [tiles, 3, side, side]."""
         digest = self.digest(image)
         image = image.resize(self._first_size(*image.size), self.resample)
         if self.splits:
@@ -139,7 +139,7 @@ class SmolVLMProcessor(ImageProcessor):
     def reference_inputs(
         self, prompts: Sequence[Sequence[ProcessedImage]], token_ids: NDArray[np.int64]
     ) -> dict[str, NDArray[Any]]:
-        """See ImageProcessor: float32 [prompts, tiles, 3, side, side], zeros where a prompt has
+        """float32 [prompts, tiles, 3, side, side], zeros where a prompt has
         fewer tiles than another."""
         most = max(sum(len(image.pixels) for image in images) for images in prompts)
         values = np.zeros((len(prompts), most, 3, self.side, self.side), np.float32)
@@ -151,7 +151,7 @@ class SmolVLMProcessor(ImageProcessor):
         return {"pixel_values": values}
 
     def expansion(self, image: ProcessedImage, tokenizer: Tokenizer | None) -> Sequence[int]:
-        """See ImageProcessor. Without a tokenizer there are no marks around the tiles, since their
+        """Without a tokenizer there are no marks around the tiles, since their
         ids are not known."""
         if tokenizer is None:
             return super().expansion(image, None)

@@ -137,7 +137,7 @@ class PrunedWeights:
             )
 
     def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
-        """See WeightSource: the source has exactly the tensors of the whole model."""
+        """The source has exactly the tensors of the whole model."""
         self._source.check(self._whole, tied_head, as_stored)
 
     def method(self, layer: str, quant: QuantMethod) -> QuantMethod:

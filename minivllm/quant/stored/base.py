@@ -163,7 +163,7 @@ class StoredNF4:
         self.quant = quant
 
     def shapes(self, rows: int, columns: int) -> Shapes:
-        """See StoredFormat; sizes depend on the block size, which only the quant state tells."""
+        """Names alone: sizes depend on the block size, which only the quant state has."""
         return dict.fromkeys(self.required)
 
     def linear(self, layer: StoredLayer) -> nn.Module:

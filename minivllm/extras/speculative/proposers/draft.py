@@ -37,14 +37,13 @@ class SameVocabulary:
 
     @torch.inference_mode()
     def __call__(self, batch: StepBatch, attention: AttentionBackend) -> Tensor:
-        """See CausalLM; a token that the embedding lacks is read as token 0."""
+        """Hidden states; a token that the embedding lacks is read as token 0."""
         ids = batch.token_ids
         return self._model(batch._replace(token_ids=ids.where(ids < self._own, 0)), attention)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See CausalLM; of the target's tokens, of which those that the head lacks have the
-        lowest."""
+        """Logits of the target's tokens, of which those that the head lacks have the lowest."""
         return widen(self._model.compute_logits(hidden), self._vocab)
 
 
@@ -80,7 +79,7 @@ class DraftProposer(ModelDrafts):
         return bytes_per_token(model.attention_specs, model.dtype)
 
     def attach(self, engine: Engine, attention: MakeAttention) -> None:
-        """See Proposer.
+        """Make the draft's runner and, for a model of its own, its cache.
 
         Raises:
             BadInput: the two models do not share a vocabulary, or the second one's context is
@@ -88,7 +87,7 @@ class DraftProposer(ModelDrafts):
         """
         super().attach(engine, attention)
         runner, model, target = engine.runner, self.loaded.model, engine.loaded
-        _require_alike(self.loaded, target)
+        _require_same_vocabulary(self.loaded, target)
         backend = runner.attention
         if self.own_cache:
             specs, dtype = model.attention_specs, model.dtype
@@ -101,7 +100,7 @@ class DraftProposer(ModelDrafts):
         self.executor = self.runner = ModelRunner(drafts, backend, runner.device, runner.ops)
 
 
-def _require_alike(draft: LoadedModel, target: LoadedModel) -> None:
+def _require_same_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
     ids = [one.tokenizer and one.tokenizer.fast.get_vocab() for one in (draft, target)]
     sizes = draft.config.vocab_size, target.config.vocab_size
     if ids[0] != ids[1] if all(ids) else sizes[0] != sizes[1]:

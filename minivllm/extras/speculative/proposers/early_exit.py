@@ -55,7 +55,7 @@ class EarlyExit:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See CausalLM; of token ids beyond `head_tokens` they are the lowest."""
+        """Logits, the lowest for token ids beyond `head_tokens`."""
         if self._head is None:
             return self._compute_logits(hidden)
         first, count, vocab, cap = self._head
