@@ -20,7 +20,7 @@ import psutil
 from minivllm.errors import BadInput
 from minivllm.platform.processes.children import CopiedOutput
 
-LAST_WORDS_S = 1.0
+EXIT_REASON_S = 1.0
 # Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG,
 # SIGTERM.
 LEASH = """
@@ -47,7 +47,7 @@ class StartedProcess(Protocol):
     def process(self) -> Polled:
         """The process itself."""
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, if it has, and the last lines that it printed."""
 
     def stop(self, grace_s: float) -> None:
@@ -130,12 +130,12 @@ class Child:
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, if it has, and the last lines that it printed."""
         code = None
         with suppress(subprocess.TimeoutExpired):
-            code = self.process.wait(LAST_WORDS_S)
-            self._pump.join(LAST_WORDS_S)  # what it said last may still be on its way
+            code = self.process.wait(EXIT_REASON_S)
+            self._pump.join(EXIT_REASON_S)  # what it said last may still be on its way
         state = "is still running" if code is None else f"ended with exit code {code}"
         return f"{state}; it printed last: {self._output.last or 'nothing'}"
 

@@ -57,7 +57,7 @@ class PipedEngine(Adapter):
         Raises:
             BadInput: there is no such interpreter, it lacks the engine, or the engine rejects what
                 is asked.
-            RuntimeError: the process ended; its last words are in the message.
+            RuntimeError: the process ended; the last lines that it printed are in the message.
         """
         self._pending: list[list[Any]] = []
         self._unfinished: set[str] = set()
@@ -91,7 +91,7 @@ class PipedEngine(Adapter):
             return []
         chunk = os.read(self._results, 1 << 20)
         if not chunk:
-            raise RuntimeError(f"the {self.peer} process {self._child.last_words()}")
+            raise RuntimeError(f"the {self.peer} process {self._child.exit_reason()}")
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         messages = [json.loads(line) for line in lines]
         for message in messages:

@@ -68,7 +68,7 @@ class ThreadedChild:
     def poll(self) -> int | None:
         return 0 if self.stopped else None
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         return "is a stand-in"
 
     def stop(self, grace_s: float) -> None:

@@ -54,7 +54,7 @@ def test_it_ends_with_a_parent_that_is_killed() -> None:
     script = (
         "import sys, time\nfrom minivllm.engines.peer_process import Child\n"
         f"child = Child([sys.executable, '-c', {SLEEPER!r}])\n"
-        "while 'printed last: here' not in child.last_words(): time.sleep(0.05)\n"
+        "while 'printed last: here' not in child.exit_reason(): time.sleep(0.05)\n"
         "print(child.process.pid, flush=True)\ntime.sleep(600)"
     )
     root = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_it_ends_with_a_parent_that_is_killed() -> None:
 
 def test_one_that_will_not_end_is_ended_with_what_it_started() -> None:
     child = Child([sys.executable, "-c", STUBBORN])
-    while "printed last: started" not in (words := child.last_words()):
+    while "printed last: started" not in (words := child.exit_reason()):
         time.sleep(0.05)
     inner = int(words.rpartition("started ")[2])
     child.stop(grace_s=0.5)
@@ -81,7 +81,7 @@ def test_one_that_will_not_end_is_ended_with_what_it_started() -> None:
 def test_its_end_is_told_with_its_last_words(capfd: pytest.CaptureFixture[str]) -> None:
     child = Child([sys.executable, "-c", "print('one'); print('two'); raise SystemExit(3)"])
     child.process.wait()
-    assert child.last_words() == "ended with exit code 3; it printed last: one | two"
+    assert child.exit_reason() == "ended with exit code 3; it printed last: one | two"
     child.say(b"anybody there?\n")
     child.stop(1)
     assert "two" in capfd.readouterr().err

@@ -162,7 +162,7 @@ class OpenAIEngine(Adapter):
         deadline, last = time.monotonic() + timeout_s, "nothing"
         while time.monotonic() < deadline:
             if self._child.process.poll() is not None:
-                raise BadInput(f"{self.starter}: the server {self._child.last_words()}")
+                raise BadInput(f"{self.starter}: the server {self._child.exit_reason()}")
             try:
                 return self._models()
             except (OSError, ServerError) as error:
@@ -170,7 +170,7 @@ class OpenAIEngine(Adapter):
             time.sleep(LOOK_S)
         raise BadInput(
             f"{self.starter}: {where} did not answer within engine.start_timeout_s={timeout_s:g} "
-            f"({last}); the server {self._child.last_words()}"
+            f"({last}); the server {self._child.exit_reason()}"
         )
 
     def _start(self, words: list[str]) -> StartedProcess:
@@ -335,7 +335,7 @@ class OpenAIEngine(Adapter):
         except queue.Empty:
             if self._child is not None and self._child.process.poll() is not None:
                 raise RuntimeError(
-                    f"{self.starter}: the server {self._child.last_words()}"
+                    f"{self.starter}: the server {self._child.exit_reason()}"
                 ) from None
         if outputs:
             self._heard_s = time.monotonic()

@@ -46,8 +46,8 @@ class OpenVINOEngine(PipedEngine):
     Raises:
         BadInput: a knob is set that is not supported, there is no OpenVINO or no converted model of
             that precision, or OpenVINO rejects the configuration.
-        RuntimeError: the process ended; its last words are in the message, and all of them in the
-            log.
+        RuntimeError: the process ended; the last lines that it printed are in the message, and
+            all of them in the log.
     """
 
     peer = "OpenVINO"

@@ -100,7 +100,7 @@ class KeptServer:
         deadline = time.monotonic() + START_S
         while self.poll() is not None:
             if time.monotonic() > deadline:
-                raise BadInput(f"engine.linger_s: the server {self.last_words()}")
+                raise BadInput(f"engine.linger_s: the server {self.exit_reason()}")
             time.sleep(keeper.LOOK_S / 10)
 
     def poll(self) -> int | None:
@@ -117,7 +117,7 @@ class KeptServer:
                 self._read_at += len(line)
                 listen(_text(line))
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """Whether it runs, and the last lines that it printed."""
         lines: list[str] = []
         with suppress(OSError), (self.folder / keeper.LOG).open("rb") as log:

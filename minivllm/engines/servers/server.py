@@ -120,7 +120,7 @@ class StartedServer(OpenAIEngine):
 
     Raises:
         BadInput: a knob is set that is not supported, there is no such program, or the server ends
-            or is not ready in time; its last words are in the message.
+            or is not ready in time; the last lines that it printed are in the message.
     """
 
     notes: tuple[str, ...] = NOTES

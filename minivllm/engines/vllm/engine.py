@@ -43,8 +43,8 @@ class VllmEngine(PipedEngine):
     Raises:
         BadInput: a knob is set that is not supported, there is no vLLM, or it rejects the
             configuration.
-        RuntimeError: the process ended; its last words are in the message, and all of them in the
-            log.
+        RuntimeError: the process ended; the last lines that it printed are in the message, and
+            all of them in the log.
     """
 
     peer = "vLLM"

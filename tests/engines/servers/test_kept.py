@@ -85,7 +85,7 @@ def test_a_log_is_read_once_and_its_end_alone_is_told(
     assert seen == ["one", "one", "one", "unfinished", "last"]
     with log.open("ab") as file:
         file.write(b"x" * kept.TAIL + b"\nend\n")
-    assert server.last_words().endswith("| end") and " last |" not in server.last_words()
+    assert server.exit_reason().endswith("| end") and " last |" not in server.exit_reason()
     server.stop(0)
     assert not server.folder.exists()
 
