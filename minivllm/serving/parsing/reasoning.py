@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from minivllm.models.load.tokenizer import Tokenizer
 
@@ -91,16 +91,3 @@ class ThinkingSplitter:
         if text:
             self._at_start = False
             result.append((self.is_thinking, text))
-
-
-def split_thinking(pieces: Iterable[str], thinking: bool = False) -> Iterator[tuple[bool, str]]:
-    """The pairs of a whole answer, see ThinkingSplitter.
-
-    Args:
-        pieces: the text in the order of generation.
-        thinking: whether the text begins inside a block.
-    """
-    splitter = ThinkingSplitter(thinking)
-    for piece in pieces:
-        yield from splitter.push(piece)
-    yield from splitter.finish()

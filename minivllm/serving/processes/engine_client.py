@@ -83,7 +83,9 @@ class EngineClient:
         self._last_lost: EngineLink | None = None
         self._fleet = Fleet(config)
         self._watching: asyncio.Task[None] | None = None
-        self._resizing = Resizing(self.replicas, self._fleet, self)
+        self._resizing = Resizing(
+            self.replicas, self._fleet, self.routing, self._release, self._is_idle
+        )
 
     async def start(self) -> Ready:
         """Start the processes and wait until the engines are built; what they say, as of one.
@@ -312,8 +314,8 @@ class EngineClient:
         self._last_lost = link
         self._resizing.events["lost"] += 1
         if self._begun and link.is_wanted and (spare := self.replicas.replace(link)) is not None:
-            self.join(spare)
-        self.release(link)
+            self.routing.join(spare.number)
+        self._release(link)
         if self._begun:
             self._revive([link] if link.is_wanted else [])
 
@@ -345,19 +347,11 @@ class EngineClient:
         self.replicas.resize(count)
         self._resizing.settle(drain_s)
 
-    def join(self, link: EngineLink) -> None:
-        """Route requests to a replica."""
-        self.routing.join(link.number)
-
-    def leave(self, link: EngineLink) -> None:
-        """Route no further requests to a replica."""
-        self.routing.leave(link.number)
-
-    def is_idle(self, link: EngineLink) -> bool:
+    def _is_idle(self, link: EngineLink) -> bool:
         """Whether a replica has answered all that it had."""
         return all(one.link is not link for one in self._unfinished.values())
 
-    def release(self, link: EngineLink) -> None:
+    def _release(self, link: EngineLink) -> None:
         """Have other replicas take all that one has."""
         self._reset.note(link, False)
         if self._begun:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from minivllm.processes.handover import Routing
 from minivllm.processes.link import EngineLink
 from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.replicas import Replicas
@@ -15,39 +16,33 @@ EVENTS = ("lost", "added", "removed")  # counted, of replicas; lost: died or fel
 POLL_S = 0.05  # between two looks whether a replica has answered all
 
 
-class Dispatcher(Protocol):
-    """Who gives requests to replicas."""
-
-    def join(self, link: EngineLink) -> None:
-        """Give it requests."""
-
-    def leave(self, link: EngineLink) -> None:
-        """Give it no more."""
-
-    def release(self, link: EngineLink) -> None:
-        """Have others take all that it has."""
-
-    def is_idle(self, link: EngineLink) -> bool:
-        """Whether it has answered all that it had."""
-
-
 class Resizing:
     """Takes care of replicas, each by itself.
 
     Args:
         replicas: the replicas.
         fleet: starts their processes.
-        dispatcher: gives them requests.
+        routing: gives them requests.
+        release: has others take all that a replica has.
+        is_idle: whether a replica has answered all that it had.
 
     Attributes:
         events: how often something happened to a replica.
         tasks: of replicas that are started or drained.
     """
 
-    def __init__(self, replicas: Replicas, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        fleet: Fleet,
+        routing: Routing,
+        release: Callable[[EngineLink], None],
+        is_idle: Callable[[EngineLink], bool],
+    ) -> None:
         self.events = dict.fromkeys(EVENTS, 0)
         self.tasks: set[asyncio.Task[None]] = set()
-        self._replicas, self._fleet, self._dispatcher = replicas, fleet, dispatcher
+        self._replicas, self._fleet, self._routing = replicas, fleet, routing
+        self._release, self._is_idle = release, is_idle
 
     def settle(self, drain_s: float) -> None:
         """Begin to start and to drain the replicas of which nobody takes care yet.
@@ -57,7 +52,7 @@ class Resizing:
         """
         for link in self._replicas.links:
             if link.is_alive:
-                (self._dispatcher.join if link.is_wanted else self._dispatcher.leave)(link)
+                (self._routing.join if link.is_wanted else self._routing.leave)(link.number)
             if link in self._replicas.tended or link.is_alive == link.is_wanted:
                 continue
             self._tend(link, self._add(link) if link.is_wanted else self._drain(link, drain_s))
@@ -94,17 +89,17 @@ class Resizing:
             if link.is_wanted:  # and is wanted again
                 await self._add(link)
         elif link.is_alive:
-            self._dispatcher.join(link)
+            self._routing.join(link.number)
 
     async def _drain(self, link: EngineLink, drain_s: float) -> None:
         """End a replica when it has answered what it has, unless it is wanted again by then."""
         deadline = time.monotonic() + drain_s
-        while link.is_alive and not self._dispatcher.is_idle(link) and time.monotonic() < deadline:
+        while link.is_alive and not self._is_idle(link) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
             if link.is_wanted:
                 return
         link.cut()  # what it still sends would come beside what others send
-        self._dispatcher.release(link)
+        self._release(link)
         await link.stop()
         self.events["removed"] += 1
         if link.is_wanted:

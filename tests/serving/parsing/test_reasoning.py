@@ -1,4 +1,4 @@
-"""Thinking blocks are told apart, however their tags are cut."""
+"""Thinking blocks are taken apart, however their tags are cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.serving.parsing.reasoning import ThinkingSplitter, split_thinking
+from minivllm.serving.parsing.reasoning import ThinkingSplitter
 
 TEXTS = st.text("ab<>/think \n", max_size=12)
 
@@ -32,7 +32,7 @@ def test_any_cut_gives_the_same_split(
     points = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     pieces = [whole[a:b] for a, b in pairwise(points)]
     expected = whole.removeprefix("" if opened else "<think>").partition("</think>")[::2]
-    assert joined(list(split_thinking(pieces, opened))) == expected
+    assert split(pieces, opened) == expected
     before, after = (part.lstrip() for part in expected)
     assert split(pieces, opened, trims=True) == (before.rstrip(), after)
 
