@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minivllm.attention.base import AttentionBackend
+from minivllm.attention.options import AUTO, require_invariant
 from minivllm.cache.kv import KVCache, bytes_per_token, kv_cache
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand, CachePolicy
 from minivllm.cache.tiers.transfer import BlockTransfers
-from minivllm.config.compose import AUTO, OPTIONS, build, require_invariant
-from minivllm.config.typed import Config
+from minivllm.config.compose import OPTIONS, build
+from minivllm.config.groups import Config
 from minivllm.engine.batching import BatchingPolicy
 from minivllm.engine.engine import Engine
 from minivllm.engine.executor import ModelRunner, sampler_ops

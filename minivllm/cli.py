@@ -18,11 +18,10 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
 from minivllm import __version__, redaction
-from minivllm.config import compose
+from minivllm.config import compose, option_files
 from minivllm.config.explain import elsewhere, explain, is_config_error
-from minivllm.config.overrides import hidden
-from minivllm.config.typed import Config
-from minivllm.config.words import as_overrides
+from minivllm.config.groups import Config
+from minivllm.config.overrides import as_overrides, hidden
 from minivllm.errors import BadInput, Crashed, NotInstalled
 
 # The files in conf/hydra/launcher have the launchers' own names, so that Hydra checks them against
@@ -174,6 +173,7 @@ def _run() -> int:
             f"the working directory is gone ({error.strerror}): change to one that is there"
         ) from None
     note_exit_code(0)
+    option_files.register()
     OmegaConf.register_new_resolver("minivllm_help", _help, replace=True)
     OmegaConf.register_new_resolver("minivllm_program", _program, replace=True)
     try:
@@ -211,6 +211,7 @@ def _withhold(arguments: list[str]) -> list[str]:
         for text in given.overrides
         if re.match(r"[+~]*hydra|(preset|\+ablation)=[\w-]+$|runs_dir=", text)
     ]
+    option_files.also_read(given.config_dir)
     _require_no_stored_secret(given.overrides, kept, bool(given.multirun), given.config_dir)
     if not given.cfg and _ours_to_sweep(kept, bool(given.multirun), given.config_dir):
         _withheld.extend(text for text in given.overrides if text not in kept)

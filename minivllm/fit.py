@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minivllm.config.compose import OPTIONS
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.kernels.device import free_memory
@@ -28,9 +28,9 @@ def require_memory_for_weights(config: Mapping[str, Any], device: torch.device) 
     Raises:
         MemoryError: the weights alone take more than is free. (A GPU says so itself, at once.)
     """
-    if device.type != "cpu" or not {config[group]["_target_"] for group in ("model", "quant")} <= {
-        *OPTIONS
-    }:
+    if device.type != "cpu" or not all(
+        config[group]["_target_"] in OPTIONS for group in ("model", "quant")
+    ):
         return  # what options of the user's own store is not known
     source = resolve(config["model"], allow_random=False)[1]
     view = Config.of(config)

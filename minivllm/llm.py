@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from minivllm.assembly import build_engine
-from minivllm.config.compose import compose, conf_dir
-from minivllm.config.decoding import check_streamable, params_of, params_of_each
-from minivllm.config.overrides import given_knobs, written
-from minivllm.config.typed import Config
-from minivllm.config.words import model_overrides
+from minivllm.config.compose import compose
+from minivllm.config.groups import LLM_GROUPS, LLM_ROOT, ROOT, Config, conf_dir
+from minivllm.config.overrides import given_knobs, model_overrides, written
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput, meant
@@ -37,8 +36,11 @@ from minivllm.prompts import (
     Message,
     Prompt,
     as_batch,
+    check_streamable,
     conversations,
     images_of,
+    params_of,
+    params_of_each,
     template_variables,
     text_or_ids,
 )
@@ -87,11 +89,12 @@ class LLM:
             f"{group}={option if isinstance(option, str) else written(option)}"
             for group, option in groups.items()
         ]
-        config = compose([*chosen, f"runtime.device={device}", *overrides], config_dir)
+        chosen += [f"runtime.device={device}", *overrides]
+        touched = {re.split("[.@=]", text.lstrip("+~"))[0] for text in chosen}
+        root = LLM_ROOT if touched <= {*LLM_GROUPS} else ROOT
+        config = compose(chosen, config_dir, root)
         try:
-            self._start(
-                {**config, "decoding_given": given_knobs("decoding", [*chosen, *overrides])}
-            )
+            self._start({**config, "decoding_given": given_knobs("decoding", chosen)})
         except BadInput as error:
             question = meant(model, [path.stem for path in (conf_dir() / "model").glob("*.yaml")])
             if "model=hf" not in chosen or os.path.exists(model) or not question:

@@ -1,5 +1,5 @@
 """Prompts and conversations in all accepted forms: text, token ids, tensors, arrays, vLLM's
-dictionaries."""
+dictionaries; and the decoding parameters that go with them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import ImageParts, parse_messages
+from minivllm.platform.plug_ins import knobs_of
 
 # Text or token ids, also as a tensor, an array, {"prompt": text} or {"prompt_token_ids": ids}; the
 # latter two perhaps with {"multi_modal_data": {"image": one or several}}.
@@ -141,3 +143,37 @@ def conversations(
         (parse_messages(one, "" if single else f"conversation {i}", own), own)
         for i, (one, own) in enumerate(zip(batch, images, strict=True), start=1)
     ]
+
+
+def params_of(knobs: Mapping[str, Any]) -> SamplingParams:
+    """The decoding parameters of a configuration's group `decoding`."""
+    return SamplingParams(**knobs_of(knobs))
+
+
+def params_of_each(
+    count: int,
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: Callable[[], SamplingParams],
+) -> list[SamplingParams]:
+    """The parameters of each of `count` prompts, given one for all, one a prompt, or None for the
+    default. Raises BadInput for another number of them."""
+    if not isinstance(params, Sequence):
+        return [params or default()] * count
+    if len(params) != count:
+        raise BadInput(
+            f"{count} prompts and {len(params)} SamplingParams; give one, or one a prompt"
+        )
+    return list(params)
+
+
+def check_streamable(params: SamplingParams) -> None:
+    """Raise BadInput for parameters whose output one stream of tokens cannot carry."""
+    if params.n != 1 or params.prompt_logprobs is not None:
+        raise BadInput(
+            "a stream is one completion: decoding.n must be 1 and decoding.prompt_logprobs null"
+        )
+    if params.beam_width != 1:
+        raise BadInput(
+            "a beam search knows its tokens only at its end and cannot be streamed: "
+            "decoding.beam_width must be 1, or use generate"
+        )

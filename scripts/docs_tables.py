@@ -7,6 +7,7 @@ A mark is a comment, `<!-- kind: arguments -->`, and what it marks ends with `<!
 | mark | content |
 | --- | --- |
 | `fields: Class` | the fields of a part of a record, a row each |
+| `knobs: Class` | the knobs of an option dataclass |
 | `glossary: timed` or `read` | the metrics that are made from times, or those that are read |
 | `way: file names` | the files of a way that `structure.py` has recorded, and what each is |
 | `table: path` | a table that a report has written |
@@ -33,13 +34,17 @@ from minivllm.bench.metrics.metrics import METRICS
 from minivllm.bench.records import archive
 from minivllm.bench.records.reading import read_records
 from minivllm.bench.records.record import Provenance, Record
+from minivllm.config.groups import OPTIONS, TARGETLESS
+from minivllm.config.option_help import declared, written
 from minivllm.platform.described import field_words, parts
+from minivllm.platform.options import filled as with_defaults
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 EXAMPLES = ROOT / "reports" / "examples" / "cpu"
 MARK = re.compile(
-    r"(<!-- (fields|glossary|way|table|file|record): ([^\n]+?) -->)(.*?)<!-- end -->", re.DOTALL
+    r"(<!-- (fields|glossary|knobs|way|table|file|record): ([^\n]+?) -->)(.*?)<!-- end -->",
+    re.DOTALL,
 )
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
@@ -92,6 +97,29 @@ def glossary_table(figures: Iterable[Figure]) -> str:
         for f in figures
     )
     return _lines("| metric | unit, better | meaning | formula | example |", rows)
+
+
+def knob_table(cls: type) -> str:
+    """Name, default, values and meaning of each knob of an option dataclass."""
+    knobs = declared(cls)
+
+    def default(name: str) -> str:
+        value: Any = with_defaults(cls, {})
+        for part in name.split("."):
+            value = value[part]
+        return "" if value == "???" else f"`{written(value)}`"
+
+    rows = (
+        f"| `{name}` | {default(name)} | {knob.values} | {knob.sentence} |"
+        for name, knob in knobs.items()
+        if not any(other.startswith(f"{name}.") for other in knobs)
+    )
+    return _lines("| knob | default | values | meaning |", rows)
+
+
+@cache
+def _options() -> dict[str, type]:
+    return {cls.__name__: cls for cls in (*OPTIONS.values(), *TARGETLESS.values())}
 
 
 def _lines(head: str, rows: Iterable[str]) -> str:
@@ -170,6 +198,7 @@ def _glossary(half: str) -> str:
 KINDS: dict[str, Callable[..., str]] = {
     "fields": lambda name: "\n" + field_table(classes()[name]),
     "glossary": lambda half: "\n" + _glossary(half),
+    "knobs": lambda name: "\n" + knob_table(_options()[name]),
     "way": lambda file, names: "\n" + way_table(file, names),
     "table": lambda path: "\n" + (ROOT / path).read_text(encoding="utf-8"),
     "file": lambda file, names, form: format(float(found(file, names)), form),

@@ -16,7 +16,7 @@ from program import exit_code, new_parser
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED
 from minivllm.passes.pruning.calibration import pruning_plan

@@ -14,7 +14,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from minivllm.config.loader import remembering
 from minivllm.config.overrides import without_secrets
 from minivllm.errors import BadInput, install
 
@@ -66,6 +65,8 @@ class PlanSweeper(Sweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """See Hydra's Sweeper."""
+        from minivllm.config.loader import remembering  # every program with Hydra imports this file
+
         hydra_context.config_loader = remembering(hydra_context.config_loader)
         self.hydra_context = hydra_context
         self.config = config

@@ -15,8 +15,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from hydra_plugins.minivllm_sweeper.plan_sweeper import make_launcher
-from minivllm.config.loader import remembering
-from minivllm.platform.folders import TemporaryFolder
 
 UNSUPPORTED = ("fresh", "retry")
 
@@ -48,7 +46,8 @@ class TuneSweeper(Sweeper):
                 number of a record, no report can be written, or the sweeper has no such option.
         """
         from minivllm.config.compose import finish
-        from minivllm.config.typed import Config
+        from minivllm.config.groups import Config
+        from minivllm.config.loader import remembering
         from minivllm.errors import BadInput, install
         from minivllm.experiments.ending import require_writable_reports
         from minivllm.experiments.launching import launch
@@ -102,6 +101,7 @@ class TuneSweeper(Sweeper):
         command line."""
         from minivllm.cli import note_exit_code
         from minivllm.experiments.preview import show_search
+        from minivllm.platform.folders import TemporaryFolder
 
         space = _varied(
             [*(f"{knob!s}={choices}" for knob, choices in self.params.items()), *arguments]

@@ -17,8 +17,8 @@ from minivllm.bench.metrics.roofline import exceeds, raised, usage
 from minivllm.bench.metrics.rows import Rows, kv_waste
 from minivllm.bench.records.figures import Memory
 from minivllm.bench.records.record import SERVERS_MEMORY
+from minivllm.config.groups import Config
 from minivllm.config.support import is_elsewhere
-from minivllm.config.typed import Config
 from minivllm.engines.base import BenchEngine
 from minivllm.platform.devices import device_indices
 

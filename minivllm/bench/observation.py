@@ -10,7 +10,7 @@ from typing import Any
 
 from minivllm.bench.options import MeasureOptions
 from minivllm.bench.records.record import RecordedEvents
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engines.base import BenchEngine, Observable, ObservableEngine
 from minivllm.errors import BadInput
 from minivllm.extras.observation.bundle import StepBundle

@@ -19,7 +19,7 @@ from minivllm.bench.records import storage
 from minivllm.bench.records.identity import profile_wanted
 from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.workload import Workload, WorkloadRequest
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine, Profiled, ProfiledEngine
 from minivllm.errors import BadInput

@@ -15,7 +15,7 @@ from minivllm.bench.records.feature_figures import Quality
 from minivllm.bench.records.identity import quality_wanted
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Record
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine, EngineInfo, LogitsEngine
 from minivllm.errors import BadInput

@@ -40,7 +40,7 @@ from minivllm.bench.records.identity import code_hash, digest, engine_id, enviro
 from minivllm.bench.records.lock import HolderLock
 from minivllm.bench.records.schema import checker
 from minivllm.config.compose import OPTIONS, compose
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engines.base import LogitsEngine
 from minivllm.errors import BadInput
 from minivllm.models.load.source import EMBEDDED, resolve

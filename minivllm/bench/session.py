@@ -45,7 +45,7 @@ from minivllm.bench.records.identity import quality_alone
 from minivllm.bench.records.measurement import SIMULATED, Measurement
 from minivllm.bench.records.record import Record
 from minivllm.config.compose import build
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine, CheckingEngine, SpeculatingEngine
 from minivllm.engines.supported_knobs import require_line_sampling

@@ -12,44 +12,40 @@ from minivllm.platform.plug_ins import names_class
 @option("minivllm.cache.paged.PagedCache")
 @dataclass(frozen=True)
 class PagedOptions(Options):
-    """cache=paged.
-
-    Args:
-        block_size: tokens a block.
-        num_blocks: blocks to allocate; None takes what `memory_fraction` allows, and no more than
-            `max_num_seqs` requests of full length could use.
-        memory_fraction: share of the memory free after loading the weights.
-        prefix_caching: keep what finished requests computed, for prompts that start with the same
-            tokens.
-        swap_space_gb: host memory for requests that `batching.preemption=swap` moves out, in GB.
-        offload_gb: host memory for blocks that prefix caching has no more room for on the device,
-            in GB (1e9 bytes).
-        offload_disk_gb: most that a file takes for blocks that leave that memory, in GB.
-        offload_dir: folder of that file; None is the system's folder for temporary files.
-        kv_dtype: "auto" stores keys and values in the model's dtype, "int8" and "fp8" (e4m3) in 8
-            bits, with a scale for each head of each token.
-        eviction: what a request does that has more tokens than `eviction_budget`: "none" keeps them
-            all, "streaming", "h2o" and "snapkv" drop some (see eviction/policies.py); a class of
-            the user's own is {"_target_": "my_package.MyEviction"} with its knobs beside.
-        eviction_budget: most tokens that a request holds, if it evicts.
-        eviction_sinks: first tokens that are never dropped.
-        eviction_window: newest tokens that are never dropped; None is half of the budget.
-    """
+    """cache=paged."""
 
     group = "cache"
     block_size: int = knob(16, at_least=1)
+    """Tokens a block."""
     num_blocks: int | None = knob(None, at_least=1)
+    """Blocks to allocate; null: as many as memory_fraction holds, and no more than max_num_seqs
+    requests of full length could use."""
     memory_fraction: float = knob(0.5, above=0, at_most=1)
+    """Share of the memory that is free after loading the model."""
     prefix_caching: bool = False
+    """true: keep blocks of finished requests for prompts that start with the same tokens."""
     swap_space_gb: float = knob(4.0, at_least=0)
+    """Host memory for requests that batching.preemption=swap moves out, 10^9 bytes."""
     offload_gb: float = knob(0.0, at_least=0)
+    """Host memory for cached prefixes that no longer fit the device, 10^9 bytes; 0: they are
+    dropped."""
     offload_disk_gb: float = knob(0.0, at_least=0)
+    """Largest file for prefixes that no longer fit host memory, 10^9 bytes; 0: none."""
     offload_dir: str | None = None
+    """Folder of that file, and of those of parallel.handover=file; null: the system's folder for
+    temporary files."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """auto: keys and values in the model's dtype; int8, fp8 (e4m3): in 8 bits, with a scale for
+    each head of each token."""
     eviction: Literal["none", "streaming", "h2o", "snapkv"] | dict[str, Any] = "none"
+    """Policy beyond the budget: none keeps all blocks; streaming, h2o, snapkv drop some
+    (docs/internals/eviction.md); {_target_: my_package.MyEviction, ...} is your own."""
     eviction_budget: int = knob(1024, at_least=1)
+    """Most cached tokens of a request with an eviction policy."""
     eviction_sinks: int = knob(4, at_least=0)
+    """First tokens that are never dropped."""
     eviction_window: int | None = knob(None, at_least=1)
+    """Newest tokens that are never dropped; null: half of the budget."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,27 +62,21 @@ class PagedOptions(Options):
 @option("minivllm.cache.contiguous.ContiguousCache")
 @dataclass(frozen=True)
 class ContiguousOptions(Options):
-    """cache=contiguous.
-
-    Args:
-        num_sequences: slabs; None takes what `memory_fraction` allows, at most `max_num_seqs`.
-        memory_fraction: share of the memory free after loading the weights.
-    """
+    """cache=contiguous."""
 
     group = "cache"
     num_sequences: int | None = knob(None, at_least=1)
+    """Sequences that have a region; null: as many as memory_fraction holds, and no more than
+    max_num_seqs."""
     memory_fraction: float = knob(0.5, above=0, at_most=1)
+    """Share of the memory that is free after loading the model."""
 
 
 @option("minivllm.cache.none.NoCache")
 @dataclass(frozen=True)
 class NoCacheOptions(Options):
-    """cache=none.
-
-    Args:
-        memory_fraction: share of the memory free after loading the weights that a step's keys and
-            values may take.
-    """
+    """cache=none."""
 
     group = "cache"
     memory_fraction: float = knob(0.5, above=0, at_most=1)
+    """Share of the memory free after loading, for the keys and values of one step."""

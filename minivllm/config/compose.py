@@ -9,23 +9,31 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm import redaction
+from minivllm.attention.options import SCORING, require_invariant
 from minivllm.cache.options import PagedOptions
 from minivllm.cache.spec import require_unscored
-from minivllm.config.groups import GROUPS, OPTIONS, SECTIONS, TARGETLESS
+from minivllm.config.groups import (
+    GROUPS,
+    LLM_GROUPS,
+    OPTIONS,
+    ROOT,
+    SECTIONS,
+    TARGETLESS,
+    conf_dir,
+)
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
-from minivllm.config.overrides import given_knobs
-from minivllm.config.tensor import OWN_ENGINE, require_tensor
-from minivllm.config.typed import make_options, plain
+from minivllm.config.overrides import given_knobs, quoted
 from minivllm.errors import BadInput, nearest
 from minivllm.extras.speculative.options import NOT_SPECULATING, DraftOptions, require_compatible
-from minivllm.parallel.options import require_prefixes
+from minivllm.parallel.options import OWN_ENGINE, require_prefixes, require_tensor
+from minivllm.platform.options import make_options, plain
 from minivllm.platform.plug_ins import arguments_of, knobs_of, make, names_class
 from minivllm.platform.untrusted import place
 
@@ -55,33 +63,19 @@ ANSWERING = (
     "minivllm.tasks.generate.run",
     SERVE,
 )
-# Attention that can be the same in any batch, and that returns how much of it a token got; `auto`
-# finds one.
-AUTO = "minivllm.attention.auto.select"
-INVARIANT = (
-    AUTO,
-    "minivllm.attention.invariant.InvariantBackend",
-    "minivllm.attention.triton.TritonBackend",
-)
-SCORING = (AUTO, "minivllm.attention.eager.EagerBackend")
 _composing = threading.RLock()  # Hydra's state
 
 
-def conf_dir() -> Path:
-    """The folder of option files: inside the installed package, or beside it in a source
-    checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return next(
-        c for c in (package / "conf", package.parent / "conf") if (c / "config.yaml").exists()
-    )
-
-
-def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
+def compose(
+    overrides: Sequence[str] = (), config_dir: str | Path | None = None, root: str = ROOT
+) -> dict[str, Any]:
     """Compose, resolve and check a configuration from Python.
 
     Args:
         overrides: as on the command line, e.g. ["model=tiny", "cache.block_size=32"].
         config_dir: a further folder of option files, as `--config-dir`.
+        root: LLM_ROOT leaves out what an engine alone does not have: the groups beside LLM_GROUPS,
+            presets, and the plain settings.
 
     Returns:
         The resolved configuration: each group a dictionary with `_target_` and its knobs, the plain
@@ -92,37 +86,35 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         BadInput: an override or a value is wrong.
     """
     try:
-        loaded = load(overrides, config_dir)
+        loaded = load(overrides, config_dir, root)
     except Exception as error:
         from minivllm.config.explain import explain, is_config_error
 
         if not is_config_error(error):
             raise
-        raise explain(error, overrides, lambda chosen: load(chosen, config_dir)) from error
-    return finish(loaded)
+        raise explain(error, overrides, lambda chosen: load(chosen, config_dir, root)) from error
+    return finish(loaded, groups=GROUPS if root == ROOT else LLM_GROUPS)
 
 
-def load(overrides: Sequence[str], config_dir: str | Path | None = None) -> DictConfig:
+def load(
+    overrides: Sequence[str], config_dir: str | Path | None = None, root: str = ROOT
+) -> DictConfig:
     """Compose alone, with Hydra's own node; whatever Hydra raises comes through."""
     from hydra import compose as hydra_compose
 
     extra = [] if config_dir is None else [_search_path(config_dir)]
     with _hydra():
-        return hydra_compose("config", [*extra, *overrides], return_hydra_config=True)
-
-
-def quoted(text: str) -> str:
-    """A text as Hydra's override grammar reads it back, whatever characters are in it."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+        return hydra_compose(root, [*extra, *overrides], return_hydra_config=True)
 
 
 def _search_path(config_dir: str | Path) -> str:
     """The override that adds a folder of option files."""
+    from minivllm.config.option_files import SCHEME
+
     folder = place(config_dir, f"config directory {str(config_dir)!r}").resolve()
     if not folder.is_dir():
         raise BadInput(f"config directory {str(config_dir)!r} not found")
-    return f"hydra.searchpath=[{quoted(f'file://{folder}')}]"
+    return f"hydra.searchpath=[{quoted(f'{SCHEME}://{folder}')}]"
 
 
 @contextlib.contextmanager
@@ -143,27 +135,29 @@ def _cleared() -> Iterator[None]:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
 
-    from minivllm.config.loader import remembering
+    from minivllm.config import option_files
 
+    option_files.register()
     shared, config = GlobalHydra.instance(), HydraConfig.instance()
     running, cfg = shared.hydra, config.cfg
     shared.clear()
     try:
         with initialize_config_dir(str(conf_dir()), job_name="minivllm", version_base="1.3"):
-            assert shared.hydra is not None
-            shared.hydra.config_loader = remembering(shared.hydra.config_loader)
             yield
     finally:
         GlobalHydra.instance().hydra = running
         HydraConfig.instance().cfg = cfg
 
 
-def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def finish(
+    cfg: DictConfig, choices: Mapping[str, Any] | None = None, groups: Iterable[str] = GROUPS
+) -> dict[str, Any]:
     """Resolve what Hydra composed into plain data, check it and fill in defaults.
 
     Args:
         cfg: the composed configuration, with or without Hydra's own node.
         choices: group -> option; read from Hydra's node where not given.
+        groups: that it must have; GROUPS, or LLM_GROUPS without the sections.
 
     Raises:
         BadInput: a value is missing or wrong.
@@ -178,7 +172,7 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
         choices = (
             OmegaConf.select(cfg, "hydra.runtime.choices") or HydraConfig.get().runtime.choices
         )
-        for group in sorted({*GROUPS} & {*cfg} - {*choices}):  # Hydra merged a list of options
+        for group in sorted({*groups} & {*cfg} - {*choices}):  # Hydra merged a list of options
             from minivllm.config.explain import several
 
             raise several(group)
@@ -197,8 +191,8 @@ def finish(cfg: DictConfig, choices: Mapping[str, Any] | None = None) -> dict[st
     if written:
         finished[redaction.AS_WRITTEN] = written
     redaction.learn(finished)  # before anything is said of it
-    checked = validate(finished, names)
-    if checked["task"].get("_target_") in ANSWERING:
+    checked = validate(finished, names, groups)
+    if "task" in checked and checked["task"].get("_target_") in ANSWERING:
         overrides = OmegaConf.select(cfg, "hydra.overrides.task")
         if overrides is None and HydraConfig.initialized():
             overrides = HydraConfig.get().overrides.task
@@ -222,10 +216,17 @@ def _without_hydra(cfg: DictConfig) -> Iterator[None]:
 # ---- validation
 
 
-def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[str, Any]:
+def validate(
+    config: dict[str, Any], choices: Mapping[str, str | None], required: Iterable[str] = GROUPS
+) -> dict[str, Any]:
     """Check a plain configuration against the option dataclasses and fill in defaults.
 
     Options whose `_target_` is not in OPTIONS are a user's own and pass as they are.
+
+    Args:
+        config: the configuration.
+        choices: group -> option.
+        required: the groups that it must have; with a task it has sections of settings, too.
 
     Raises:
         BadInput: names the key, the group and the nearest valid name.
@@ -234,9 +235,8 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
     groups = {key: value for key, value in config.items() if key in GROUPS or key in choices}
     apart = ("choices", redaction.AS_WRITTEN, *SECTIONS)
     rest = {key: value for key, value in config.items() if key not in groups and key not in apart}
-    known = [*GROUPS, "preset", *(item.name for item in fields(RootOptions)), *SECTIONS]
     checked: dict[str, Any] = {}
-    for group in GROUPS:
+    for group in required:
         if not isinstance(groups.get(group), dict):
             raise BadInput(
                 f"{group}={groups.get(group)!r}: choose an option, e.g. "
@@ -246,13 +246,14 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         if group == "speculative":
             node = _with_checked_draft(node)
         checked[group] = _check_group(group, node, choices.get(group))
-    _require_fitting_task(checked, choices)
+    if "task" in checked:
+        _require_fitting_task(checked, choices)
     require_prefixes(checked["parallel"], checked["cache"])
     require_tensor(checked)
     attention = str(checked["attention"]["_target_"])
     require_invariant(attention, checked["runtime"]["determinism"])
     eviction = _eviction(checked["cache"])
-    if attention in {*OPTIONS} - {*SCORING}:  # a user's own backend says so itself
+    if attention in OPTIONS and attention not in SCORING:  # a user's own backend says so itself
         require_unscored(str(choices.get("attention")), eviction)
     if checked["speculative"]["_target_"] != NOT_SPECULATING:
         require_compatible(
@@ -261,16 +262,11 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
             checked["decoding"],
             checked["runtime"]["overlap"],
         )
-    root = plain(make_options(RootOptions, rest, "", None, known))
-    for key in ("runs_dir", "reports_dir"):
-        root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
-        folder = place(root[key] or ".", f"{key}={root[key]}")
-        # false where it may not be looked into
-        if any(map(os.path.isfile, (folder, *folder.parents))):
-            raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
+    root = _root_settings(rest)
     sections = {
         name: plain(make_options(TARGETLESS[name], config.get(name, {}), name, name))
         for name in SECTIONS
+        if "task" in checked
     }
     written = (
         {redaction.AS_WRITTEN: config[redaction.AS_WRITTEN]}
@@ -278,6 +274,19 @@ def validate(config: dict[str, Any], choices: Mapping[str, str | None]) -> dict[
         else {}
     )
     return {**checked, **root, **sections, "choices": dict(choices), **written}
+
+
+def _root_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings outside every group and section, checked."""
+    known = [*GROUPS, "preset", *(item.name for item in fields(RootOptions)), *SECTIONS]
+    root = plain(make_options(RootOptions, settings, "", None, known))
+    for key in ("runs_dir", "reports_dir"):
+        root[key] = os.path.expanduser(root[key])  # not every shell does so behind an equals sign
+        folder = place(root[key] or ".", f"{key}={root[key]}")
+        # false where it may not be looked into
+        if any(map(os.path.isfile, (folder, *folder.parents))):
+            raise BadInput(f"{key}={folder} is, or is below, a file; give a folder")
+    return root
 
 
 def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
@@ -295,18 +304,19 @@ def _eviction(cache: Mapping[str, Any]) -> Eviction | None:
 def _require_fitting_task(checked: Mapping[str, Any], choices: Mapping[str, str | None]) -> None:
     """Raise BadInput for what a task would ignore. A task of the user's own may measure."""
     target, task = checked["task"].get("_target_"), choices.get("task")
-    if checked["runtime"]["profile"] and target in {*OPTIONS} - {BENCH}:
+    own = target in OPTIONS
+    if checked["runtime"]["profile"] and own and target != BENCH:
         raise BadInput(
             "runtime.profile=true is for task=bench, whose measurement it traces: leave it out "
             f"with task={task}"
         )
-    if checked["measure"]["events"] and target in {*OPTIONS} - {BENCH, CAPACITY}:
+    if checked["measure"]["events"] and own and target not in (BENCH, CAPACITY):
         raise BadInput(
             "measure.events=true is for task=bench, whose steps it records: leave it out with "
             f"task={task}"
         )
     replicas = checked["parallel"]["replicas"]
-    if replicas > 1 and target in {*OPTIONS} - {BENCH, CAPACITY, SERVE}:
+    if replicas > 1 and own and target not in (BENCH, CAPACITY, SERVE):
         raise BadInput(
             f"parallel.replicas={replicas} is for task=bench, task=capacity and task=serve: leave "
             f"it out with task={task}"
@@ -364,17 +374,6 @@ def _some_option(group: str) -> str:
 
 
 # ---- building
-
-
-def require_invariant(attention: str, determinism: str) -> None:
-    """Raise BadInput if attention is to be the same in any batch, and this `_target_` cannot be
-    so."""
-    if determinism == "batch" and attention not in INVARIANT:
-        raise BadInput(
-            f"attention: {attention.rpartition('.')[2]} is not batch-invariant, as "
-            "runtime.determinism=batch asks; use attention=auto, attention=invariant or "
-            "attention=triton"
-        )
 
 
 def build(

@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,7 +21,8 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from minivllm.config.groups import GROUPS
+from minivllm.config import option_files
+from minivllm.config.groups import GROUPS, OPTIONS, TARGETLESS
 from minivllm.config.overrides import hidden
 from minivllm.errors import BadInput, meant, nearest
 
@@ -119,9 +121,12 @@ def is_config_error(error: Exception) -> bool:
     outside of the standard library, which opens and decodes files for its callers.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
-    callers = [name for name in packages if name not in sys.stdlib_module_names]
-    return callers[-1:] in (["hydra"], ["omegaconf"], ["yaml"], ["antlr4"])
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    callers = [name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names]
+    readers = ("hydra", "omegaconf", "yaml", "antlr4")
+    return bool(callers) and (
+        callers[-1].partition(".")[0] in readers or callers[-1] == option_files.__name__
+    )
 
 
 def explain(
@@ -321,7 +326,7 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
     settings = [
         f"{group}.{leaf}"
         for group in GROUPS
-        if OmegaConf.is_dict(config[group]) and leaf in config[group]
+        if OmegaConf.is_dict(node := config.get(group)) and leaf in node
     ]
     if settings:
         return f"did you mean {' or '.join(settings)}?"
@@ -329,20 +334,25 @@ def _hint(config: DictConfig, key: str, seen: str, part: str, names: Sequence[st
 
 
 def _having(config: DictConfig, group: str, knob: str) -> list[str]:
-    """The options of a group that set a knob, or start from one that does, as one chooses them."""
+    """The options of a group that have a knob, or start from one that has it, as one chooses
+    them."""
     sources = OmegaConf.select(config, "hydra.runtime.config_sources") or []
     files = {
         path.stem: path.read_text("utf-8")
         for source in reversed(sources)
-        if source.schema == "file"
+        if source.schema in ("file", option_files.SCHEME)
         for path in sorted(Path(source.path, group).glob("*.yaml"))
     }
 
     def has(option: str) -> bool:
         text = files.get(option, "")
-        started_from = re.findall(r"^ *- ([\w-]+)$", text, re.MULTILINE)
-        return bool(re.search(rf"^{re.escape(knob)}:", text, re.MULTILINE)) or any(
-            map(has, {*started_from} - {"_self_", option})
+        target = re.search(r"^_target_: (\S+)", text, re.MULTILINE)
+        cls = TARGETLESS.get(group) if target is None else OPTIONS.get(target[1])
+        started_from = {*re.findall(r"^ *- ([\w-]+)$", text, re.MULTILINE)} - {"_self_", option}
+        return (
+            bool(re.search(rf"^{re.escape(knob)}:", text, re.MULTILINE))
+            or any(map(has, started_from))
+            or (cls is not None and knob in (item.name for item in fields(cls)))
         )
 
     return [f"{group}={option}" for option in files if has(option)]

@@ -29,6 +29,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from minivllm.config.option_files import SCHEME
+
 T = TypeVar("T")
 Key = tuple[str, str, str, object]
 
@@ -91,7 +93,7 @@ class OptionRepository(ConfigRepository):
         for source in self.sources:
             content: object = None  # of an installed package, it does not change
             name = source._normalize_file_name(config_path)
-            if source.scheme() == "file":
+            if source.scheme() in ("file", SCHEME):
                 try:
                     content = Path(source.path, name).read_bytes()
                 except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):

@@ -20,21 +20,45 @@ class RuntimeOptions(Options):
 
     group = "runtime"
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1, numbered by the bus as nvidia-smi does; several are such as
+    cuda:0-3."""
     threads: int | None = knob(None, at_least=1, at_most=1024)
+    """CPU threads; null: $MINIVLLM_THREADS, or one for each physical core within a container's
+    limit."""
     cores: str | int | None = knob(None, unasked=True)
+    """CPU cores to pin the process to, such as 0-3,8; null: any."""
     determinism: Literal["off", "run", "batch"] = "off"
+    """run: deterministic kernels; batch: tokens depend on the request alone, not on its batch."""
     cpu_kernels: Literal["auto", "on", "off"] = "auto"
+    """C++ kernels, compiled at first use; auto: where they compile."""
     kernel_choice: Literal["fixed", "measured"] = knob("fixed", unasked=True)
+    """Which of two C++ kernels with equal bits multiplies how many rows; measured: once on a
+    machine, then kept."""
     fused_kernels: Literal["auto", "triton", "off"] = "auto"
+    """Residual + norm, norm + rotation, gate + product, a draw as one kernel each; auto: triton on
+    a GPU."""
     linear_kernel: Literal["torch", "triton"] = "torch"
+    """Kernel of products of few rows with 16-bit weights; torch: on a GPU cuBLAS."""
     moe: Literal["auto", "grouped", "loop"] = "auto"
+    """Experts of a mixture; grouped: all in two grouped matrix products; loop: one after another;
+    auto: grouped on Hopper in bf16."""
     native_layers: bool = True
+    """With cpu_kernels, one C++ call for each decoder layer instead of one for each operation."""
     trim_last_layer: bool = True
+    """After its attention the last layer computes only tokens whose logits are wanted."""
     overlap: bool = False
+    """true: launch the next step before reading the tokens of the last one; for GPUs."""
     cuda_graphs: bool | Literal["auto"] = "auto"
+    """Decoding steps recorded once and replayed; auto: on a GPU, where attention and model allow
+    it."""
     compile: bool = False
+    """torch.compile of the layers, without cpu_kernels and fused_kernels."""
     passes: list[dict[str, Any]] = knob(factory=list, unasked=True)
+    """Passes of your own, applied to the loaded model in this order: [{_target_: my_package.MyPass,
+    knob: value}]."""
     profile: bool = False
+    """true: after each measurement, some steps of the same load under torch's profiler, traced
+    beside the record."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,9 +93,15 @@ class RootOptions(Options):
     """Settings outside every group and section."""
 
     name: str | None = None
+    """The folder of records under runs_dir; null: the time for a lone run, sweep.name for a
+    sweep."""
     runs_dir: str = "runs"
+    """The folder of records."""
     reports_dir: str = "reports"
+    """The folder of reports."""
     runs: list[str] = field(default_factory=list)
+    """For task=report, task=compare and task=view: folders of records, by path or by name under
+    runs_dir."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

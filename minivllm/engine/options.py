@@ -31,28 +31,25 @@ PreemptionChoice = Literal["recompute", "swap", "reserve"] | dict[str, Any]
 
 @dataclass(frozen=True)
 class BatchingOptions(Options):
-    """What every option of batching that runs several requests at once has.
-
-    Args:
-        max_num_seqs: most requests running at once.
-        max_num_batched_tokens: most tokens computed in one step.
-        chunked_prefill: long prompts are cut into pieces that share steps with decoding requests
-            (Sarathi-Serve, Agrawal et al. 2024); off, a prompt is computed in one step.
-        preemption: "recompute", "swap" or "reserve" (see preemption.py), or a class of the user's
-            own as {"_target_": "my_package.MyPreemption"} with its knobs beside.
-        watermark: share of the blocks that admission leaves free, so that those running can grow.
-        aging_s: a request gains one step of priority for every so many seconds that it waits.
-        shed: end requests that can no longer meet their deadline.
-    """
+    """What every option of batching that runs several requests at once has."""
 
     group = "batching"
     max_num_seqs: int = knob(64, at_least=1)
+    """Most requests running at once; of a static batch its size."""
     max_num_batched_tokens: int = knob(2048, at_least=1)
+    """Most tokens computed in one step."""
     chunked_prefill: bool = True
+    """Cut long prompts so that they share steps with decoding requests (Sarathi-Serve, Agrawal et
+    al. 2024); false: a prompt is computed in one step."""
     preemption: PreemptionChoice = "recompute"
+    """recompute, swap (to host memory), reserve (blocks for the worst case on admission, so no
+    preemption), or your own as {_target_: my_package.MyPreemption, ...}."""
     watermark: float = knob(0.01, at_least=0, at_most=1)
+    """Share of the cache's blocks that admission leaves free for running requests."""
     aging_s: float = knob(60.0, above=0)
+    """A waiting request gains one step of priority in this many seconds."""
     shed: bool = False
+    """End requests that can no longer meet their decoding.deadline_ms."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,17 +60,13 @@ class BatchingOptions(Options):
 @option("minivllm.engine.batching.Continuous")
 @dataclass(frozen=True)
 class ContinuousOptions(BatchingOptions):
-    """batching=continuous.
-
-    Args:
-        prefill_first: prompts come before decoding requests in a step, as in Orca; off, decoding
-            requests come first and prompts get what they leave.
-        fair_prefill: prompts being computed share the step's tokens evenly; off, one after another
-            gets all.
-    """
+    """batching=continuous."""
 
     prefill_first: bool = False
+    """true: a step takes prompts before decoding requests, as in Orca; false: decoding requests
+    first."""
     fair_prefill: bool = False
+    """true: prompts share a step's tokens evenly; false: first come, first served."""
 
 
 @option("minivllm.extras.scheduling.batching.Sequential")
@@ -83,35 +76,32 @@ class SequentialOptions(Options):
 
     group = "batching"
     max_num_batched_tokens: int = knob(2048, at_least=1)
+    """Most tokens computed in one step."""
     chunked_prefill: bool = True
+    """Cut long prompts."""
     aging_s: float = knob(60.0, above=0)
+    """A waiting request gains one step of priority in this many seconds."""
     shed: bool = False
+    """true: end requests that can no longer meet their decoding.deadline_ms."""
 
 
 @option("minivllm.extras.scheduling.batching.Static")
 @dataclass(frozen=True)
 class StaticOptions(BatchingOptions):
-    """batching=static.
-
-    Args:
-        group_by_length: batches are made of requests of similar output length, from the `4 *
-            max_num_seqs` most urgent ones: those that end early wait less for the last (as Fairseq
-            and transformers group by length).
-    """
+    """batching=static."""
 
     group_by_length: bool = False
+    """Make batches of requests with similar output lengths, from the 4 * max_num_seqs most urgent
+    ones, as Fairseq and transformers do."""
 
 
 @option("minivllm.extras.scheduling.batching.Dynamic")
 @dataclass(frozen=True)
 class DynamicOptions(StaticOptions):
-    """batching=dynamic.
-
-    Args:
-        max_wait_ms: most milliseconds that the first request of a batch waits for others.
-    """
+    """batching=dynamic."""
 
     max_wait_ms: float = knob(50.0, at_least=0)
+    """Longest wait of a batch's first request for others."""
 
 
 # Called with the ids of the prompt and of the output so far, before each token: the ids that may
@@ -228,86 +218,80 @@ def _schema_text(what: str, schema: Any) -> str:
 class SamplingParams:
     """Decoding parameters of one request, named as vLLM names them; checked when made.
 
-    Args:
-        max_tokens: most tokens to generate; None goes on to the end of the context.
-        min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens.
-        temperature: 0 is greedy; otherwise logits are divided by it.
-        top_k: keep the k most likely tokens; 0 (or -1) keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches p (nucleus sampling,
-            Holtzman et al. 2020).
-        min_p: keep tokens at least this fraction as likely as the likeliest one.
-        repetition_penalty: divides (positive) or multiplies (negative) the logits of tokens that
-            occur in the prompt or the output (CTRL, Keskar et al. 2019).
-        presence_penalty: subtracted once from the logits of tokens in the output.
-        frequency_penalty: subtracted once per occurrence in the output.
-        logit_bias: token id -> what is added to its logit, before the penalties; None adds nothing.
-            A bias of 1e30 forces its token.
-        allowed_token_ids: only these may be generated; None allows all. End-of-sequence tokens are
-            no exception.
-        token_mask: the same, called again for each token: a function given from Python, see
-            TokenMask.
-        structured_outputs: what the text has to be, such as JSON of a schema; the output ends with
-            it. A dictionary with a field of StructuredOutputs, or one of these; null: any text.
-        seed: noise comes from (seed, position), so that neighbours in the batch change nothing;
-            None (or -1) lets the engine derive a seed for each request.
-        n: completions per prompt. The first has the noise of `seed`, the others that of seeds
-            hashed from it.
-        beam_width: beams of a beam search, of which the best n are returned; 1 is no beam search.
-        length_penalty: a beam's score is the sum of its log-probabilities / (tokens **
-            length_penalty).
-        early_stopping: when a beam search with `beam_width` outputs stops: True, at once; False,
-            when the best beam as it is would not be among them; "never", when no beam can come to
-            be (as in transformers).
-        bad_words: strings that may not be generated: the last token of one is forbidden where those
-            before it have come.
-        stop: strings that end the output. One that is the text of a special token ends it at that
-            token.
-        stop_token_ids: token ids that end the output.
-        include_stop_str_in_output: leave what ended the output, a stop string or token, in the
-            text.
-        skip_special_tokens: leave special tokens out of the text.
-        ignore_eos: go on past the model's end-of-sequence token.
-        logprobs: also return the log-probabilities of this many most likely tokens at each step
-            (and of the chosen one); None returns none, -1 those of all tokens.
-        prompt_logprobs: the same for every prompt token after the first.
-        cache_salt: the prefix cache is shared by requests of the same salt, or without any.
-        priority: lower is more urgent; a request gains one for every `batching.aging_s` it waits.
-        deadline_ms: milliseconds after arrival by which the request should have ended; among
-            requests of equal priority the earliest deadline is served first.
-
     Raises:
         BadInput: a value is out of range.
     """
 
     max_tokens: int | None = 16
+    """Most tokens to generate, which a workload sets for each request; null: to the end of the
+    context."""
     min_tokens: int = 0
+    """End-of-sequence and stop tokens cannot be chosen before this many tokens."""
     temperature: float = 0.0
+    """0 is greedy; otherwise logits are divided by it."""
     top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1: all."""
     top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches p (nucleus sampling, Holtzman et
+    al. 2020)."""
     min_p: float = 0.0
+    """Keep tokens at least this fraction as likely as the likeliest one."""
     repetition_penalty: float = 1.0
+    """Divides (positive) or multiplies (negative) the logits of tokens that occur in the prompt or
+    the output (CTRL, Keskar et al. 2019)."""
     presence_penalty: float = 0.0
+    """Subtracted once from the logits of tokens in the output."""
     frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the output."""
     logit_bias: dict[int, float] | None = None
+    """{token id: number added to its logit}, before the penalties; 1e30 forces its token."""
     allowed_token_ids: tuple[int, ...] | None = None
+    """The only token ids that may be generated, without exception for those that end the sequence;
+    null: all."""
     token_mask: TokenMask | None = None
+    """The token ids that may come next, called before each token: a function given from Python, see
+    TokenMask."""
     structured_outputs: StructuredOutputs | None = knob(None, unasked=True)
+    """What the text has to be, which ends with it: {regex: "[0-9]+"}, or json, json_object, choice,
+    grammar (a StructuredOutputs); null: any text."""
     seed: int | None = None
+    """Noise comes from (seed, position), so that neighbours in the batch change nothing; null or
+    -1: the engine derives a seed for each request from measure.seed."""
     n: int = 1
+    """Completions a prompt; the first has the noise of `seed`, the others that of seeds hashed from
+    it."""
     beam_width: int = 1
+    """Above 1: beam search; the best n beams are returned."""
     length_penalty: float = 1.0
+    """For beam search: score = sum of log-probabilities / (tokens ** length_penalty)."""
     early_stopping: bool | Literal["never"] = False
+    """A beam search with beam_width outputs stops at once (true), when the best beam as it is would
+    not be among them (false), or when no beam can come to be (never), as in transformers."""
     bad_words: tuple[str, ...] = knob((), unasked=True)
+    """Strings that may not be generated."""
     stop: tuple[str, ...] = ()
+    """Strings that end the output; one that is the text of a special token ends it at that
+    token."""
     stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output."""
     include_stop_str_in_output: bool = knob(False, unasked=True)
+    """The text includes the stop string, or the stop token's text."""
     skip_special_tokens: bool = knob(True, unasked=True)
+    """The text excludes special tokens."""
     ignore_eos: bool = False
+    """Go on past the model's end-of-sequence token."""
     logprobs: int | None = None
+    """Most likely tokens at each step whose log-probabilities are returned, beside the chosen
+    one's; null: none; -1: all."""
     prompt_logprobs: int | None = None
+    """The same for every prompt token after the first."""
     cache_salt: str | None = knob(None, unasked=True)
+    """Requests of another salt, or without one, share no prefix with these."""
     priority: int = 0
+    """Lower is more urgent; a request gains one for every batching.aging_s that it waits."""
     deadline_ms: float | None = None
+    """Milliseconds after arrival by which a request should have ended; earlier deadlines are served
+    first, and batching.shed=true gives up on late ones."""
 
     def __post_init__(self) -> None:
         settled: dict[str, Any] = {

@@ -15,9 +15,8 @@ from typing import Any
 
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
-from minivllm.config.groups import GROUPS, OPTIONS
+from minivllm.config.groups import GROUPS, LLM_ROOT, OPTIONS, Config
 from minivllm.config.support import support_of
-from minivllm.config.typed import Config
 from minivllm.errors import BadInput
 from minivllm.platform.devices import device_indices
 from minivllm.platform.options import default_of, written
@@ -140,8 +139,8 @@ def is_default(group: str, name: str, value: Any) -> bool:
 
 @cache
 def defaults() -> dict[str, Any]:
-    """The configuration without any override, composed once."""
-    return compose([])
+    """The configuration of an engine without any override, composed once."""
+    return compose([], root=LLM_ROOT)
 
 
 def _knob_defaults(target: str) -> dict[str, Any]:

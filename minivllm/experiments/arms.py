@@ -13,7 +13,7 @@ from minivllm.analysis.ablation.design import AGAIN, Chosen, Design
 from minivllm.analysis.metric import find_metric
 from minivllm.config.compose import finish
 from minivllm.config.explain import explain, is_config_error
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.options import AblationOptions
 from minivllm.experiments.plan import Arm, Blocks, Sweep, part, require_own

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.ablation.findings import Goal, Planned
 from minivllm.bench.records.storage import OPERATIONS, RECORD, TRACE
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.tracking.base import SafeTracker
 

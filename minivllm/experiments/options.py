@@ -15,16 +15,28 @@ class SweepOptions(Options):
 
     group = "sweep"
     name: str | None = None
+    """The folder of the sweep's records; null: a hash of the sweep's definition, so that the same
+    command resumes."""
     fresh: bool = False
+    """true: measure recorded cells again."""
     retry: Literal["failed"] | None = None
+    """failed: measure failed cells again."""
     dry_run: bool = False
+    """true: check everything, print the plan and an estimate of time, measure nothing."""
     skip_absent: bool = False
+    """true: arms whose engine is not installed are named and left out."""
     objective: str | None = None
+    """Goal of a search (preset=tune): a number of the record, e.g. metrics.output_tokens_per_s."""
     direction: Literal["maximize", "minimize"] = "maximize"
+    """Direction of a search."""
     limits: dict[str, float] = field(default_factory=dict)
+    """Limits of a search: numbers of the record with their upper bounds."""
     params: list[dict[str, Any]] = field(default_factory=list)
+    """Products of a study (docs/guides/studies.md), each {key: "value,value", ...}."""
     plan: str | None = None
+    """Set by the sweeper for its jobs: the file that says what this job does."""
     cwd: str | None = None
+    """Set by the sweeper for its jobs: the folder of relative paths."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,11 +50,19 @@ class AblationOptions(Options):
 
     group = "ablation"
     design: Literal["leave_one_out", "add_one_in", "pairs", "factorial"] = "leave_one_out"
+    """arms: all optimisations but one, none but one, every two, or every combination."""
     metric: str | None = None
+    """Metric of the verdicts: a field below `metrics` in a record; null: the metric of the ranking,
+    as in task=compare."""
     baseline: list[str] = field(default_factory=list)
+    """Overrides of an arm without any optimisation."""
     optimisations: dict[str, Any] = field(default_factory=dict)
+    """Optimisations by name: {fused: {overrides: [attention=sdpa], requires: [...], lossless:
+    true}}."""
     only: list[str] = field(default_factory=list)
+    """Names from that list; empty: all."""
     max_arms: int = knob(64, at_least=2)
+    """More arms are an error: a factorial of k optimisations may have 2^k."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from minivllm.bench.records import identity
-from minivllm.config.compose import quoted
-from minivllm.config.overrides import hidden
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
+from minivllm.config.overrides import hidden, quoted
 from minivllm.errors import BadInput
 from minivllm.experiments.jobs import go_to, job_files, read_job
 from minivllm.experiments.plan import Sweep

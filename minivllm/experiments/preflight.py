@@ -17,8 +17,8 @@ from minivllm.bench.workloads.options import ImagesOptions
 from minivllm.cache.options import PagedOptions
 from minivllm.config import plug_ins
 from minivllm.config.compose import OPTIONS, build
+from minivllm.config.groups import Config
 from minivllm.config.support import support_of
-from minivllm.config.typed import Config
 from minivllm.engines import installed
 from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput

@@ -15,7 +15,7 @@ from minivllm.bench.records import identity, storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import record_in
 from minivllm.config import plug_ins
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.experiments.arms import Load, compose, shuffled
 from minivllm.experiments.plan import Arm, Sweep, essential

@@ -19,8 +19,8 @@ from minivllm.bench.records.lock import folder_lock
 from minivllm.bench.records.measurement import DEFAULT_ARM
 from minivllm.bench.records.reading import flatten, record_in
 from minivllm.bench.records.record import Record
-from minivllm.config.compose import OPTIONS, quoted
-from minivllm.config.typed import Config
+from minivllm.config.groups import OPTIONS, Config
+from minivllm.config.overrides import quoted
 from minivllm.errors import BadInput, nearest
 from minivllm.experiments.arms import Load
 from minivllm.experiments.plain import Launch

@@ -17,9 +17,8 @@ from minivllm.bench.records.lock import folder_lock
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import record_in
 from minivllm.bench.records.record import Failure, Validity
-from minivllm.config.compose import quoted
-from minivllm.config.overrides import hidden
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
+from minivllm.config.overrides import hidden, quoted
 from minivllm.errors import BadInput
 from minivllm.experiments import plain
 from minivllm.experiments.arms import Load

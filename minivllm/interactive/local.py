@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from minivllm.config.decoding import check_streamable
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.extras.vision.pictures import NO_IMAGES
@@ -17,7 +16,7 @@ from minivllm.interactive.model import ChatDecoding, Turn, picture_bytes
 from minivllm.llm import LLM
 from minivllm.models.load.messages import has_images, parse_messages
 from minivllm.platform.threads import thread_count
-from minivllm.prompts import Prompt
+from minivllm.prompts import Prompt, check_streamable
 from minivllm.serving.parsing.reasoning import begins_thinking
 
 

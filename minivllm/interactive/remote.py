@@ -8,9 +8,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from minivllm.config.decoding import check_streamable, params_of
-from minivllm.config.groups import GROUPS
-from minivllm.config.typed import Config
+from minivllm.config.groups import GROUPS, Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.openai.stream import read_events
 from minivllm.engines.openai.stream_event import (
@@ -24,6 +22,7 @@ from minivllm.errors import BadInput, NotInstalled
 from minivllm.interactive.answer import Answer, AnswerPiece, collect
 from minivllm.interactive.model import ChatDecoding, Turn
 from minivllm.platform.support import INSTALL
+from minivllm.prompts import check_streamable, params_of
 
 CHAT, COMPLETIONS = "chat/completions", "completions"
 # What a server may answer that has no chat completions, or a model without a chat template.

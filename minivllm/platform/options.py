@@ -1,5 +1,5 @@
-"""Base class and fields of the option dataclasses in each `options.py`, which import only `errors`
-and `platform`, never torch."""
+"""Option dataclasses, which lie in each `options.py` and import only `errors` and `platform`, never
+torch: their base class and fields, and the objects that are made of a configuration's nodes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, nearest
 
 T = TypeVar("T", bound=type)
+C = TypeVar("C")
 
 
 def option(*names: str) -> Callable[[T], T]:
@@ -65,6 +66,26 @@ def default_of(item: Field[Any]) -> Any:
     """The default of a field in the form of a configuration, or MISSING."""
     default = item.default if item.default_factory is MISSING else item.default_factory()
     return list(default) if isinstance(default, tuple) else default
+
+
+def filled(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs that are set, with the defaults of the others, as an option file holds them: "???" for
+    one without a default. A dictionary stays whole unless its own knobs are declared."""
+    hints: dict[str, Any] = type_hints(cls)
+    knobs: dict[str, Any] = {}
+    for item in fields(cls):
+        name, hint = item.name, hints[item.name]
+        given = values.get(name, {})
+        if is_dataclass(hint) and isinstance(given, Mapping):
+            assert isinstance(hint, type)
+            knobs[name] = filled(hint, given)
+        elif name in values:
+            knobs[name] = given
+        elif not any(get_origin(arm) is Callable for arm in (hint, *get_args(hint))):
+            # what is left out is given from Python
+            default = default_of(item)
+            knobs[name] = "???" if default is MISSING else default
+    return {name: value for name, value in values.items() if name not in knobs} | knobs
 
 
 @cache
@@ -144,6 +165,52 @@ def _describe(hint: Any) -> str:
         NoneType: "null",
     }
     return names.get(hint, "a dictionary")
+
+
+def make_options(
+    cls: type[C], node: Any, path: str, owner: str | None, known: Sequence[str] | None = None
+) -> C:
+    """The option dataclass of a node; nested dataclasses likewise.
+
+    Args:
+        cls: the dataclass.
+        node: its knobs; those that are missing take their defaults.
+        path: key of the node, for messages.
+        owner: the option that the knobs are of, for messages; None outside every group.
+        known: names that a misspelt one may have meant; None is the knobs.
+
+    Raises:
+        BadInput: a knob is unknown, is missing or has another type; names its key.
+    """
+    names = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+    if not isinstance(node, Mapping):
+        raise BadInput(f"{path}={node!r} must be a group of settings, e.g. {path}.{names[0]}=...")
+    hints: dict[str, Any] = type_hints(cls)  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    prefix = f"{path}." if path else ""
+    for name, value in node.items():
+        if name not in names:
+            what = f"no such option of {owner}" if owner else "no such setting"
+            raise BadInput(f"{prefix}{name}: {what}; {nearest(str(name), known or names)}")
+        if is_dataclass(nested := hints[name]):
+            assert isinstance(nested, type)
+            values[name] = make_options(nested, value, f"{prefix}{name}", f"{prefix}{name}")
+        else:
+            values[name] = typed(cls, name, value, f"{prefix}{name}")
+    for item in fields(cls):  # type: ignore[arg-type]
+        if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
+            raise BadInput(
+                f"{prefix}{item.name} is missing: {owner} needs it, e.g. {prefix}{item.name}=..."
+            )
+    return cls(**values)
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """The knobs of an option dataclass as a configuration holds them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(options).items()
+    }
 
 
 class Options:

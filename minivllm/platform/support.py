@@ -138,27 +138,25 @@ class ServerOptions(EngineOptions):
     Attributes:
         decisive: for a knob of this engine, by its name below `engine` (arguments as
             "args.some_name"), the counters of liveness ("group.name") that show its work.
-
-    Args:
-        port: of the server; None finds a free one.
-        start_timeout_s: how long to wait for the server to be ready.
-        idle_timeout_s: requests are given up where none of those under way has got a token for so
-            long.
-        linger_s: how long the server stays started after a measurement, for the next one with the
-            same command; 0 stops it at once.
-        suspend: whether its processes are suspended meanwhile, so that they take no processor time.
-        max_connections: most requests under way at once.
-        args: further arguments of the server by their names, which win over what is made of the
-            other groups; null leaves one out.
-        env: further environment variables of the server.
     """
 
     decisive: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     port: int | None = knob(None, at_least=1, at_most=65535)
+    """Port of the server; null: a free one."""
     start_timeout_s: float = knob(600.0, above=0)
+    """Longest wait until the server is ready."""
     idle_timeout_s: float = knob(300.0, above=0)
+    """Longest time without a token for any request in flight."""
     linger_s: float = knob(0.0, at_least=0)
+    """Seconds that the server stays started after a measurement, for the next one with the same
+    command; 0: stopped at once."""
     suspend: bool = True
+    """With linger_s: suspend the processes of the server between measurements, so that they take no
+    processor time."""
     max_connections: int = knob(256, at_least=1)
+    """Most requests in flight; others wait in the client, which counts as latency."""
     args: dict[str, Any] | None = None
+    """Further arguments of the server by their names, e.g. {enforce_eager: true}, which win over
+    what is made of the other groups; null leaves one out."""
     env: dict[str, Any] | None = None
+    """Further environment variables of the server."""

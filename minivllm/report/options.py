@@ -18,7 +18,11 @@ class ReportOptions(Options):
 
     group = "report"
     percentiles: list[float] = field(default_factory=list)
+    """Percentiles of TTFT, ITL, TPOT and E2E in the tables, such as [50,90,99]; []: TTFT p50 and
+    p99, ITL p50."""
     studies: dict[str, Any] = field(default_factory=dict)
+    """Studies of your own: {mine: {_target_: my_package.MyStudy, ...}}, see
+    docs/guides/reports.md."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.extras.vision.pictures import Pictures, fitting_processor
 from minivllm.models.load.source import Source, resolve
 from minivllm.models.load.tokenizer import Tokenizer

@@ -14,73 +14,66 @@ from minivllm.platform.threads import wanted_cores
 @option("minivllm.tasks.serve.run")
 @dataclass(frozen=True)
 class ServeOptions(Options):
-    """task=serve.
-
-    Args:
-        host: the address to listen on; the default is reached from this machine only.
-        port: the port to listen on; 0 takes a free one.
-        served_model_name: the name that clients ask for; null: that of the model.
-        api_keys: keys that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`;
-            none: every client is served.
-        allowed_hosts: names by which clients may call a server without keys, beside those of this
-            machine and the address that it listens on; "*" any.
-        cors_origins: web pages of these origins may call the server, "*" all.
-        max_num_queued_reqs: most completions that wait for their first token, of which a request
-            with n=4 has four; more are refused (429).
-        max_num_queued_tokens: most tokens of their prompts.
-        max_body_mb: largest body of a request, in 10**6 bytes.
-        max_depth: most levels of brackets in a body.
-        max_socket_reqs: most requests under way on one WebSocket.
-        request_timeout_s: longest time of a request, from its arrival to its last token.
-        step_timeout_s: longest time of one step of an engine, after which its process counts as one
-            that hangs, and is ended. Compiling in a first step and long prompts count.
-        keep_alive_s: how long an idle connection stays open.
-        client_timeout_s: longest time for a client to send the head of a request, or its body, or
-            to take what was written to it.
-        slow_reader_pieces: most tokens that wait for a client that does not read; beyond them its
-            request ends and its connection is closed.
-        drain_s: after SIGTERM, how long running requests may go on; and those of a replica that is
-            taken away, before another one goes on with them.
-        view: show the engine at work to those who open the server's address in a browser.
-        view_load: viewers may have the server send itself requests of random tokens; null: they may
-            where no key is set and the server listens on this machine only.
-        metrics_prefix: of the names in /metrics; "vllm" keeps boards made for vLLM working.
-        log_prompts: write prompts and answers to the log, too.
-        api_server_count: processes that answer clients; with more than one they are beside the
-            process that has the engines, and share its socket.
-        cores: cores of the processes that answer clients, in the syntax of taskset; the engine's
-            are `runtime.cores`.
-        record: write a record of the served requests to runs/ at the end.
-        endpoints: endpoints of the user's own, each a dictionary with `_target_`, a class with
-            `router(service)`, and its knobs.
-    """
+    """task=serve."""
 
     group = "task"
     host: str = "127.0.0.1"
+    """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all."""
     port: int = knob(8000, at_least=0, at_most=65535)
+    """Port to listen on; 0: a free one."""
     served_model_name: str | None = None
+    """Name that clients ask for; null: the name of the model."""
     api_keys: list[str] = field(default_factory=list)
+    """Keys that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`, such as
+    ['${oc.env:MINIVLLM_API_KEY}']; []: every client is served."""
     allowed_hosts: list[str] = knob(factory=list, unasked=True)
+    """Names by which clients may call a server without keys, as of a proxy before it, beside this
+    machine's; ['*'] for any."""
     cors_origins: list[str] = field(default_factory=list)
+    """Origins whose web pages may call the server; ['*'] for all."""
     max_num_queued_reqs: int = knob(256, at_least=1)
+    """Completions waiting for their first token (n a prompt); more are refused with 429."""
     max_num_queued_tokens: int = knob(262144, at_least=1)
+    """Most tokens of their prompts."""
     max_body_mb: float = knob(8.0, above=0)
+    """Largest body of a request, 10^6 bytes."""
     max_depth: int = knob(64, at_least=4)
+    """Levels of brackets in a body."""
     max_socket_reqs: int = knob(64, at_least=1)
+    """Requests under way on one WebSocket."""
     request_timeout_s: float = knob(600.0, above=0)
+    """Longest time of a request, from its arrival to its last token."""
     step_timeout_s: float = knob(600.0, above=0, unasked=True)
+    """Longest time of one step of an engine, compiling included, after which its process counts as
+    one that hangs, and is ended."""
     keep_alive_s: float = knob(30.0, above=0)
+    """How long an idle connection stays open."""
     client_timeout_s: float = knob(30.0, above=0)
+    """Longest time for a client to send a head or a body, or to take what was written."""
     slow_reader_pieces: int = knob(1024, at_least=1)
+    """Tokens that wait for a client that does not read, before it is cut off."""
     drain_s: float = knob(30.0, at_least=0)
+    """Longest time after SIGTERM for running requests, and for those of a replica that is
+    removed."""
     view: bool = knob(True, unasked=True)
+    """The server's address, in a browser, shows the engine at work."""
     view_load: bool | None = knob(None, unasked=True)
+    """Viewers may have the server send itself requests of random tokens; null: without keys, on
+    this machine only."""
     metrics_prefix: Literal["minivllm", "vllm"] = "minivllm"
+    """Prefix of the names in /metrics; vllm keeps boards made for vLLM working."""
     log_prompts: bool = False
+    """Write prompts and answers to the log, too."""
     api_server_count: int = knob(1, at_least=1, at_most=64)
+    """Processes that answer clients, in front of the same engines."""
     cores: str | None = knob(None, unasked=True)
+    """Cores of the processes that answer clients, such as 1 or 2-3; the engine's are
+    runtime.cores."""
     record: bool = False
+    """Write a record of the served requests at the end."""
     endpoints: list[dict[str, Any]] = knob(factory=list, unasked=True)
+    """Endpoints of your own: a list of {_target_: my_package.MyEndpoint, ...}.
+    docs/guides/your-own-endpoint.md."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

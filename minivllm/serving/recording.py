@@ -21,7 +21,7 @@ from minivllm.bench.records.figures import Cold, Memory
 from minivllm.bench.records.lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import Validity
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.models.load.source import Source

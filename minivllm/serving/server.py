@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.config import plug_ins
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.processes.ray_cluster import require_ray

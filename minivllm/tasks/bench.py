@@ -15,7 +15,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.storage import RECORD
 from minivllm.bench.supervisor import Outcome
 from minivllm.bench.supervisor import run as supervise
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.experiments.jobs import discard, read_measurements

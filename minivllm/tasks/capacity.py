@@ -26,7 +26,7 @@ from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.reading import read_record
 from minivllm.bench.supervisor import Supervisor
 from minivllm.config.compose import OPTIONS, build
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.experiments.preflight import (

@@ -8,15 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from minivllm.config.compose import compose
-from minivllm.config.decoding import check_streamable, params_of
-from minivllm.config.groups import GROUPS
-from minivllm.config.typed import Config
+from minivllm.config.groups import GROUPS, Config
 from minivllm.errors import BadInput, nearest
 from minivllm.interactive.chat import TerminalChat
 from minivllm.interactive.comparison import Build
 from minivllm.interactive.model import TerminalModel
 from minivllm.interactive.prompt import typed_texts
 from minivllm.interactive.screen import Screen
+from minivllm.prompts import check_streamable, params_of
 
 if TYPE_CHECKING:
     from minivllm.interactive.local import LocalModel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.analysis.format import count
 from minivllm.analysis.metric import find_metric
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports
 from minivllm.tasks.report import find_runs, joined_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.models.load.pickled import convert
 from minivllm.platform.untrusted import place

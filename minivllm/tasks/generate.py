@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.platform.untrusted import printable
 

@@ -15,7 +15,7 @@ from minivllm.bench.records import identity, storage
 from minivllm.bench.records.lock import run_folder
 from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import KERNELS_VERSION, portable
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, require_writable_reports
 from minivllm.platform import files

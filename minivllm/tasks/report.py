@@ -9,7 +9,7 @@ from typing import Any
 
 from minivllm.bench.records import archive
 from minivllm.bench.records.storage import KERNELS, RECORD
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments.ending import list_reports, percentiles
 from minivllm.platform.options import KEPT_FOLDERS

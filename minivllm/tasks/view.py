@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from minivllm.analysis.format import count
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput, NotInstalled, install
 from minivllm.tasks.options import ViewOptions, ViewTaskOptions
 from minivllm.tasks.report import find_runs, joined_name

@@ -18,15 +18,13 @@ class NoTrackerOptions(Options):
 @option("minivllm.tracking.mlflow.MLflowTracker")
 @dataclass(frozen=True)
 class MLflowOptions(Options):
-    """tracker=mlflow.
-
-    Args:
-        uri: of the tracking server or database; None takes MLflow's own setting.
-        experiment: its name on the server; created if it is new.
-        artifacts: whether files are uploaded too.
-    """
+    """tracker=mlflow."""
 
     group = "tracker"
     uri: str | None = None
+    """A server or a database, e.g. http://HOST:5000 or sqlite:///mlflow.db; null: as
+    MLFLOW_TRACKING_URI says."""
     experiment: str = "minivllm"
+    """Name of the experiment on the server; created if it is new."""
     artifacts: bool = True
+    """Also record.json, config.yaml and the log of each record, and the report."""

@@ -14,6 +14,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from minivllm.config import option_files
 from minivllm.config.compose import conf_dir
 from minivllm.config.loader import OptionLoader, remembering
 
@@ -26,6 +27,7 @@ def load(loader: ConfigLoaderImpl, *overrides: str) -> DictConfig:
 
 @pytest.fixture
 def hydras_own() -> ConfigLoaderImpl:
+    option_files.register()
     return ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.record import Ablation, Record
+from minivllm.config.groups import Config
 from minivllm.config.support import supported_settings
-from minivllm.config.typed import Config
 
 SIMULATED = (
     # the `_target_` of what predicts instead of measuring

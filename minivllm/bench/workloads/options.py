@@ -13,34 +13,39 @@ from minivllm.platform.options import Options, knob, option
 Length = int | dict[str, Any]
 
 
-def _uniform(low: int, high: int) -> dict[str, Any]:
-    return {"distribution": "uniform", "min": low, "max": high}
+def distribution(kind: str, **given: float) -> dict[str, Any]:
+    """A distribution with what it takes, and null for what it does not take."""
+    others = ("value", "mean", "std", "min", "max", "values", "weights", "path")
+    return {"distribution": kind, **dict.fromkeys(others), **given}
 
 
-def _lognormal(mean: int, std: int, low: int, high: int) -> dict[str, Any]:
-    return {"distribution": "lognormal", "mean": mean, "std": std, "min": low, "max": high}
+def uniform(low: int, high: int) -> Any:
+    """A knob whose default is a uniform distribution."""
+    return knob(factory=lambda: distribution("uniform", min=low, max=high), at_least=1)
 
 
-def _length(default: int | dict[str, Any]) -> Any:
-    return knob(factory=lambda: dict(default) if isinstance(default, dict) else default, at_least=1)
+def _lognormal(mean: int, std: int, low: int, high: int) -> Any:
+    return knob(
+        factory=lambda: distribution("lognormal", mean=mean, std=std, min=low, max=high),
+        at_least=1,
+    )
 
 
 @dataclass(frozen=True)
 class SyntheticOptions(Options):
-    """What every workload of requests with drawn lengths has.
-
-    Args:
-        num_requests: how many.
-        input_len: prompt tokens; a number, or a distribution (see `Lengths`).
-        output_len: output tokens; the same.
-        ignore_eos: go on to the full output length past an end-of-sequence token.
-    """
+    """What every workload of requests with drawn lengths has."""
 
     group = "workload"
     num_requests: int = knob(32, at_least=1)
-    input_len: Length = _length(64)
-    output_len: Length = _length(32)
+    """Number of requests."""
+    input_len: Length = knob(64, at_least=1)
+    """Prompt tokens: a number, or a distribution: fixed (value), uniform (min, max), normal or
+    lognormal (mean and std in tokens, clipped to min and max), empirical (values or a file of them
+    at path, and perhaps weights)."""
+    output_len: Length = knob(32, at_least=1)
+    """Output tokens; the same."""
     ignore_eos: bool = True
+    """Every engine generates exactly the drawn length, past an end-of-sequence token."""
 
 
 @option("minivllm.bench.workloads.synthetic.Smoke")
@@ -56,8 +61,8 @@ class SmokeOptions(SyntheticOptions):
 class ChatWorkloadOptions(SyntheticOptions):
     """workload=chat."""
 
-    input_len: Length = _length(_uniform(64, 256))
-    output_len: Length = _length(_uniform(32, 128))
+    input_len: Length = uniform(64, 256)
+    output_len: Length = uniform(32, 128)
 
 
 @option("minivllm.bench.workloads.synthetic.LongDocument")
@@ -66,8 +71,8 @@ class LongDocumentOptions(SyntheticOptions):
     """workload=long_document."""
 
     num_requests: int = knob(16, at_least=1)
-    input_len: Length = _length(_uniform(8192, 32768))
-    output_len: Length = _length(_uniform(64, 256))
+    input_len: Length = uniform(8192, 32768)
+    output_len: Length = uniform(64, 256)
 
 
 @option("minivllm.bench.workloads.synthetic.Summarize")
@@ -75,8 +80,8 @@ class LongDocumentOptions(SyntheticOptions):
 class SummarizeOptions(SyntheticOptions):
     """workload=summarize."""
 
-    input_len: Length = _length(_lognormal(1024, 384, 256, 1792))
-    output_len: Length = _length(_lognormal(96, 32, 32, 192))
+    input_len: Length = _lognormal(1024, 384, 256, 1792)
+    output_len: Length = _lognormal(96, 32, 32, 192)
 
 
 @option("minivllm.bench.workloads.synthetic.Code")
@@ -84,91 +89,131 @@ class SummarizeOptions(SyntheticOptions):
 class CodeOptions(SyntheticOptions):
     """workload=code."""
 
-    input_len: Length = _length(_lognormal(1152, 384, 128, 1792))
-    output_len: Length = _length(_lognormal(24, 32, 1, 192))
+    input_len: Length = _lognormal(1152, 384, 128, 1792)
+    output_len: Length = _lognormal(24, 32, 1, 192)
 
 
 @option("minivllm.bench.workloads.shared_prefix.SharedPrefix")
 @dataclass(frozen=True)
 class SharedPrefixOptions(SyntheticOptions):
-    """workload=shared_prefix.
-
-    Args:
-        num_requests, output_len, ignore_eos: see `SyntheticOptions`.
-        input_len: tokens of a request's own, after the prefix; a number, or a distribution (see
-            `Lengths`).
-        num_prefixes: trees, and so different first tokens.
-        prefix_len: tokens of a node; a number, or a distribution.
-        depth: nodes on a way from root to leaf; 1 is the root alone.
-        branching: children of a node.
-    """
+    """workload=shared_prefix."""
 
     num_prefixes: int = knob(2, at_least=1)
-    prefix_len: Length = _length(256)
+    """trees: system prompts, or tenants."""
+    prefix_len: Length = knob(256, at_least=1)
+    """Tokens that each node of a tree adds to what it inherits; a number, or a distribution as in
+    workload=chat."""
     depth: int = knob(2, at_least=1)
+    """Nodes on the way from a root to a leaf; 1 is the root alone."""
     branching: int = knob(4, at_least=1)
+    """Children of a node."""
 
 
 @option("minivllm.bench.workloads.images.Images")
 @dataclass(frozen=True)
 class ImagesOptions(SyntheticOptions):
-    """workload=images.
-
-    Args:
-        num_requests, output_len, ignore_eos: see `SyntheticOptions`.
-        input_len: tokens of text, after the images; a number, or a distribution (see `Lengths`).
-        images: pictures of a request; the same.
-        width, height: pixels of a picture; the same.
-        reuse: chance that a picture is one that came before.
-    """
+    """workload=images."""
 
     num_requests: int = knob(16, at_least=1)
-    input_len: Length = _length(32)
-    images: Length = _length(1)
-    width: Length = _length(_uniform(256, 768))
-    height: Length = _length(_uniform(256, 768))
+    input_len: Length = knob(32, at_least=1)
+    """Tokens of text, after the images; a number, or a distribution as in workload=chat."""
+    images: Length = knob(1, at_least=1)
+    """Pictures of a request; the same."""
+    width: Length = uniform(256, 768)
+    """Pixels of a picture; the same."""
+    height: Length = uniform(256, 768)
+    """Pixels of a picture; the same."""
     reuse: float = knob(0.0, at_least=0, at_most=1)
+    """Chance that a picture is one that came before."""
 
 
 @option("minivllm.bench.workloads.multi_turn.MultiTurn")
 @dataclass(frozen=True)
 class MultiTurnOptions(Options):
-    """workload=multi_turn.
-
-    Args:
-        num_conversations: how many.
-        turns: of a conversation; a number, or a distribution (see `Lengths`).
-        input_len: tokens that the user adds in a turn; the same.
-        output_len: tokens of an answer; the same.
-        think_s: mean seconds from the end of an answer to the next turn.
-        think: fixed, or exponential: how these times are distributed.
-        ignore_eos: go on to the full output length past an end-of-sequence token.
-    """
+    """workload=multi_turn."""
 
     group = "workload"
     num_conversations: int = knob(8, at_least=1)
-    turns: Length = _length(4)
-    input_len: Length = _length(_uniform(16, 64))
-    output_len: Length = _length(_uniform(32, 96))
+    """Number of conversations."""
+    turns: Length = knob(4, at_least=1)
+    """Turns of a conversation; a number, or a distribution as in workload=chat."""
+    input_len: Length = uniform(16, 64)
+    """Tokens that the user adds in a turn; the same."""
+    output_len: Length = uniform(32, 96)
+    """Tokens of an answer; the same."""
     think_s: float = knob(0.5, at_least=0)
+    """Mean seconds from the end of an answer to the user's next turn."""
     think: Literal["fixed", "exponential"] = "exponential"
+    """Distribution of these times."""
     ignore_eos: bool = True
+    """Go on to the full output length past an end-of-sequence token."""
+
+
+@option("minivllm.bench.workloads.agents.agentic.Agentic")
+@dataclass(frozen=True)
+class AgenticOptions(Options):
+    """workload=agentic."""
+
+    group = "workload"
+    path: str | None = None
+    """Recorded sessions, a JSON file or a folder of them; null: sessions are generated from the
+    lengths below."""
+    format: Literal["auto", "weka", "tensorrt_llm", "bailian", "mooncake"] = "auto"
+    """Format of the recorded sessions; weka is AgentX's."""
+    num_sessions: int | None = knob(None, at_least=1)
+    """Replays of sessions; more than the file has start again with its first; null: 8 generated
+    ones, or each of the file once."""
+    turns: Length = knob(8, at_least=1)
+    """Calls of the main agent in a generated session; a number, or a distribution as in
+    workload=chat."""
+    system_len: int = knob(256, at_least=1)
+    """Tokens of the system prompt, the same in all sessions."""
+    input_len: Length = uniform(48, 96)
+    """Tokens of a task; the same."""
+    output_len: Length = uniform(16, 48)
+    """Tokens of an answer; the same."""
+    result_len: Length = uniform(32, 128)
+    """Tokens of a tool's result; the same."""
+    tool_s: float = knob(0.5, at_least=0)
+    """Mean seconds of a tool call, exponential."""
+    fan_outs: int = knob(1, at_least=0)
+    """Times that the main agent starts sub-agents and waits for them, at most once between two of
+    its calls."""
+    subagents: int = knob(2, at_least=1)
+    """Sub-agents of a fan-out."""
+    subagent_turns: int = knob(2, at_least=1)
+    """Calls of a sub-agent."""
+    compact_at: int | None = knob(1024, at_least=1)
+    """Tokens of context from which on an agent summarises it; null: never."""
+    summary_len: int = knob(96, at_least=1)
+    """Tokens of such a summary."""
+    max_idle_s: float = knob(10.0, at_least=0)
+    """Longest gap between the starts of a session's calls; longer ones are cut."""
+    cache_bust: bool = True
+    """true: every replay has a marker of its own, so that no replay warms the cache for the
+    next."""
+    random_starts: int = knob(0, at_least=0)
+    """Number of the first sessions that start at a random instant, with what they have said so far
+    in the prefix cache."""
+    length_scale: float = knob(1.0, above=0, at_most=16)
+    """Factor on the lengths of recorded prompts and answers."""
+    too_long: Literal["error", "skip"] = "error"
+    """Treatment of recorded sessions that exceed the context."""
+    ignore_eos: bool = True
+    """Go on to the full output length past an end-of-sequence token."""
 
 
 @dataclass(frozen=True)
 class FromFileOptions(Options):
-    """What every workload that is read from a file has.
-
-    Args:
-        path: the file.
-        num_requests: take only the first so many; None takes all.
-        too_long: what to do with a request that the context cannot hold: error, or skip.
-    """
+    """What every workload that is read from a file has."""
 
     group = "workload"
     path: str | None = None
+    """The file."""
     num_requests: int | None = knob(None, at_least=1)
+    """Number of requests from the start of the file, or of its slice; null: all."""
     too_long: Literal["error", "skip"] = "error"
+    """Treatment of requests that exceed the context."""
 
 
 # What `workload.columns` may give another name.
@@ -189,26 +234,24 @@ def require_columns(options: Options, known: Sequence[str]) -> None:
 @option("minivllm.bench.workloads.from_file.file.File")
 @dataclass(frozen=True)
 class FileOptions(FromFileOptions):
-    """workload=file.
-
-    Args:
-        format: jsonl, sharegpt, csv, parquet, dataset or auto (see `read_prompt_file`).
-        split: of a saved dataset that has several.
-        columns: the file's own names of its columns, by the names known here: prompt,
-            prompt_token_ids, messages, conversations, input_len, output_len.
-        output_len: tokens to generate where a line does not say.
-        ignore_eos: go on to the full output length past an end-of-sequence token.
-        line_sampling: sample each request as its line says, where it says anything.
-        oversample: begin the file again where it has fewer than `num_requests`.
-    """
+    """workload=file."""
 
     format: Literal["auto", "jsonl", "sharegpt", "csv", "parquet", "dataset"] = "auto"
+    """Format of the file; auto: by its name and content."""
     split: str | None = knob(None, unasked=True)
+    """Split of a saved dataset that has several."""
     columns: dict[str, Any] | None = knob(None, unasked=True)
+    """The file's own names of prompt, prompt_token_ids, messages, conversations, input_len and
+    output_len: {prompt: question, output_len: answer_tokens}."""
     output_len: int = knob(128, at_least=1)
+    """Tokens to generate for lines without max_tokens; a ShareGPT answer has its own length."""
     ignore_eos: bool = False
+    """Go on to the full output length past an end-of-sequence token."""
     line_sampling: bool = knob(True, unasked=True)
+    """temperature, top_p, seed, stop, ... of a line go with its request; false: they are left
+    alone."""
     oversample: bool = knob(False, unasked=True)
+    """true: begin the file again where it has fewer than num_requests."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,32 +271,28 @@ class ServedOptions(Options):
 @option("minivllm.bench.workloads.from_file.trace.Trace")
 @dataclass(frozen=True)
 class TraceOptions(FromFileOptions):
-    """workload=trace.
-
-    Args:
-        num_requests: the first so many of the slice; None takes all.
-        format: azure, mooncake, burstgpt, bailian, columns or auto (see `read_trace`).
-        columns: of the format columns, the file's own names of timestamp, input_len, output_len and
-            hash_ids; None goes by their usual names.
-        time_unit: of its times; None takes dates alone.
-        length_scale: factor on the lengths of prompts and answers, and so of shared blocks.
-        start_s: where the slice of the trace begins, seconds after its first request.
-        duration_s: length of the slice; None goes on to the end.
-        block_tokens: prompt tokens that one hash id stands for; None is what the format has.
-        copies: of the slice at the same time, each of users of its own: they share no prefix with
-            another copy, and their times are shifted, around the end of the slice.
-        ignore_eos: generate exactly the trace's lengths.
-    """
+    """workload=trace."""
 
     format: Literal["auto", "azure", "mooncake", "burstgpt", "bailian", "columns"] = "auto"
+    """Format of the file; columns: any CSV or JSON lines."""
     columns: dict[str, Any] | None = knob(None, unasked=True)
+    """With format=columns, the file's own names of timestamp, input_len, output_len and hash_ids:
+    {timestamp: sent, input_len: n_in}; null: their usual names."""
     time_unit: Literal["s", "ms", "us", "ns"] | None = knob(None, unasked=True)
+    """With format=columns, the unit of times; null: times are dates."""
     length_scale: float = knob(1.0, above=0)
+    """Factor on the lengths of prompts and answers, and so of shared blocks."""
     start_s: float = knob(0.0, at_least=0)
+    """Where a slice begins, seconds after the trace's first request."""
     duration_s: float | None = knob(None, above=0)
+    """Length of the slice; null goes on to the end."""
     block_tokens: int | None = knob(None, at_least=1, null_means=512)
+    """Prompt tokens that one hash id stands for; null: 512 of Mooncake, 16 of Bailian."""
     copies: int = knob(1, at_least=1, at_most=4096, unasked=True)
+    """Copies of the slice at the same time, each of users of its own, with their times shifted
+    around the end of the slice: more traffic of the same kind."""
     ignore_eos: bool = True
+    """Generate exactly the trace's lengths."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,83 +318,59 @@ class OfflineOptions(Options):
 @option("minivllm.bench.workloads.arrivals.Concurrency")
 @dataclass(frozen=True)
 class ConcurrencyOptions(Options):
-    """arrival=concurrency.
-
-    Args:
-        concurrency: requests in flight.
-    """
+    """arrival=concurrency."""
 
     group = "arrival"
     concurrency: int = knob(8, at_least=1)
+    """Requests in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenLoopOptions(Options):
-    """What every open loop has.
-
-    Args:
-        max_concurrency: most requests, or conversations, in flight; those that are due wait in the
-            client, which counts as latency. None is no limit.
-    """
+    """What every open loop has."""
 
     group = "arrival"
     max_concurrency: int | None = knob(None, at_least=1, unasked=True)
+    """Most requests, or conversations, in flight; those due wait, which counts as latency; null: no
+    limit."""
 
 
 @option("minivllm.bench.workloads.arrivals.Constant", "minivllm.bench.workloads.arrivals.Poisson")
 @dataclass(frozen=True)
 class RateOptions(OpenLoopOptions):
-    """arrival=constant and arrival=poisson.
-
-    Args:
-        rate: mean arrivals per second.
-        max_concurrency: see `OpenLoopOptions`.
-    """
+    """arrival=constant and arrival=poisson."""
 
     rate: float = knob(2.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
+    """Mean requests per second."""
 
 
 @option("minivllm.bench.workloads.arrivals.Gamma")
 @dataclass(frozen=True)
 class GammaOptions(RateOptions):
-    """arrival=gamma.
-
-    Args:
-        rate: mean arrivals per second.
-        max_concurrency: see `OpenLoopOptions`.
-        burstiness: shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, less
-            comes in bursts, more is more even. The gaps' coefficient of variation is 1 /
-            sqrt(burstiness).
-    """
+    """arrival=gamma."""
 
     burstiness: float = knob(0.5, above=0, at_least=LEAST, at_most=MOST)
+    """Shape of the distribution, as in vLLM's benchmark: 1 is a Poisson process, below come bursts,
+    above gaps are more even; their coefficient of variation is 1 / sqrt(burstiness)."""
 
 
 @option("minivllm.bench.workloads.arrivals.Ramp")
 @dataclass(frozen=True)
 class RampOptions(OpenLoopOptions):
-    """arrival=ramp.
-
-    Args:
-        start_rate: arrivals per second at the start.
-        end_rate: the same at the end, and from there on.
-        duration_s: how long the ramp takes; None is as long as the requests are expected to last.
-        max_concurrency: see `OpenLoopOptions`.
-    """
+    """arrival=ramp."""
 
     start_rate: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
+    """Requests per second at the start."""
     end_rate: float = knob(8.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
+    """Requests per second at the end, and from there on."""
     duration_s: float | None = knob(None, above=0)
+    """Length of the ramp; null: the expected time of all arrivals."""
 
 
 @option("minivllm.bench.workloads.arrivals.Replay")
 @dataclass(frozen=True)
 class ReplayOptions(OpenLoopOptions):
-    """arrival=replay.
-
-    Args:
-        rate_scale: how many times faster than they came.
-        max_concurrency: see `OpenLoopOptions`.
-    """
+    """arrival=replay."""
 
     rate_scale: float = knob(1.0, above=0, at_least=LEAST, at_most=MOST, infinite=AT_ONCE)
+    """Factor on the arrival rate; 2: twice as fast."""

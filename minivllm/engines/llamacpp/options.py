@@ -26,14 +26,7 @@ INSTALL_LLAMA = (
 @option("minivllm.engines.llamacpp.engine.LlamaServer")
 @dataclass(frozen=True)
 class LlamaOptions(ServerOptions):
-    """engine=llamacpp.
-
-    Args:
-        program: llama-server, by its name or path.
-        gguf: the file with the weights; "{type}" in it stands for `gguf_type`; None is `model.path`
-            where that is a .gguf file.
-        gguf_type: llama.cpp's name of a precision, such as Q4_K_M; None is made of `quant`.
-    """
+    """engine=llamacpp."""
 
     support = Support(
         "engine=llamacpp",
@@ -65,5 +58,10 @@ class LlamaOptions(ServerOptions):
         "args.repack": ("quant.repacked_mib",),
     }
     program: str = "llama-server"
+    """llama-server, by its name or path."""
     gguf: str | None = None
+    """The file with the weights; {type} in it stands for gguf_type, e.g. models/qwen3-{type}.gguf;
+    null: model.path, if that is a .gguf file."""
     gguf_type: str | None = None
+    """F32, F16, BF16, Q8_0, Q4_0, Q4_K_M, ...; null: what quant means (bf16 BF16, fp16 F16, fp32
+    F32, int8 Q8_0, int4 Q4_0)."""

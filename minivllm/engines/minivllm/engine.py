@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from minivllm.assembly import build_engine
 from minivllm.attention.base import CountingBackend, LibraryBackend
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.engine import Engine
 from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.options import SamplingParams

@@ -14,8 +14,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench.hardware.gpu import visible_devices
+from minivllm.config.groups import Config
 from minivllm.config.support import is_remote
-from minivllm.config.typed import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import Adapter, EngineInfo, EngineOutput
 from minivllm.engines.engine_pictures import SentPictures, require_pictures

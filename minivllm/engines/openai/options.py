@@ -14,24 +14,7 @@ from minivllm.platform.support import MODEL, RUNTIME, EngineOptions, Knobs, Supp
 @option("minivllm.engines.openai.engine.OpenAIEngine")
 @dataclass(frozen=True)
 class OpenAIOptions(EngineOptions):
-    """engine=openai.
-
-    Args:
-        url: where /completions and /models are below; or several of them, of servers that serve
-            the same model, in a list.
-        router: of several, which gets a request; see `parallel.router`.
-        api: which of /completions, /chat/completions and /responses is asked.
-        model: its name on the server; None is the first that it lists.
-        command: starts the server; None if it runs already.
-        start_timeout_s: how long to wait for it.
-        api_key_env: environment variable with the key; none is sent where it is not set.
-        prompt: "ids", "text", or "auto" for text only where the server rejects ids.
-        max_connections: most requests under way at once, to each server.
-        extra: further fields of each request; None asks for the token ids of each chunk.
-        cache_reset: path to POST to that empties the server's prefix cache.
-        idle_timeout_s: requests are given up where none of those under way has got a token for so
-            long.
-    """
+    """engine=openai."""
 
     support = Support(
         "engine=openai",
@@ -53,17 +36,33 @@ class OpenAIOptions(EngineOptions):
         several_devices=True,
     )
     url: str | list[str] = "http://127.0.0.1:8000/v1"
+    """Base URL of /completions, /chat/completions, /responses; /v1 where it has no path; several
+    servers of the same model in a list."""
     router: Literal["round_robin", "least_tokens", "session"] = knob("round_robin", unasked=True)
+    """Of several URLs, the one that gets a request, as with parallel.router."""
     api: Literal["completions", "chat", "responses"] = knob("completions", unasked=True)
+    """The API that is called; chat and responses are sent messages."""
     model: str | None = None
+    """The model's name on the server; null: the first in the server's list."""
     command: str | None = None
+    """Command that starts the server, e.g. "vllm serve Qwen/Qwen3-0.6B --port 8000"; null: it runs
+    already."""
     start_timeout_s: float = knob(600.0, above=0)
+    """Longest wait for the started server."""
     api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with the key, if the server needs one."""
     prompt: Literal["auto", "ids", "text"] = "auto"
+    """ids: token ids; text; auto: token ids, or text where the server rejects them."""
     max_connections: int = knob(256, at_least=1)
+    """Most requests in flight to each URL; others wait in the client, which counts as latency."""
     extra: dict[str, Any] | None = None
+    """Further fields of each request; null: {return_token_ids: true}, left out where a server
+    rejects it (responses: none)."""
     cache_reset: str | None = None
+    """A path to POST to before measuring, e.g. /reset_prefix_cache (vLLM) or /flush_cache
+    (SGLang)."""
     idle_timeout_s: float = knob(300.0, above=0)
+    """Longest time without a token for any request in flight."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

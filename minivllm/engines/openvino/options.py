@@ -24,16 +24,7 @@ INSTALL_OPENVINO = (
 @option("minivllm.engines.openvino.engine.OpenVINOEngine")
 @dataclass(frozen=True)
 class OpenVINOOptions(EngineOptions):
-    """engine=openvino.
-
-    Args:
-        python: the interpreter that has OpenVINO GenAI.
-        ir: folder of the converted model; "{type}" in it stands for bf16, int8 or int4, by `quant`.
-        kv_cache_gb: memory for keys and values, 1e9 bytes; None grows with the requests.
-        properties: further properties of OpenVINO's device, which win over what is made of the
-            other groups.
-        env: further environment variables of its process.
-    """
+    """engine=openvino."""
 
     support = Support(
         "engine=openvino",
@@ -50,7 +41,14 @@ class OpenVINOOptions(EngineOptions):
         install=INSTALL_OPENVINO,
     )
     python: str | None = None
+    """The interpreter that has OpenVINO GenAI, e.g. $HOME/openvino/bin/python."""
     ir: str | None = None
+    """Folder of the converted model (scripts/save_openvino.py); {type} in it is bf16, int8 or int4
+    by quant, e.g. models/qwen3-openvino-{type}."""
     kv_cache_gb: int | None = knob(None, at_least=1)
+    """Memory for keys and values, 10^9 bytes; null: it grows with the requests."""
     properties: dict[str, Any] | None = None
+    """Further properties of the device, e.g. {KV_CACHE_PRECISION: u4}; they win over the other
+    groups."""
     env: dict[str, Any] | None = None
+    """Further environment variables of its process."""

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from minivllm.bench.hardware.gpu import device_of, replica_gpus
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.config.tensor import OWN_ENGINE
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
 from minivllm.engines.engine_pictures import EnginePictures, require_pictures
@@ -38,6 +37,7 @@ from minivllm.engines.replicas.messages import (
 from minivllm.errors import BadInput
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.parallel.handover import Content
+from minivllm.parallel.options import OWN_ENGINE
 from minivllm.platform.processes.channel import wait
 from minivllm.platform.processes.heartbeat import BEAT_S, SILENT_S
 from minivllm.platform.threads import thread_count

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from minivllm.bench.records.identity import digest, engine_id
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
 from minivllm.engines.installed import require

@@ -23,11 +23,7 @@ INSTALL_SGLANG = "python3 -m venv ~/sglang && ~/sglang/bin/pip install sglang"
 @option("minivllm.engines.sglang.engine.SglangServer")
 @dataclass(frozen=True)
 class SglangOptions(ServerOptions):
-    """engine=sglang.
-
-    Args:
-        python: the interpreter that has SGLang.
-    """
+    """engine=sglang."""
 
     support = Support(
         "engine=sglang",
@@ -57,3 +53,4 @@ class SglangOptions(ServerOptions):
         "args.disable_overlap_schedule": ("runtime.overlap",),
     }
     python: str | None = None
+    """The interpreter that has SGLang, e.g. $HOME/sglang/bin/python."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.metrics.speculation import SpeculationReport
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput, KvTransfer
 from minivllm.engines.replicas.merging import (

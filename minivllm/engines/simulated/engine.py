@@ -13,7 +13,7 @@ from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.cache.manager import CacheManager
 from minivllm.cache.spec import CacheDemand
 from minivllm.config.compose import build
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.events import StepEnded
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.scheduler import Scheduler

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from minivllm.bench.metrics.roofline import causal_pairs, in_windows
 from minivllm.cache.eviction.policies import Eviction
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.step import ScheduledRequest
 from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.simulated.recorded_steps import fit_records, measured_driver_us

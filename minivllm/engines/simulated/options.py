@@ -78,38 +78,33 @@ _BY_RECORDS = {
 @option("minivllm.engines.simulated.engine.SimulatedEngine")
 @dataclass(frozen=True)
 class SimulatedOptions(EngineOptions):
-    """engine=simulated.
-
-    Args:
-        steps: records to fit step times to (`fit_records`); None goes by the roofline.
-        bandwidth_gb_s: memory bandwidth, 1e9 bytes a second.
-        tflops: matrix rate, 1e12 operations a second.
-        overhead_ms: of every step, beside the roofline's time.
-        memory_gb: memory for weights and cache, 1e9 bytes; None is no limit but the cache option's
-            own.
-        host_gb_s: how fast blocks go to host memory and back, swapped or offloaded, 1e9 bytes a
-            second; None takes no time.
-        link_gb_s: of each device's link to others, 1e9 bytes a second: for the collectives of
-            `parallel.tensor`, and for keys and values with `parallel.disaggregated`, which take no
-            time where it is None.
-        link_us: latency of a collective, or of a handover, microseconds.
-        driver_us: what the process that sends requests and reads tokens takes of a replica's core
-            for each token, microseconds; 0: it has a core of its own; "measured": by the records
-            of several replicas below `steps`.
-        step_rows: most rows that `steps` returns; of more steps every second, fourth, ... is kept.
-    """
+    """engine=simulated."""
 
     support = Support("engine=simulated", _BY_ROOFLINE, replicated=True)
     steps: str | None = None
+    """Records to fit the time of a step to: a run's folder, or a glob; null: from the roofline,
+    below."""
     bandwidth_gb_s: float | None = knob(None, above=0)
+    """Memory bandwidth of the machine to simulate, 10^9 bytes a second."""
     tflops: float | None = knob(None, above=0)
+    """Matrix rate of the machine to simulate, 10^12 operations a second."""
     overhead_ms: float = knob(0.0, at_least=0)
+    """Time of every step in addition to the roofline's."""
     memory_gb: float | None = knob(None, above=0)
+    """Memory for weights and cache, 10^9 bytes; null: enough for max_num_seqs full sequences."""
     host_gb_s: float | None = knob(None, above=0)
+    """How fast blocks go to host memory and back, swapped or offloaded, 10^9 bytes a second; null:
+    in no time."""
     link_gb_s: float | None = knob(None, above=0, unasked=True)
+    """Bandwidth of each device's link to others, 10^9 bytes a second, for parallel.tensor and for
+    keys and values with parallel.disaggregated, which take no time where this is null."""
     link_us: float = knob(0.0, at_least=0, unasked=True)
+    """Latency of a collective or of a handover, microseconds."""
     driver_us: Literal["measured"] | float = knob(0.0, at_least=0, unasked=True)
+    """What the driving process takes of a replica's core for each token, microseconds; 0: it has
+    its own; measured: by records of replicas below steps."""
     step_rows: int = knob(100_000, at_least=2)
+    """Most rows of steps.parquet; of more steps it keeps every second, fourth, ..."""
 
     @classmethod
     def supported(cls, config: Mapping[str, Any]) -> Support:

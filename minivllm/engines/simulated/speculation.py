@@ -11,7 +11,7 @@ from typing import Any
 
 from minivllm.bench.hardware.clock import VirtualClock
 from minivllm.bench.records.identity import requested
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.request import Request
 from minivllm.engine.step import StepPlan
 from minivllm.engines.simulated.options import SimulatedOptions

@@ -20,14 +20,7 @@ from minivllm.platform.support import (
 @option("minivllm.engines.transformers.engine.TransformersEngine")
 @dataclass(frozen=True)
 class TransformersOptions(EngineOptions):
-    """engine=transformers.
-
-    Args:
-        mode: "generate" with a cache that grows, or "static_cache".
-        compile: decode with torch.compile, with a static cache.
-        batch_size: most requests of one call of generate.
-        attn_implementation: transformers' name of the attention.
-    """
+    """engine=transformers."""
 
     support = Support(
         "engine=transformers",
@@ -42,11 +35,15 @@ class TransformersOptions(EngineOptions):
         own_torch=True,
     )
     mode: Literal["generate", "static_cache"] = "generate"
+    """generate: a cache that grows; static_cache: one of a fixed size."""
     compile: bool = False
+    """true: torch.compile of the decoding step, with mode=static_cache."""
     batch_size: int = knob(32, at_least=1)
+    """Requests that one call of generate takes; the batch runs until its longest answer is done."""
     attn_implementation: Literal[
         "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "sdpa"
+    """Transformers' name of the attention."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,12 +56,7 @@ class TransformersOptions(EngineOptions):
 @option("minivllm.engines.transformers.continuous.TransformersContinuousEngine")
 @dataclass(frozen=True)
 class TransformersContinuousOptions(EngineOptions):
-    """engine=transformers_continuous.
-
-    Args:
-        attn_implementation: transformers' name of the attention.
-        compile_level: transformers' `default_compile_level`.
-    """
+    """engine=transformers_continuous."""
 
     support = Support(
         "engine=transformers_continuous",
@@ -80,4 +72,6 @@ class TransformersContinuousOptions(EngineOptions):
         own_torch=True,
     )
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "sdpa"
+    """Transformers' name of the attention."""
     compile_level: int = knob(0, at_least=0, at_most=3)
+    """0: not compiled; 1 to 3: as transformers' default_compile_level."""

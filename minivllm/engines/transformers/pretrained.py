@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engines.base import Adapter, EngineInfo
 from minivllm.engines.engine_pictures import EnginePictures
 from minivllm.engines.supported_knobs import require_supported

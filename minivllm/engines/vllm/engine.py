@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.hardware.gpu import open_gpu, visible_devices
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineInfo
 from minivllm.engines.installed import require

@@ -29,15 +29,7 @@ INSTALL_VLLM = (
 @option("minivllm.engines.vllm.engine.VllmEngine")
 @dataclass(frozen=True)
 class VllmOptions(EngineOptions):
-    """engine=vllm.
-
-    Args:
-        python: the interpreter that has vLLM.
-        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice
-            on a GPU.
-        args: further `EngineArgs`, which win over what is made of the configuration.
-        env: further environment variables of that process.
-    """
+    """engine=vllm."""
 
     support = Support(
         "engine=vllm",
@@ -62,21 +54,20 @@ class VllmOptions(EngineOptions):
         install=INSTALL_VLLM,
     )
     python: str | None = None
+    """The interpreter that has vLLM, e.g. $HOME/vllm/bin/python."""
     kv_cache_gb: float | None = knob(None, above=0)
+    """Memory for keys and values, 10^9 bytes; null: 4 on a CPU, what vLLM finds free on a GPU."""
     args: dict[str, Any] | None = None
+    """Further arguments of vLLM's EngineArgs, e.g. {enforce_eager: true}; they win over the other
+    groups."""
     env: dict[str, Any] | None = None
+    """Further environment variables of its process, e.g. {VLLM_CPU_OMP_THREADS_BIND: 0-7}."""
 
 
 @option("minivllm.engines.vllm.server.VllmServer")
 @dataclass(frozen=True)
 class VllmServerOptions(ServerOptions):
-    """engine=vllm_server.
-
-    Args:
-        python: the interpreter that has vLLM.
-        kv_cache_gb: memory for keys and values, 1e9 bytes; None is 4 on a CPU and vLLM's own choice
-            on a GPU.
-    """
+    """engine=vllm_server."""
 
     support = Support(
         "engine=vllm_server",
@@ -107,4 +98,6 @@ class VllmServerOptions(ServerOptions):
         "args.async_scheduling": ("runtime.async_scheduling",),
     }
     python: str | None = None
+    """The interpreter that has vLLM, e.g. $HOME/vllm/bin/python."""
     kv_cache_gb: float | None = knob(None, above=0)
+    """Memory for keys and values, 10^9 bytes; null: 4 on a CPU, what vLLM finds free on a GPU."""

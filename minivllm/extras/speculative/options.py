@@ -12,25 +12,21 @@ from minivllm.platform.options import Options, knob, option
 
 @dataclass(frozen=True)
 class SpeculativeOptions(Options):
-    """What every proposer has.
-
-    Args:
-        num_speculative_tokens: most draft tokens of a request in a step.
-        adaptive: draft only as many tokens as pay, from measured acceptance and step times: none at
-            large batches and on text that is not foreseen. False: always `num_speculative_tokens`.
-        verify: "same_noise": a draft is accepted while it is the token that the target draws with
-            its own noise, so that outputs are those of no speculation. "rejection": rejection
-            sampling (Leviathan et al. 2023), whose outputs have the same distribution but are
-            others; for comparison.
-        acceptance: accept drafts at this rate, or at these rates by position, whatever they are:
-            for measurements on random weights. Outputs mean nothing. None: drafts are judged.
-    """
+    """What every proposer has."""
 
     group = "speculative"
     num_speculative_tokens: int = knob(3, at_least=1, at_most=32)
+    """Most draft tokens of a request in a step."""
     adaptive: bool = True
+    """Draft only as many tokens as pay, by measured acceptance and step times: none at large
+    batches and on text that is not foreseen; false: always num_speculative_tokens."""
     verify: Literal["same_noise", "rejection"] = "same_noise"
+    """same_noise: a draft is accepted while it is the token that the target draws with its own
+    noise, so outputs are those of no speculation; rejection: rejection sampling (Leviathan et al.
+    2023), for comparison."""
     acceptance: float | tuple[float, ...] | None = None
+    """Accept drafts at this rate, or at rates by position, whatever they are, for measurements on
+    random weights; null: drafts are judged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,16 +56,12 @@ class NoSpeculationOptions(Options):
 @option("minivllm.extras.speculative.proposers.early_exit.EarlyExitProposer")
 @dataclass(frozen=True)
 class EarlyExitOptions(SpeculativeOptions):
-    """speculative=early_exit.
-
-    Args:
-        exit_layer: layers that draft, from the first.
-        head_tokens: draft among so many first token ids, whose part of the head alone is read;
-            None: among all.
-    """
+    """speculative=early_exit."""
 
     exit_layer: int = knob(4, at_least=1)
+    """Layers that draft, from the first."""
     head_tokens: int | None = knob(None, at_least=1)
+    """Draft among so many first token ids, whose part of the head alone is read; null: all."""
 
 
 def require_layers(exit_layer: int, num_layers: int) -> None:
@@ -84,22 +76,19 @@ def require_layers(exit_layer: int, num_layers: int) -> None:
 @option("minivllm.extras.speculative.proposers.draft.DraftProposer")
 @dataclass(frozen=True)
 class DraftOptions(SpeculativeOptions):
-    """speculative=draft.
-
-    Args:
-        model: an option of `model` with the target's tokenizer (model@speculative.model=NAME);
-            None: the target's own weights, which need no cache of their own.
-        quant: an option of `quant` (quant@speculative.quant=NAME); None: that of the target.
-        pruning: an option of `pruning` (pruning@speculative.pruning=NAME): the draft is the target
-            without what it leaves out, with a cache of its own; None: whole.
-        lm_head: quantise the draft's head, too, where `quant` can: each draft token reads all of
-            it, and what it loses costs acceptance at most.
-    """
+    """speculative=draft."""
 
     model: dict[str, Any] | None = None
+    """A second model, with the target's tokenizer (model@speculative.model=NAME); null: the same
+    weights, which need no cache of their own."""
     quant: dict[str, Any] | None = None
+    """The draft's precision, of a second model, too (quant@speculative.quant=NAME); null: that of
+    the target."""
     pruning: dict[str, Any] | None = knob(None, unasked=True)
+    """What the draft leaves out of its model, with a cache of its own
+    (pruning@speculative.pruning=NAME); null: nothing."""
     lm_head: bool = True
+    """Quantise the draft's head, too, where quant can: each draft token reads all of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,15 +103,12 @@ class DraftOptions(SpeculativeOptions):
 @option("minivllm.extras.speculative.proposers.ngram.NgramProposer")
 @dataclass(frozen=True)
 class NgramOptions(SpeculativeOptions):
-    """speculative=ngram.
-
-    Args:
-        prompt_lookup_max: longest run of last tokens to look up, in tokens; tried first.
-        prompt_lookup_min: shortest run, in tokens. Each length between the two has an index.
-    """
+    """speculative=ngram."""
 
     prompt_lookup_max: int = knob(4, at_least=1, at_most=32)
+    """Longest run of last tokens to look up, in tokens; tried first."""
     prompt_lookup_min: int = knob(2, at_least=1, at_most=32)
+    """Shortest run, in tokens; each length between the two has an index."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,24 +121,18 @@ class NgramOptions(SpeculativeOptions):
 @option("minivllm.extras.speculative.proposers.suffix.SuffixProposer")
 @dataclass(frozen=True)
 class SuffixOptions(SpeculativeOptions):
-    """speculative=suffix.
-
-    Args:
-        max_tree_depth: longest run of last tokens to look up, in tokens; runs have 1, 2, 4, ...
-            tokens.
-        max_spec_factor: most draft tokens for each token of the run that was found.
-        min_token_prob: a draft ends where the share of the votes that it followed falls below this.
-        max_cached_requests: finished requests whose outputs are kept, the oldest dropped first; 0
-            keeps none.
-        max_cached_tokens: most tokens of those outputs, with a mark after each; up to 850 bytes of
-            host memory a token.
-    """
+    """speculative=suffix."""
 
     max_tree_depth: int = knob(24, at_least=1, at_most=256)
+    """Longest run of last tokens to look up, in tokens; runs have 1, 2, 4, ... tokens."""
     max_spec_factor: float = knob(1.0, above=0)
+    """Most draft tokens for each token of the run that was found."""
     min_token_prob: float = knob(0.1, at_least=0, at_most=1)
+    """A draft ends where its share of the votes falls below this."""
     max_cached_requests: int = knob(10_000, at_least=0)
+    """Finished requests whose outputs are kept, the oldest dropped first; 0: none."""
     max_cached_tokens: int = knob(65_536, at_least=0)
+    """Most tokens of those outputs, up to 850 bytes of host memory each."""
 
 
 def require_compatible(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minivllm.config.compose import OPTIONS, build, compose
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.engine.engine import Engine
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -16,7 +16,7 @@ from minivllm.models.load.reserved_ids import reserved_ids
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.models.load.tokenizer import Tokenizer, chat_renderer
 from minivllm.passes.determinism import close_engine
-from minivllm.passes.pruning.options import CalibrationOptions
+from minivllm.passes.pruning.options import WORKLOAD, CalibrationOptions
 from minivllm.passes.pruning.plan import PruningPlan
 from minivllm.passes.pruning.statistics import Statistics, measure
 from minivllm.passes.pruning.texts import WINDOW, calibration_ids
@@ -55,7 +55,7 @@ def pruning_plan(
         # Before the model is loaded, so that a text that is too short is reported at once.
         longest = whole.context(model.get("max_model_len"))
         tokenizer = Tokenizer.load(source.folder)
-        held_out = held_out_text(config["quality"].get("text"))
+        held_out = held_out_text(config.quality.text)
         ids = calibration_ids(
             *(options, tokenizer, whole.vocab_size, longest),
             lambda: workload_prompts(
@@ -135,6 +135,8 @@ def workload_prompts(
     Raises:
         BadInput: the workload cannot be made.
     """
+    if "workload" not in config:
+        raise BadInput(f"pruning.calibration={WORKLOAD}: choose a workload, such as workload=chat")
     encode, decode = (tokenizer.encode, tokenizer.decode) if tokenizer is not None else (None, None)
     # A generator of the user's own may not take it.
     further: dict[str, Any] = {}

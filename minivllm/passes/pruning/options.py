@@ -23,36 +23,28 @@ class NoPruningOptions(Options):
 
 @dataclass(frozen=True)
 class CalibrationOptions(Options):
-    """What every method has that looks at activations.
-
-    Args:
-        calibration: "stdlib": Python sources of the standard library; "workload": the prompts of
-            the workload that is measured; or the path of a UTF-8 text file. A text that quality is
-            measured on is an error.
-        calibration_tokens: of that text, in windows of up to 512 tokens.
-    """
+    """What every method has that looks at activations."""
 
     group = "pruning"
     calibration: str = STDLIB
+    """stdlib: Python sources of the standard library; workload: the prompts that are measured; or
+    the path of a UTF-8 text file, never the text that quality is measured on."""
     calibration_tokens: int = knob(8192, at_least=64, at_most=1 << 20)
+    """Tokens of that text, in windows of up to 512."""
 
 
 @option("minivllm.passes.pruning.methods.LayerPruning")
 @dataclass(frozen=True)
 class LayerPruningOptions(CalibrationOptions):
-    """pruning=layers.
-
-    Args:
-        layers: the layers to leave out, from 0; None: `num_layers`, chosen by `importance`.
-        num_layers: how many to leave out.
-        importance: "block_influence" (ShortGPT, Men et al. 2024): those that turn the hidden state
-            least; "angular_distance" (Gromov et al. 2024): the run of layers in a row that turns it
-            least as a whole.
-    """
+    """pruning=layers."""
 
     layers: tuple[int, ...] | None = None
+    """The layers to leave out, from 0, as [3,5]; null: num_layers, chosen by importance."""
     num_layers: int = knob(1, at_least=1)
+    """Number of layers to leave out."""
     importance: Literal["block_influence", "angular_distance"] = "block_influence"
+    """block_influence (ShortGPT, Men et al. 2024): those that turn the hidden state least;
+    angular_distance (Gromov et al. 2024): the run in a row that turns it least as a whole."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,40 +66,31 @@ class LayerPruningOptions(CalibrationOptions):
 @dataclass(frozen=True)
 class WidthPruningOptions(CalibrationOptions):
     """pruning=width: the MLP channels and heads of each layer whose activations have the smallest
-    norms are left out (as Minitron does, Muralidharan et al. 2024).
-
-    Args:
-        mlp: share of the MLP channels to leave out; what stays is a multiple of 32.
-        heads: share of the key-value heads to leave out, each with the query heads that read it;
-            rounded down, so that at least one stays.
-    """
+    norms are left out (as Minitron does, Muralidharan et al. 2024)."""
 
     mlp: float = knob(0.25, at_least=0, at_most=0.9)
+    """Share of the MLP channels to leave out; what stays is a multiple of 32."""
     heads: float = knob(0.0, at_least=0, at_most=0.9)
+    """Share of the key-value heads to leave out, each with the query heads that read it; at least
+    one stays."""
 
 
 @option("minivllm.passes.pruning.methods.Magnitude")
 @dataclass(frozen=True)
 class MagnitudeOptions(Options):
     """pruning=magnitude: the smallest weights of each matrix become 0. Memory and speed stay, since
-    a dense kernel reads zeros, too.
-
-    Args:
-        sparsity: share of the weights.
-    """
+    a dense kernel reads zeros, too."""
 
     group = "pruning"
     sparsity: float = knob(0.5, above=0, at_most=0.95)
+    """Share of the weights."""
 
 
 @option("minivllm.passes.pruning.methods.Wanda")
 @dataclass(frozen=True)
 class WandaOptions(CalibrationOptions):
     """pruning=wanda (Sun et al. 2024): of each output's weights those become 0 whose product with
-    the norm of their input is smallest.
-
-    Args:
-        sparsity: share of each output's weights.
-    """
+    the norm of their input is smallest."""
 
     sparsity: float = knob(0.5, above=0, at_most=0.95)
+    """Share of each output's weights."""

@@ -12,7 +12,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.platform.processes.channel import frame
 from minivllm.platform.processes.children import die_with

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import statistics
 from itertools import pairwise
@@ -195,12 +194,10 @@ def test_rates_that_floats_cannot_follow_are_refused(options: Any) -> None:
             options(value)
 
 
-def test_option_files_show_every_knob_with_its_default() -> None:
+def test_an_option_file_names_its_class() -> None:
     files = sorted((Path(__file__).parents[3] / "conf" / "arrival").glob("*.yaml"))
     assert len(files) == 7
     for file in files:
         options = yaml.safe_load(file.read_text())
         cls = getattr(arrivals, options.pop("_target_").rpartition(".")[2])
-        assert cls.__name__.lower() == file.stem
-        shown = inspect.signature(cls).parameters
-        assert options == {name: parameter.default for name, parameter in shown.items()}
+        assert cls.__name__.lower() == file.stem and not options

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from minivllm.config.compose import OPTIONS as DATACLASSES
 from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
-from minivllm.platform.options import default_of
+from minivllm.platform.options import filled
 from tests.bench.scripted import ScriptedClock
 
 CONF = Path(__file__).parents[3] / "conf" / "workload"
@@ -295,14 +295,12 @@ OPTIONS += [Agentic, Images]
 
 
 @pytest.mark.parametrize("cls", OPTIONS, ids=lambda cls: cls.name)
-def test_option_files_show_every_knob_with_its_default(cls: Any) -> None:
+def test_an_option_file_names_its_class_and_every_length_takes_a_distribution(cls: Any) -> None:
     options = yaml.safe_load((CONF / f"{cls.name}.yaml").read_text())
-    assert (target := options.pop("_target_")) == f"{cls.__module__}.{cls.__name__}"
-    for name, value in options.items():
-        if isinstance(value, dict):
-            assert {"distribution", *NAMES} == set(value)
-            options[name] = {key: item for key, item in value.items() if item is not None}
-    assert options == {item.name: default_of(item) for item in fields(DATACLASSES[target])}
+    assert options == {"_target_": f"{cls.__module__}.{cls.__name__}"}
+    knobs = filled(DATACLASSES[options["_target_"]], {})
+    lengths = [value for value in knobs.values() if isinstance(value, dict)]
+    assert all({"distribution", *NAMES} == {*length} for length in lengths)
 
 
 def test_there_is_an_option_file_for_every_workload() -> None:

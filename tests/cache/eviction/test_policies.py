@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from minivllm import LLM, SamplingParams
+from minivllm.attention.options import SCORING
 from minivllm.cache.eviction.policies import make_eviction
 from minivllm.cache.kv import KVCache
 from minivllm.cache.options import PagedOptions
 from minivllm.cache.spec import AttentionSpec, CacheLayout
-from minivllm.config.compose import SCORING, build, compose
+from minivllm.config.compose import build, compose
 from minivllm.engine.batching import Continuous
 from minivllm.engine.input_processor import sample_seed
 from minivllm.engines.minivllm.engine import MinivllmEngine

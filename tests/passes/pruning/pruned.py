@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.passes.pruning.calibration import pruning_plan
 from minivllm.passes.pruning.plan import PruningPlan
 

@@ -10,7 +10,7 @@ import pytest
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
-from minivllm.config.typed import Config
+from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.passes.pruning.calibration import pruning_plan, workload_prompts
 from tests.passes.pruning.pruned import plan_of

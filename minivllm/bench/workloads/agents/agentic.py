@@ -13,7 +13,6 @@ import numpy as np
 
 from minivllm.bench.workloads.agents.files import read_sessions
 from minivllm.bench.workloads.agents.generated import generate, longest_context
-from minivllm.bench.workloads.agents.options import AgenticOptions
 from minivllm.bench.workloads.agents.session import (
     AgentSession,
     SessionReplay,
@@ -24,6 +23,7 @@ from minivllm.bench.workloads.agents.session import (
 from minivllm.bench.workloads.agents.text import DENOMINATOR
 from minivllm.bench.workloads.generator import Generator, Reader
 from minivllm.bench.workloads.lengths import Lengths, check_amount, check_fits
+from minivllm.bench.workloads.options import AgenticOptions
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM
 from minivllm.bench.workloads.workload import Workload
 from minivllm.errors import BadInput

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from minivllm.bench.workloads.agents.options import AgenticOptions
 from minivllm.bench.workloads.agents.session import AgentCall, AgentSession, in_order
 from minivllm.bench.workloads.agents.text import TextSpace
 from minivllm.bench.workloads.lazy_prompt import joined
 from minivllm.bench.workloads.lengths import Lengths
+from minivllm.bench.workloads.options import AgenticOptions
 
 INSTRUCTION_LEN = 16  # tokens that ask an agent for a summary of its context
 

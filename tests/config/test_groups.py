@@ -1,12 +1,15 @@
-"""A configuration as typed options."""
+"""The option dataclasses of all groups, and a configuration as typed options."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
 from minivllm.bench.options import MeasureOptions
 from minivllm.config.compose import compose
-from minivllm.config.typed import Config
+from minivllm.config.groups import OPTIONS, PACKAGE, TARGETLESS, Config
 from minivllm.errors import BadInput
 from minivllm.models.options import ModelOptions
 
@@ -37,3 +40,27 @@ def test_a_setting_of_another_type_names_its_key() -> None:
         _ = Config({"runs_dir": None}).runs_dir
     with pytest.raises(BadInput, match=r"^measure.slo.ttft_ms=-1.0 must be above 0$"):
         _ = Config({"measure": {"slo": {"ttft_ms": -1}}}).measure
+
+
+def test_a_name_is_found_in_the_one_file_that_gives_it() -> None:
+    for known in (OPTIONS, TARGETLESS):
+        assert all(name in known[name].names for name in known)  # type: ignore[attr-defined]
+    names = [*OPTIONS, *TARGETLESS]
+    assert len({*names}) == len(names) > 60
+    assert "measure" not in OPTIONS and "minivllm.cache.paged.PagedCache" not in TARGETLESS
+    for other in ("my_package.Mine", "minivllm.cache.paged.Mine", "minivllm.nothing", "", None):
+        assert OPTIONS.get(other) is None  # type: ignore[call-overload]
+
+
+def test_only_the_file_of_a_class_is_imported() -> None:
+    script = (
+        "import sys\n"
+        "from minivllm.config.groups import OPTIONS, TARGETLESS\n"
+        "OPTIONS['minivllm.cache.paged.PagedCache'], TARGETLESS['vision']\n"
+        "print(*(name for name in sys.modules if name.endswith('.options')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    rooms = {"cache", "config", "extras.vision", "platform"}
+    assert {*done.stdout.split()} == {f"{PACKAGE.name}.{room}.options" for room in rooms}, (
+        done.stderr
+    )
