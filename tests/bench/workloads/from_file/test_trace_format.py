@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from minivllm.bench.workloads.from_file.trace import Trace
@@ -63,6 +67,32 @@ def test_columns_are_known_by_usual_or_given_names(
     listed = tmp_path / "trace.jsonl"
     listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert seen(made(listed, **knobs)) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("time", [0.0, datetime(2024, 5, 1, tzinfo=UTC)])
+def test_a_trace_may_be_any_table(tmp_path: Path, kind: str, time: Any) -> None:
+    is_date = isinstance(time, datetime)
+    times = [time, time + (timedelta(seconds=1.5) if is_date else 1.5)]
+    path, knobs = tmp_path / f"trace.{kind}", {} if is_date else {"time_unit": "s"}
+    rows = [
+        {"timestamp": when, "input_len": prompt, "output_len": answer}
+        for when, (prompt, answer) in zip(times, [(10, 3), (20, 4)], strict=True)
+    ]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif "csv" in kind:
+        lines = [
+            ",".join(map(str, row.values())) for row in ({name: name for name in rows[0]}, *rows)
+        ]
+        content = "\n".join(lines).encode()
+        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+    else:
+        texts = [json.dumps(row, default=str) for row in rows]
+        path.write_text(f"[{', '.join(texts)}]" if kind == "json" else "\n".join(texts))
+    assert seen(made(path, **knobs)) == EXPECTED
+    with pytest.raises(BadInput, match=r"which workload\.columns names as the input_len"):
+        made(path, **knobs, columns={"input_len": "gone"})
 
 
 def test_hash_ids_are_shared_prefixes(tmp_path: Path) -> None:
