@@ -17,7 +17,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import BenchEngine
 from minivllm.models.load.reserved_ids import reserved_ids
 
-PAIRS = 4  # prompts that are asked twice; the first pair that shows nothing is the last
+PAIRS = 4  # prompts that are sent twice; the first pair that shows nothing is the last
 PROMPT_TOKENS = 256  # at most
 FASTER = 0.5  # of the time of a new prompt, which one that was kept takes at most
 LEAST_S = 0.002  # by which it must be faster
@@ -28,7 +28,7 @@ def undeclared_cache(engine: BenchEngine, clock: ClockProtocol | None = None) ->
     that it found them.
 
     Args:
-        engine: at rest; one whose prefix cache `reset` cannot empty is asked, and reset afterwards.
+        engine: at rest; one whose prefix cache `reset` cannot empty is probed, then reset.
         clock: of all times; None: the machine's.
     """
     if not engine.info.keeps_prefixes:

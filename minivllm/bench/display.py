@@ -74,7 +74,7 @@ class Display:
         if measurement.arm not in ("", DEFAULT_ARM, measurement.cell):
             head += f" ({measurement.arm})"
         if (repeats := measurement.settings.measure.repeats) > 1:
-            # more than were asked for, where measure.target_ci adds some
+            # more than `measure.repeats`, where measure.target_ci adds some
             block = measurement.block + 1
             head += f", repeat {block}/{repeats}" if block <= repeats else f", repeat {block}"
         phase = f"{PHASES.get(name, name)}{': ' + event['holder'] if event.get('holder') else ''}"

@@ -160,7 +160,7 @@ def evaluate(
     Args:
         engine: the candidate, which serves no request.
         reference: of the same checkpoint.
-        tick: told how many tokens of how many are done.
+        tick: called with how many tokens of how many are done.
 
     Returns:
         The figures; infinite or not a number where the engine's logits are.

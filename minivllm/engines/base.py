@@ -36,7 +36,7 @@ class KvTransfer(NamedTuple):
 class EngineOutput:
     """Tokens of one request that became available to the caller at one moment.
 
-    With its last output a request may correct what it said before: `counts` has an entry for each
+    With its last output a request may correct its earlier outputs: `counts` has an entry for each
     of its tokens so far, and says how many tokens came in that one's place, which stood for a chunk
     of unknown size.
     """

@@ -1,4 +1,4 @@
-"""Whether a peer engine is installed, asked before anything is started. Free of torch."""
+"""Whether a peer engine is installed, checked before anything is started. Free of torch."""
 
 from __future__ import annotations
 

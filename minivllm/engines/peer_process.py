@@ -34,7 +34,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Polled(Protocol):
-    """A process that can be asked whether it has ended."""
+    """A process whose end can be polled."""
 
     def poll(self) -> int | None:
         """None while it runs."""
@@ -87,7 +87,7 @@ class Child:
         environment: of the process; None for this one's.
         pass_fds: descriptors that it inherits.
         knob: names the command in messages.
-        listen: told each line that it prints, in a thread of its own.
+        listen: gets each line that it prints, in a thread of its own.
 
     Raises:
         BadInput: there is no such program.
@@ -135,7 +135,7 @@ class Child:
         code = None
         with suppress(subprocess.TimeoutExpired):
             code = self.process.wait(EXIT_REASON_S)
-            self._pump.join(EXIT_REASON_S)  # what it said last may still be on its way
+            self._pump.join(EXIT_REASON_S)  # its last lines may still be on their way
         state = "is still running" if code is None else f"ended with exit code {code}"
         return f"{state}; it printed last: {self._output.last or 'nothing'}"
 

@@ -56,7 +56,7 @@ class PipedEngine(Adapter):
 
         Raises:
             BadInput: there is no such interpreter, it lacks the engine, or the engine rejects what
-                is asked.
+                is configured.
             RuntimeError: the process ended; the last lines that it printed are in the message.
         """
         self._pending: list[list[Any]] = []
@@ -100,7 +100,7 @@ class PipedEngine(Adapter):
         return messages
 
     def _raise(self, kind: str, error: str) -> None:
-        """Pass an exception on; before the engine stands it is mostly about what was asked for."""
+        """Pass an exception on; before the engine stands it is mostly about the configuration."""
         line = " ".join(error.split())
         if not hasattr(self, "_settled") and kind in REJECTIONS:
             raise BadInput(f"{self.peer} rejects this configuration: {line[:600]}")

@@ -22,7 +22,7 @@ from minivllm.platform.devices import device_indices
 from minivllm.platform.options import default_of, written
 from minivllm.platform.support import ALL, Knobs, Support
 
-# These say what is asked of the engine and how it is measured; every engine is given them.
+# These say which requests the engine gets and how it is measured; every engine is given them.
 HARNESS = ("task", "workload", "arrival", "engine", "measure", "tracker")
 
 

@@ -11,7 +11,7 @@ from minivllm.errors import install
 from minivllm.platform.options import Options, knob
 
 ALL = ("*",)
-# The groups that configure an engine. The others say what is asked of it and how it is measured.
+# The groups that configure an engine. The others say which requests it gets and how it is measured.
 ENGINE_GROUPS = (
     *("model", "quant", "pruning", "attention", "batching", "cache", "decoding", "speculative"),
     *("vision", "runtime", "parallel"),

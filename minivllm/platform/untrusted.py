@@ -113,7 +113,7 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
     """
     with open_file(path, what, advice) as file:
         try:
-            # `read` allocates as many bytes as it is asked for
+            # `read` allocates as many bytes as its argument says
             expected = min(limit, os.fstat(file.fileno()).st_size)
             content = file.read(expected + 1)
             if len(content) > expected:

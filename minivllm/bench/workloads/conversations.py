@@ -92,7 +92,7 @@ class Conversations:
             heapq.heappush(self._due, (now + (self._requests[index].think_s or 0.0), index))
 
     def prompt(self, index: int) -> Sequence[int]:
-        """The prompt of a request, whose turn has come; of a later turn all that was said before,
+        """The prompt of a request, whose turn has come; of a later turn all turns before,
         too."""
         prompt = self._prompts.pop(index, self._requests[index].prompt_token_ids)
         if index in self._next:

@@ -22,7 +22,7 @@ LONGEST_ANSWER = 1 << 32
 
 
 class _Computed(Sequence[int]):
-    """A sequence that knows how to go through itself; single tokens are rarely asked for."""
+    """A sequence that knows how to go through itself; single tokens are rarely read."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""workload=multi_turn: conversations whose every turn carries all that was said before."""
+"""workload=multi_turn: conversations whose every turn carries all turns before."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Workload:
 
     Equal content has an equal `hash`, however it was made. `notes` say what was left out in making
     it; they are neither stored nor part of what it is. The requests of `priming` are run before the
-    measurement begins, so that the prefix cache holds what sessions have said so far.
+    measurement begins, so that the prefix cache holds the earlier calls of sessions.
     """
 
     requests: tuple[WorkloadRequest, ...]

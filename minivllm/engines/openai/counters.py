@@ -1,4 +1,4 @@
-"""What a server said of the requests of a window, as counters."""
+"""What a server reported of the requests of a window, as counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stream_counters(
     connections: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> dict[str, dict[str, float | str]]:
-    """Counters of liveness by group: of the requests, and of how well tokens could be told apart.
+    """Counters of liveness by group: of the requests, and of how well tokens could be counted.
 
     Args:
         seen: of each request the length of its prompt, and its stream.

@@ -13,7 +13,7 @@ from minivllm.platform.untrusted import printable
 from minivllm.redaction import hide
 
 T = TypeVar("T")
-MOST_TOKENS = 1 << 20  # of a request for which nothing else is said
+MOST_TOKENS = 1 << 20  # of a request without a limit of its own
 MOST_ERROR = 1 << 16  # characters of an error's text that are looked at
 MOST_WORDS = 300  # and that are kept
 
@@ -52,7 +52,7 @@ class StreamEvent:
     holds_choice: bool  # False for one of usage alone
     text: str
     reasoning: str  # of a thinking block, where the chat API tells it apart
-    token_ids: tuple[int, ...] | None  # None: not told
+    token_ids: tuple[int, ...] | None  # None: not reported
     count: int | None  # tokens of this chunk, where log-probabilities tell
     total: int | None  # output tokens so far, where the server tells
     finish_reason: str | None

@@ -55,7 +55,7 @@ def send(group: int, number: int) -> None:
 
 
 def keep(folder: Path, linger_s: float, port: int, suspend: bool, command: list[str]) -> None:
-    """Start the server, and end it when it was not in use for so long, or when told to.
+    """Start the server, and end it when it was not in use for so long, or on a signal.
 
     The server has a process group of its own. If the keeper is killed while the server is
     suspended, the kernel resumes the group, which is then orphaned, so that it can end.

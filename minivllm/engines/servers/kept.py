@@ -70,7 +70,7 @@ class KeptServer:
     def keeper(self) -> int:
         """The id of the process that runs it."""
         state = self._state()
-        assert state is not None, "asked of one that is started"
+        assert state is not None, "only of one that is started"
         return state["keeper"]
 
     def _state(self) -> Mapping[str, int] | None:

@@ -145,7 +145,7 @@ class TransformersContinuousEngine(PretrainedEngine):
         outputs: list[EngineOutput] = []
         deadline = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
         while self._unfinished:
-            # 1e-4: of a queue that is asked to wait for no time at all, nothing comes
+            # 1e-4: a queue that does not wait at all gives nothing
             wait = 0.0 if outputs else deadline - time.monotonic()
             result = self._manager.get_result(timeout=max(1e-4, wait))
             if result is None:
@@ -187,7 +187,7 @@ class TransformersContinuousEngine(PretrainedEngine):
         self._restart_peak()
 
     def _finish_one(self) -> None:
-        """Run one short request to its end: whatever was asked for before it is then over."""
+        """Run one short request to its end: all earlier requests are then over."""
         self._unfinished[SENTINEL] = _Request(frozenset())
         self._add(SENTINEL, [0], 1, frozenset())
         while SENTINEL in self._unfinished:

@@ -106,7 +106,7 @@ class _Batch:
             raise _Cancelled
 
     def end(self) -> None:
-        """Called by generate; that a batch is over is said when generate has returned."""
+        """Called by generate; the batch is over when generate has returned."""
 
     def _count(self, now: float) -> None:
         """Add the step that ends now to the engine's records, before its tokens change the

@@ -40,7 +40,7 @@ class Pretrained:
     """A loaded transformers model, ready to generate.
 
     Its own generation config is blank, so that nothing of a checkpoint's generation_config.json
-    (sampling, as many have it) is mixed into what is asked.
+    (sampling, as many have it) is mixed into a request's own.
     """
 
     model: Any
@@ -215,7 +215,7 @@ def load(config: Config, attn_implementation: str, peer: str) -> Pretrained:
 
 
 def import_transformers(peer: str) -> Any:
-    """The library, told not to draw progress bars into the log. Raises BadInput where it is
+    """The library, which then draws no progress bars into the log. Raises BadInput where it is
     missing."""
     try:
         import transformers

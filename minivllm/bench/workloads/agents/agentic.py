@@ -159,7 +159,7 @@ class Agentic(AgenticOptions, Generator):
 
 
 class _Sessions:
-    """The sessions of a file, read as far as they have been asked for."""
+    """The sessions of a file, read as far as they were needed."""
 
     def __init__(self, source: Iterator[AgentSession]) -> None:
         self._source, self._known = source, list[AgentSession]()

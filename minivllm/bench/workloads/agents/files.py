@@ -30,7 +30,7 @@ HELP = (
 
 
 def read_sessions(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
-    """The sessions of a file or a folder, each read when it is asked for.
+    """The sessions of a file or a folder, each read when it is needed.
 
     Args:
         path: a folder of .json files, each with one session; a file with one, or with one a line;

@@ -47,7 +47,7 @@ def input_len(row: dict[str, Any], where: str) -> int | None:
     """What a row says of its prompt's length; None where it says nothing.
 
     Raises:
-        BadInput: starting with `where`: it is no length, or is said twice.
+        BadInput: starting with `where`: it is no length, or is given twice.
     """
     return _one(row, INPUT, where)
 
@@ -57,7 +57,7 @@ def output_len(row: dict[str, Any], where: str, tally: Tally) -> int | None:
     names are then counted.
 
     Raises:
-        BadInput: starting with `where`: it is no length, or is said twice.
+        BadInput: starting with `where`: it is no length, or is given twice.
     """
     length = _one(row, OUTPUT, where)
     if length is None:

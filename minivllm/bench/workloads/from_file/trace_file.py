@@ -1,5 +1,5 @@
-"""Reading traces of production traffic: when requests came and how long they were, never what they
-said."""
+"""Reading traces of production traffic: when requests came and how long they were, never their
+text."""
 
 from __future__ import annotations
 
