@@ -60,8 +60,8 @@ def test_it_compares_and_writes(
 
 
 def test_tokens_that_change_are_an_error(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def another(self: Any, request: Any, start: int, drafts: Any, chosen: Any, _: Any) -> Any:
-        return [chosen[0] ^ 1]
+    def another(self: Any, run: Any) -> Any:
+        return [run.chosen[0] ^ 1]
 
     monkeypatch.setattr(SameNoise, "verify", another)
     with pytest.raises(SystemExit, match="changed tokens"):
