@@ -369,7 +369,7 @@ def build_engine(
         build_own = partial(build_part, config, progress=progress)
         engine, drafting = build_with_team(config, build_own, team)
     if drafting is not None:
-        from minivllm.extras.speculative.attach import speculate
+        from minivllm.extras.speculative.speculation import speculate
 
         speculate(engine, drafting)
     return engine

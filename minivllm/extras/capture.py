@@ -16,7 +16,6 @@ from minivllm.errors import BadInput
 from minivllm.extras.graphs import Capture, GraphExecutor, why_failed
 from minivllm.extras.speculative.proposer import Proposer
 from minivllm.extras.speculative.proposers.model_drafts import ModelDrafts
-from minivllm.kernels.modules import GraphLimited
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.loading import LoadedModel
 
@@ -81,10 +80,9 @@ def unrecordable(
     return None
 
 
-def _limited(model: nn.Module, in_graphs: str) -> list[GraphLimited]:
-    """The modules that say this of themselves."""
-    limited = (module for module in model.modules() if isinstance(module, GraphLimited))
-    return [module for module in limited if module.in_graphs == in_graphs]
+def _limited(model: nn.Module, in_graphs: str) -> list[nn.Module]:
+    """The modules with this limit: "waits" for the device within a step, or "untried" on a GPU."""
+    return [one for one in model.modules() if getattr(one, "in_graphs", None) == in_graphs]
 
 
 def keep_graphs(

@@ -6,13 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from minivllm.kernels.modules import GraphLimited
 from minivllm.models.config import ModelConfig
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import MLP, Linear
 
 
-class MoE(nn.Module, GraphLimited):
+class MoE(nn.Module):
     """Each token is computed by the experts with the highest router scores, and gets their weighted
     sum.
 

@@ -88,6 +88,18 @@ def frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
+def kernel_name(linear: nn.Module) -> str:
+    """The kernel that a linear layer multiplies with: its `kernel_name`, or its class."""
+    return str(getattr(linear, "kernel_name", type(linear).__name__))
+
+
+def matrix_dtype(linear: nn.Module) -> str | None:
+    """The dtype of a linear layer's products: its `matrix_dtype`; None is that of the
+    activations."""
+    dtype: str | None = getattr(linear, "matrix_dtype", None)
+    return dtype
+
+
 def as_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Scales that are not negative, float32, in the dtype that they are stored in, above 0.
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, RowScaled, frozen
 from minivllm.quant.kernels.common import by_rows, converted_product
 
@@ -37,10 +36,8 @@ def has_kernel(weight: Tensor, dtype: torch.dtype) -> bool:
     return fits and weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (9, 0)
 
 
-class FP8Linear(LinearKernel):
+class FP8Linear(nn.Module):
     """x W^T = (x Q^T) * scale, with Q float8 [out, in] and scale float32 [out]."""
-
-    kernel_name = "FP8Linear"
 
     def __init__(
         self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
@@ -64,11 +61,9 @@ class FP8Linear(LinearKernel):
         return out if self.bias is None else out.add_(self.bias)
 
 
-class FP8BlockLinear(LinearKernel):
+class FP8BlockLinear(nn.Module):
     """FP8Linear with a scale for each output and block of inputs, float32 [out, blocks]. The weight
     is converted for the product."""
-
-    kernel_name = "FP8BlockLinear"
 
     def __init__(self, weight: Tensor, scale: Tensor, width: int, bias: Tensor | None) -> None:
         super().__init__()

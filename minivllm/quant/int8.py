@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from minivllm.errors import BadInput
 from minivllm.kernels.cpu.linear import MOST_IN_GROUP, Format, PanelLinear
 from minivllm.kernels.device import takes_triton
-from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.activations import IntegerQuantizer, Panels
 from minivllm.quant.base import RowScaled, as_scale, frozen
 from minivllm.quant.kernels.common import by_rows, converted_product, triton_products
@@ -100,10 +99,8 @@ def quantize(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     return quantized, scale.squeeze(1)
 
 
-class Int8Linear(LinearKernel):
+class Int8Linear(nn.Module):
     """x W^T = (x Q^T) * scale, with Q int8 [out, in] and scale [out] in the compute dtype."""
-
-    kernel_name = "Int8Linear"
 
     def __init__(
         self, weight: Tensor, scale: Tensor, bias: Tensor | None, triton: bool = False
@@ -130,11 +127,9 @@ class Int8Linear(LinearKernel):
         return out if self.bias is None else out.add_(self.bias)
 
 
-class Int8GroupLinear(LinearKernel):
+class Int8GroupLinear(nn.Module):
     """x W^T with W = Q * scale, where Q is int8 [out, in], and scale [out, groups] in the compute
     dtype belongs to groups of consecutive inputs. Converted some rows at a time, at every call."""
-
-    kernel_name = "Int8GroupLinear"
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         super().__init__()

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minivllm.kernels.modules import GraphLimited, LinearKernel
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes
 from minivllm.quant.kernels.common import by_rows
@@ -46,7 +45,7 @@ class Int8Mixed(Quantizer, Int8MixedOptions):  # type: ignore[misc]  # see Metho
         return Int8MixedLinear(self.library, weight, maxima, bias, self.threshold)
 
 
-class Int8MixedLinear(LinearKernel, GraphLimited):
+class Int8MixedLinear(nn.Module):
     """A linear layer through bitsandbytes' `matmul`: int8 weight [out, in], float32 row maxima
     [out]."""
 

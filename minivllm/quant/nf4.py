@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
 from minivllm.kernels.device import takes_triton
-from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes, require_bitsandbytes
 from minivllm.quant.kernels.common import SLICE, triton_products
@@ -82,14 +81,12 @@ class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Method.dtype
         return NF4CPULinear(self.library, interleave(codes.view(rows, -1)), scales, state, bias)
 
 
-class NF4Linear(LinearKernel):
+class NF4Linear(nn.Module):
     """A linear layer on bitsandbytes' `matmul_4bit`. On CPUs the whole weight is converted, as
     bitsandbytes does.
 
     With `triton`, products with few rows use a kernel that reads the same layout, if rows of the
     weight are whole blocks and the levels are NF4's own."""
-
-    kernel_name = "NF4Linear"
 
     def __init__(
         self, library: Any, codes: Tensor, state: Any, bias: Tensor | None, triton: bool = False
@@ -138,13 +135,11 @@ class NF4Linear(LinearKernel):
         return out
 
 
-class NF4CPULinear(LinearKernel):
+class NF4CPULinear(nn.Module):
     """A linear layer on bitsandbytes' layout for AVX512-BF16. The weight is converted back where
     rows are many.
 
     The layout is that of `interleave`; scales are bfloat16 [in / block, out]."""
-
-    kernel_name = "NF4CPULinear"
 
     def __init__(
         self, library: Any, codes: Tensor, scales: Tensor, state: Any, bias: Tensor | None

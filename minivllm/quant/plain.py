@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PackedLinear, PanelLinear, can_pack, panels_for
-from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import Method, frozen
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -29,10 +28,8 @@ class Plain(Method):
         return plain_linear(weight, bias, self.kernels)
 
 
-class PlainLinear(LinearKernel):
+class PlainLinear(nn.Module):
     """A linear layer on an unchanged weight; also the head that shares the embedding's weight."""
-
-    kernel_name = "PlainLinear"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

@@ -13,10 +13,10 @@ from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.kernels.device import BuildContext
-from minivllm.kernels.modules import kernel_name
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions
 from minivllm.passes.base import PassContext, PassReport, apply_passes, linear_layers
+from minivllm.quant.base import kernel_name
 from minivllm.quant.plain import Plain
 from tests.reference import make_checkpoint
 

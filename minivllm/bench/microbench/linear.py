@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from minivllm.bench.microbench.case import ITEM, MOST_COPIES, Case, Setting, Side
 from minivllm.kernels.device import BuildContext
-from minivllm.kernels.modules import kernel_name, matrix_dtype
+from minivllm.quant.base import kernel_name, matrix_dtype
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4

@@ -44,7 +44,6 @@ from minivllm.extras.scoring import sequence_logits
 from minivllm.extras.speculative.speculation import Speculator
 from minivllm.extras.vision.encoder import Encoder
 from minivllm.extras.vision.pictures import Pictures
-from minivllm.kernels.modules import kernel_name, matrix_dtype
 from minivllm.models.costs import model_costs
 from minivllm.models.load.weights import Progress
 from minivllm.models.vision.inputs import RequestInputs
@@ -53,6 +52,7 @@ from minivllm.passes.base import linear_layers
 from minivllm.passes.compile import CompileLayers
 from minivllm.passes.determinism import close_engine
 from minivllm.passes.order import OWN_NAMES
+from minivllm.quant.base import kernel_name, matrix_dtype
 
 
 class MinivllmEngine(Adapter):

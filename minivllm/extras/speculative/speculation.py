@@ -11,12 +11,19 @@ from minivllm.engine.request import Request
 from minivllm.engine.scheduler import PlanBuilder, Scheduler, SchedulingRule
 from minivllm.engine.step import ScheduledRequest, StepPlan
 from minivllm.errors import BadInput
-from minivllm.extras.speculative.lengths import DraftLengths
+from minivllm.extras.speculative.lengths import AdaptiveLengths, DraftLengths, FixedLengths
 from minivllm.extras.speculative.proposer import Proposer, SpeculationCounters
-from minivllm.extras.speculative.verification import DraftedRun, Verifier
+from minivllm.extras.speculative.verification import (
+    DraftedRun,
+    GivenAcceptance,
+    SameNoise,
+    Verifier,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minivllm.engine.engine import Engine
 
 
 class Speculator(SchedulingRule):
@@ -213,3 +220,39 @@ def room(scheduler: Scheduler, part: ScheduledRequest, most: int) -> int:
     held = len(part.request.cache.block_table.blocks) * cache.block_size
     spare = max(0, cache.pool.num_free - len(scheduler.running)) * cache.block_size
     return min(most, held + spare - part.end)
+
+
+def speculate(engine: Engine, proposer: Proposer) -> Speculator:
+    """Let an engine draft and verify.
+
+    Args:
+        engine: with all passes applied; replays its graphs, if it has any.
+        proposer: attached to the engine.
+    """
+    options, policy = proposer.options, engine.scheduler.policy
+    most_drafts = options.num_speculative_tokens
+    lengths: DraftLengths = FixedLengths(most_drafts)
+    if options.adaptive:
+        from minivllm.extras.speculative.step_cost import StepCost, measure
+
+        most = min(policy.max_num_seqs * (1 + most_drafts), policy.max_num_batched_tokens)
+        step_ms = measure(engine.launcher.executor, most, policy.max_num_seqs)
+        draft_ms = proposer.cost(policy.max_num_seqs) or StepCost([1], [0.0])
+        lengths = AdaptiveLengths(most_drafts, step_ms, draft_ms)
+    verifier: Verifier = SameNoise()
+    if options.rates is not None:
+        verifier = GivenAcceptance(options.rates)
+    elif options.verify == "rejection":
+        from minivllm.extras.speculative.rejection import Rejection
+
+        verifier = Rejection(engine.launcher.extensions, proposer.draft_logits)
+    restart = engine.loaded.config.rope.restarts_at
+    longest = None if restart is None else restart - 1
+    vocab_size = engine.loaded.config.vocab_size
+    speculator = Speculator(
+        *(proposer, lengths, verifier, engine.kv.clear, longest), vocab_size=vocab_size
+    )
+    engine.launcher.speculation = speculator
+    # First, so that the other rules see no drafts of a step that failed.
+    engine.scheduler.rules = (speculator, *engine.scheduler.rules)
+    return speculator

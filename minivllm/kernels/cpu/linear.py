@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from minivllm.kernels.cpu.chunks import gathered
 from minivllm.kernels.cpu.library import Kernels
-from minivllm.kernels.modules import LinearKernel
 
 PANEL = 64  # outputs of one piece of a packed weight
 MOST_IN_GROUP = 256  # inputs of a group that are converted at once
@@ -57,7 +56,7 @@ def panels_for(
     )
 
 
-class PanelLinear(LinearKernel):
+class PanelLinear(nn.Module):
     """A linear layer on one packed copy of its weight, for any number of rows.
 
     Args:
@@ -73,6 +72,7 @@ class PanelLinear(LinearKernel):
     """
 
     kernel_name = "PanelLinear"
+    matrix_dtype: str | None = None
     # What makes the layer again: its parameters, and numbers and texts beside them.
     parts = ("weight", "scales", "zeros", "bias")
     facts = ("form", "outputs", "group", "kernel_name", "matrix_dtype")
@@ -153,14 +153,12 @@ class PanelLinear(LinearKernel):
         return part
 
 
-class PackedLinear(LinearKernel):
+class PackedLinear(nn.Module):
     """A linear layer on the CPU whose weight oneDNN has reordered once, for its own tiles.
 
     F.linear reorders the weight, or multiplies without reordering, at every call: a single thread
     took 1.25 to 1.5 times as long on the shapes of Qwen3-0.6B in bfloat16, at 1 to 256 rows. The
     result is the same."""
-
-    kernel_name = "PackedLinear"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minivllm.kernels.device import takes_triton
-from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import frozen
 from minivllm.quant.kernels.common import SLICE, triton_products
 
@@ -174,7 +173,7 @@ def layout_for(
     return Interleaved(32, 0)
 
 
-class Int4Linear(LinearKernel):
+class Int4Linear(nn.Module):
     """A linear layer on a packed int4 weight. The weight is converted back where rows are many or
     no kernel fits.
 
@@ -189,8 +188,6 @@ class Int4Linear(LinearKernel):
             own order.
         kernel: see Int4.
     """
-
-    kernel_name = "Int4Linear"
 
     def __init__(
         self,

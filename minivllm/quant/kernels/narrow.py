@@ -12,16 +12,15 @@ import math
 
 import torch
 import triton
-from torch import Tensor
+from torch import Tensor, nn
 
-from minivllm.kernels.modules import LinearKernel
 from minivllm.quant.base import frozen
 from minivllm.quant.kernels import integers
 
 MOST_STEP = 128  # inputs that are multiplied at once
 
 
-class NarrowLinear(LinearKernel):
+class NarrowLinear(nn.Module):
     """A linear layer whose activations are rounded to 8 bits at each call.
 
     Args:

@@ -237,8 +237,6 @@ class StreamedLinear(PlainLinear):
     """PlainLinear whose kernel reads the weight once for up to 64 rows; torch multiplies more
     rows."""
 
-    kernel_name = "StreamedLinear"
-
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
         if x.shape[0] > MOST_ROWS:

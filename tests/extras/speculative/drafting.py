@@ -9,10 +9,9 @@ from typing import Any
 from minivllm import LLM
 from minivllm.engine.engine import Engine
 from minivllm.engine.request import Request
-from minivllm.extras.speculative.attach import speculate
 from minivllm.extras.speculative.options import SpeculativeOptions
 from minivllm.extras.speculative.proposer import Proposer
-from minivllm.extras.speculative.speculation import Speculator
+from minivllm.extras.speculative.speculation import Speculator, speculate
 from minivllm.extras.speculative.verification import Verifier
 from tests.engine.traffic import Asked, serve
 

@@ -18,6 +18,9 @@ from minivllm import LLM, SamplingParams
 from minivllm.engine.engine import TokenOutput
 from minivllm.engine.request import Request
 from minivllm.errors import BadInput
+from minivllm.extras.speculative.lengths import AdaptiveLengths, FixedLengths
+from minivllm.extras.speculative.rejection import Rejection
+from minivllm.extras.speculative.verification import GivenAcceptance, SameNoise
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.traffic import DRAWN, GREEDY, Asked, check, serve
 from tests.extras.speculative.drafting import (
@@ -311,3 +314,74 @@ def test_every_request_that_ends_is_told_of(llm: LLM) -> None:
     assert [request.request_id for request in proposer.ended].count("waits") == 1
     assert len({id(request) for request in proposer.ended}) == 3
     assert all(isinstance(request, Request) for request in proposer.ended)
+
+
+@pytest.fixture
+def drafting(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    knobs = [f"speculative.{knob}" for knob in request.param]
+    with load(folder, "speculative=ngram", *knobs) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("drafting", "kind"),
+    [
+        ((), SameNoise),
+        (("verify=rejection",), Rejection),
+        (("acceptance=0.5",), GivenAcceptance),
+        (("acceptance=[0.9,0.5]",), GivenAcceptance),
+    ],
+    indirect=["drafting"],
+)
+def test_verifiers(drafting: LLM, kind: type) -> None:
+    found = speculator(drafting.engine)
+    assert type(found.verifier) is kind
+    assert found.needs_logits == (kind is Rejection)
+    if isinstance(found.verifier, GivenAcceptance):
+        assert found.verifier.rates in [(0.5,), (0.9, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("drafting", "kind"),
+    [((), AdaptiveLengths), (("adaptive=false", "num_speculative_tokens=5"), FixedLengths)],
+    indirect=["drafting"],
+)
+def test_lengths(drafting: LLM, kind: type) -> None:
+    found = speculator(drafting.engine)
+    assert type(found.lengths) is kind
+    if isinstance(found.lengths, AdaptiveLengths):
+        assert found.lengths.longest == 3
+        assert 0 < found.lengths.step_ms(1) <= found.lengths.step_ms(64)
+        assert found.lengths.draft_ms(64) == 0.0  # a look-up
+    # measuring has left nothing behind
+    assert drafting.engine.cache.pool.num_used == 0
+    drafting.engine.cache.pool.check_integrity([])
+
+
+@pytest.mark.parametrize("drafting", [()], indirect=True)
+def test_drafts_of_a_failed_step_are_withdrawn_before_any_other_rule_looks(drafting: LLM) -> None:
+    assert drafting.engine.scheduler.rules[0] is speculator(drafting.engine)
+    assert drafting.engine.launcher.speculation is speculator(drafting.engine)
+
+
+def test_no_draft_reaches_the_length_of_another_rotation(tmp_path: Path) -> None:
+    """32 tokens have the short rotations, and from 33 on all have the long ones."""
+    family, values = VARIANTS["phi3 longrope"]
+    make_checkpoint(tmp_path, family, **values)
+    seen: set[int] = set()
+    with load(tmp_path, "speculative=ngram", "speculative.adaptive=false") as llm:
+        engine = llm.engine
+        plan = engine.scheduler.plan
+
+        def planned():  # type: ignore[no-untyped-def]
+            made = plan()
+            seen.update(
+                part.seq_len
+                for part in made.scheduled
+                if part.num_drafts and part.request.num_rotated_tokens < 33
+            )
+            return made
+
+        engine.scheduler.plan = planned  # type: ignore[method-assign]
+        serve(engine, [Asked([7, 8] * 8, GREEDY), Asked([7, 8, 9] * 9, GREEDY)])
+    assert seen and max(seen) <= 32
