@@ -17,8 +17,7 @@ from minivllm.models.load.packed_cache.folder import CacheFolder, entry_name
 from minivllm.models.load.packed_cache.identity import identity, key_of
 from minivllm.models.load.packed_cache.model import (
     CannotKeep,
-    described_parts,
-    parts_from,
+    Parts,
     parts_of,
     put_parts,
 )
@@ -68,7 +67,7 @@ class PackedCache:
                 raise BadInput(f"{path} has the weights of another model")
             filled = Filled(**content["filled"])
             tensors = file.load(content["last"], self.kernels.use_huge_pages_)
-            put_parts(model, parts_from(tensors, content["parts"]), linears, self.kernels)
+            put_parts(model, Parts(tensors, **content["parts"]), linears, self.kernels)
         except (BadInput, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             self.warnings.append(f"{KNOB}: the weights are packed again: {first_line(error)}")
             return None
@@ -92,7 +91,7 @@ class PackedCache:
         content = {
             "identity": self.whole,
             "filled": asdict(filled),
-            "parts": described_parts(parts),
+            "parts": {"facts": parts.facts, "is_tied": parts.is_tied},
             "last": parts.looked_up,
         }
         write = partial(write_packed, content=content, tensors=parts.tensors, last=parts.looked_up)

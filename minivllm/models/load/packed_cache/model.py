@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,13 +109,3 @@ def put_parts(
         setattr(model.get_submodule(path), own, frozen(tensor))
     if parts.is_tied:
         share_packed(model.model.embed_tokens, layers["lm_head"], kernels)
-
-
-def parts_from(tensors: dict[str, Tensor], described: Mapping[str, Any]) -> Parts:
-    """The parts that `described_parts` describes."""
-    return Parts(tensors, described["facts"], described["is_tied"])
-
-
-def described_parts(parts: Parts) -> dict[str, Any]:
-    """What a file says of parts, beside their tensors."""
-    return {"facts": parts.facts, "is_tied": parts.is_tied}
