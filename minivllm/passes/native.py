@@ -1,6 +1,8 @@
-"""The C++ kernels of CPUs in a loaded model: which of its layers compute with them
-(runtime.cpu_kernels), which of two ways a product takes (runtime.kernel_choice), and the forward
-pass with one call of C++ for each decoder layer (runtime.native_layers, kernels/cpu/layer.h).
+"""runtime.native_layers: the forward pass on a CPU, with one call of C++ for each decoder layer
+(kernels/cpu/layer.h).
+
+Beside it are the passes that it needs: which layers compute with the C++ kernels
+(runtime.cpu_kernels), and which of two ways a product takes (runtime.kernel_choice).
 
 Only layers and models whose parts all have an exact class listed here are replaced: a user's own
 layer or model stays as it is."""
