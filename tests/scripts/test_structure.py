@@ -17,7 +17,7 @@ structure = load_script("structure")
 CEILINGS = {
     "token": (15, 1_750),
     "prompt": (28, 2_950),
-    "build": (82, 8_820),
+    "build": (80, 8_760),
     "http": (52, 6_600),
 }
 
