@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from minivllm.errors import BadInput
-from minivllm.platform.processes.children import CopiedOutput
+from minivllm.platform.processes.children import CopiedOutput, family_ended
 
 EXIT_REASON_S = 1.0
 # Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG,
@@ -141,19 +141,13 @@ class Child:
 
     def stop(self, grace_s: float) -> None:
         """End it and whatever it has started: politely, then not."""
-        family: list[psutil.Process] = []
-        with suppress(psutil.Error):
-            head = psutil.Process(self.process.pid)
-            family = [head, *head.children(recursive=True)]
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
-            with suppress(OSError):
-                self.process.stdin.close()
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(grace_s)
-        for process in family:
-            with suppress(psutil.Error):
-                process.kill()  # psutil makes sure that it is still the same process
+        with family_ended(self.process.pid):
+            if self.process.poll() is None:
+                assert self.process.stdin is not None
+                with suppress(OSError):
+                    self.process.stdin.close()
+                self.process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(grace_s)
         self.process.wait()
         self._pump.join(1)

@@ -10,12 +10,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn, Protocol
 
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Channel
-from minivllm.platform.processes.children import CopiedOutput, die_with, module_path
+from minivllm.platform.processes.children import CopiedOutput, die_with, family_ended, module_path
 from minivllm.platform.processes.heartbeat import Progress, beat_over, beating
 from minivllm.platform.threads import THREAD_VARIABLES
 from minivllm.processes.messages import failed
@@ -95,7 +95,7 @@ class LocalProcess:
         try:
             state = f"ended with exit code {self._process.wait(FATE_S)}"
         except subprocess.TimeoutExpired:
-            state = "has closed its connection"
+            state = "is still running" if self._is_part else "has closed its connection"
         if not self._is_part:
             return state
         self._pump.join(FATE_S)  # what it printed last may still be on its way
@@ -106,11 +106,14 @@ class LocalProcess:
 
     def stop(self) -> None:
         by_itself = [] if self._is_part else [lambda: None]
-        for end in (*by_itself, self._process.terminate, self._process.kill):
-            end()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S)
-                break
+        with family_ended(self.pid):
+            for end in (*by_itself, self._process.terminate):
+                end()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_S)
+                    break
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S)
         self._pump.join(1)
 
 
@@ -127,20 +130,23 @@ def run_child(serve: Callable[..., int]) -> None:
     end_process(serve(Channel(socket.socket(fileno=descriptor)), *inherited))
 
 
-def serve_engine(channel: Channel, run: Callable[[dict[str, Any], Channel, Progress], None]) -> int:
+def serve_engine(
+    channel: Channel, run: Callable[[dict[str, Any], Channel, Progress, ExitStack], None]
+) -> int:
     """Serve a channel with an engine; returns the exit code. Beats go over it meanwhile, and what
     has failed.
 
     Args:
         channel: to the parent, which sends a configuration first.
         run: builds the engine of the configuration, and serves until the other end is gone, with
-            the progress of its steps.
+            the progress of its steps. Exits of the stack come after the parent knows what has
+            failed, since to close an engine may take a while, or fail itself.
     """
     (config,) = channel.receive(None)
     progress = Progress()
-    with beating(beat_over(channel, progress)):
+    with beating(beat_over(channel, progress)), ExitStack() as exits:
         try:
-            run(config, channel, progress)
+            run(config, channel, progress, exits)
         except Exception as error:
             if not isinstance(error, (BadInput, Crashed)):
                 traceback.print_exc()

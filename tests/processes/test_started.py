@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+from contextlib import ExitStack
 from typing import Any
 
+import psutil
 import pytest
 
 from minivllm.errors import BadInput
@@ -13,6 +16,7 @@ from minivllm.platform.processes.channel import Channel
 from minivllm.platform.processes.heartbeat import Beat, Progress
 from minivllm.processes.messages import Failed
 from minivllm.processes.started import LocalProcess, serve_engine
+from tests.processes.child import STARTS
 
 CHILD = "tests.processes.child"
 
@@ -44,6 +48,25 @@ def test_a_process_beside_this_one_has_a_session_of_its_own() -> None:
     child.stop()
 
 
+def test_a_part_that_is_silent_is_still_running() -> None:
+    child, channel = spoken_to(threads=1)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert child.exit_reason() == "is still running; it printed last: hello"
+    child.stop()
+    assert not psutil.pid_exists(child.pid)
+    channel.close()
+
+
+def test_what_a_part_has_started_is_stopped_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STARTS, "sleep 60")
+    child, channel = spoken_to(threads=1)
+    (started,) = psutil.Process(child.pid).children()
+    child.stop()
+    psutil.wait_procs([started], timeout=60)
+    assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
+    channel.close()
+
+
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [
@@ -61,12 +84,18 @@ def test_an_engine_that_fails_is_reported_to_its_parent(
     ours.send({"of": "an engine"})
     begun: list[Any] = []
 
-    def run(config: dict[str, Any], channel: Channel, progress: Progress) -> None:
+    sent: list[Any] = []
+
+    def close() -> None:
+        """Close the engine, which may take a while: the parent knows of a failure already."""
+        sent.extend(one for one in ours.receive(0.0) if not isinstance(one, Beat))
+
+    def run(config: dict[str, Any], channel: Channel, progress: Progress, exits: ExitStack) -> None:
         begun.append(config)
+        exits.callback(close)
         if error is not None:
             raise error
 
     assert serve_engine(theirs, run) == code
     assert begun == [{"of": "an engine"}]
-    failures = [one for one in ours.receive(0.0) if not isinstance(one, Beat)]
-    assert failures == ([] if error is None else [Failed(str(error), str(status))])
+    assert sent == ([] if error is None else [Failed(str(error), str(status))])

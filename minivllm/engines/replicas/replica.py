@@ -7,6 +7,7 @@ back. The end of the connection ends the process.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -135,12 +136,13 @@ def serve(channel: Channel) -> int:
     return serve_engine(channel, _serve)
 
 
-def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> None:
+def _serve(config: dict[str, Any], channel: Channel, progress: Progress, exits: ExitStack) -> None:
     engine = build(
         config["engine"],
         {"progress": lambda done, total: channel.send(Loading(done, total))},
         config=config,
     )
+    exits.callback(engine.close)
     channel.send(
         Built(
             engine.info,
@@ -151,7 +153,6 @@ def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> None
         )
     )
     ReplicaLoop(engine, channel).run()
-    engine.close()
 
 
 def _prefix_cache(engine: Any) -> CacheShape | None:

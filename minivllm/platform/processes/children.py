@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+import psutil
 
 from minivllm.platform.untrusted import printable
 from minivllm.redaction import hide
@@ -34,6 +36,20 @@ def die_with(parent: int) -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def family_ended(pid: int) -> Iterator[None]:
+    """Inside, a process is ended; then what still runs of it and of all that it had started is
+    killed."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        head = psutil.Process(pid)
+        family = [head, *head.children(recursive=True)]
+    yield
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            process.kill()  # psutil makes sure that it is still the same process
 
 
 class CopiedOutput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import ExitStack
 from typing import Any
 
 from minivllm.engine.engine import Engine, TokenOutput
@@ -291,10 +292,10 @@ def serve(channel: Channel) -> int:
     return serve_engine(channel, _serve)
 
 
-def _serve(config: dict[str, Any], channel: Channel, progress: Progress) -> None:
-    with LLM.from_config(config) as llm:
-        channel.send(ready(llm))
-        EngineLoop(llm.engine, channel, progress).run()
+def _serve(config: dict[str, Any], channel: Channel, progress: Progress, exits: ExitStack) -> None:
+    llm = exits.enter_context(LLM.from_config(config))
+    channel.send(ready(llm))
+    EngineLoop(llm.engine, channel, progress).run()
 
 
 if __name__ == "__main__":
