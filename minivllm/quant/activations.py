@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +36,13 @@ class Panels:
     group: int
 
 
-class IntegerQuantizer(Quantizer, IntegerOptions):  # type: ignore[misc]  # see Method.dtype
+class IntegerQuantizer(Quantizer, IntegerOptions):
     """What methods share whose weights are integers: which kernels multiply them, and with
     activations of how many bits."""
 
     forms: ClassVar[tuple[Format, Format]]  # of a weight for activations in 16 bits, and in 8
-    activation_group_size: int = 0  # inputs that share a scale, where the weight has one for all
+    # inputs that share a scale, where the weight has one for all
+    activation_group_size: Literal[0, 32, 64, 128, 256] = 0
 
     @property
     def narrow(self) -> bool:

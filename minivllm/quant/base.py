@@ -58,7 +58,7 @@ class Method(PlainQuantOptions):
 
     kernels: Kernels | None = None  # for the layers; see `within`
     skip: tuple[str, ...] = ()
-    dtype: torch.dtype  # type: ignore[assignment]  # the one that the option names
+    dtype: torch.dtype  # the one that the option names
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +71,7 @@ class Method(PlainQuantOptions):
         return copied
 
 
-class Quantizer(Method, QuantizerOptions):  # type: ignore[misc]  # see Method.dtype
+class Quantizer(Method, QuantizerOptions):
     """What the methods that quantise share: which layers they leave alone."""
 
     name = "none"

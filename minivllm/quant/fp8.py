@@ -15,7 +15,7 @@ from minivllm.quant.kernels.common import by_rows, converted_product
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
-class FP8(Quantizer, RowScaled):  # type: ignore[misc]  # see Method.dtype
+class FP8(Quantizer, RowScaled):
     """Weights as float8_e4m3fn times a scale per output channel."""
 
     name = "fp8"

@@ -29,7 +29,7 @@ GROUP_SIZES: tuple[int, ...] = get_args(type_hints(Int4Options)["group_size"])
 _CHUNK = 256 * 1024  # weights quantised at once on a CPU, whose cache holds the float32 temporaries
 
 
-class Int4(IntegerQuantizer, Int4Options):  # type: ignore[misc]  # see Method.dtype
+class Int4(IntegerQuantizer, Int4Options):
     """Weights in four bits, with a scale and a zero point for each group of inputs."""
 
     name = "int4"

@@ -23,7 +23,7 @@ from minivllm.quant.options import Int8Options
 _KERNEL_ROWS = 8
 
 
-class Int8(IntegerQuantizer, RowScaled, Int8Options):  # type: ignore[misc]  # see Method.dtype
+class Int8(IntegerQuantizer, RowScaled, Int8Options):
     """Weights as int8 times a scale per output channel."""
 
     name = "int8"

@@ -18,7 +18,7 @@ from minivllm.quant.kernels.common import by_rows
 from minivllm.quant.options import Int8MixedOptions
 
 
-class Int8Mixed(Quantizer, Int8MixedOptions):  # type: ignore[misc]  # see Method.dtype
+class Int8Mixed(Quantizer, Int8MixedOptions):
     """Weights and activations in int8, outlier columns in 16 bits."""
 
     name = "int8_mixed"

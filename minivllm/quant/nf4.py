@@ -29,7 +29,7 @@ _CHUNK = 128 * 1024  # weights encoded at once on a CPU, whose cache holds the f
 _BINS = 64
 
 
-class NF4(Quantizer, NF4Options):  # type: ignore[misc]  # see Method.dtype
+class NF4(Quantizer, NF4Options):
     """Weights in NF4."""
 
     name = "nf4"

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from minivllm.platform.options import Options, knob, option
+
+if TYPE_CHECKING:
+    # A method (`quant/base.py`) has the torch.dtype, unknown here, in the place of its name.
+    Dtype = object
+else:
+    Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 @option("minivllm.quant.plain.Plain")
@@ -14,7 +20,7 @@ class PlainQuantOptions(Options):
     """quant=bf16, fp16, fp32, and what every option of quant has."""
 
     group = "quant"
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """Dtype of activations, and of every weight that is not quantised: the embedding and, unless
     lm_head, the head."""
 
