@@ -29,6 +29,7 @@ import torch
 from program import CPU, exit_code, new_parser, write_figures
 
 from minivllm import LLM, SamplingParams
+from minivllm.config.groups import conf_dir
 from minivllm.engine.sampler import exponential_noise
 from minivllm.extras.speculative.speculation import Speculator
 
@@ -58,6 +59,26 @@ class Sizes:
 EMBEDDED = Sizes(8, 128, 3, ("model@speculative.model=tiny", "quant@speculative.quant=int4"))
 
 
+def proposers(sizes: Sizes) -> Axes:
+    """The options of `speculative` that draft, each with its ways to, in overrides."""
+    exits = ("speculative=early_exit", f"speculative.exit_layer={sizes.exit_layer}")
+    ways: dict[str, dict[str, tuple[str, ...]]] = {
+        "ngram": {"ngram": ("speculative=ngram", "speculative.prompt_lookup_min=1")},
+        "suffix": {"suffix": ("speculative=suffix",)},
+        "draft": {
+            "draft int4": ("speculative=draft", "quant@speculative.quant=int4"),
+            "draft model": ("speculative=draft", *sizes.second),
+        },
+        "early_exit": {
+            "early_exit": exits,
+            "early_exit, part of the head": (*exits, "speculative.head_tokens=100"),
+        },
+    }
+    names = sorted(path.stem for path in (conf_dir() / "speculative").glob("*.yaml"))
+    others = [name for name in names if name != "none" and name not in ways]
+    return ways | {name: {name: (f"speculative={name}",)} for name in others}
+
+
 def axes(sizes: Sizes) -> Axes:
     """The choices, each with its overrides."""
     block = f"cache.block_size={sizes.block_size}"
@@ -65,16 +86,8 @@ def axes(sizes: Sizes) -> Axes:
     few = (block, f"cache.num_blocks={3 + sizes.longest // sizes.block_size}")
     prefix = "cache.prefix_caching=true"
     offload = (*few, prefix, "cache.offload_gb=2e-3")
-    exits = ("speculative=early_exit", f"speculative.exit_layer={sizes.exit_layer}")
     return {
-        "proposer": {
-            "ngram": ("speculative=ngram", "speculative.prompt_lookup_min=1"),
-            "suffix": ("speculative=suffix",),
-            "draft int4": ("speculative=draft", "quant@speculative.quant=int4"),
-            "draft model": ("speculative=draft", *sizes.second),
-            "early_exit": exits,
-            "early_exit, part of the head": (*exits, "speculative.head_tokens=100"),
-        },
+        "proposer": dict(item for ways in proposers(sizes).values() for item in ways.items()),
         "drafts": {
             **{str(n): (f"speculative.num_speculative_tokens={n}",) for n in range(1, 9)},
             "adaptive": ("speculative.adaptive=true",),

@@ -14,8 +14,15 @@ from minivllm.extras.speculative.proposer import Proposer
 from minivllm.extras.speculative.speculation import Speculator, speculate
 from minivllm.extras.speculative.verification import Verifier
 from tests.engine.traffic import Asked, serve
+from tests.scripts.load import load_script
 
 LONGEST = 96
+script = load_script("speculation_lossless")
+# Each option that drafts, in the first of its ways, for models of four layers.
+PROPOSERS = {
+    name: next(iter(ways.values()))
+    for name, ways in script.proposers(script.Sizes(4, LONGEST, 2, ())).items()
+}
 Served = list[list[tuple[list[int], str | None]]]
 
 

@@ -18,18 +18,18 @@ from minivllm.extras.speculative.verification import DraftedRun, SameNoise
 from tests.engine.traffic import DRAWN, GREEDY, Asked, serve, traffic
 from tests.extras.speculative.drafting import (
     LONGEST,
+    PROPOSERS,
     draft_with,
     foreseen,
     leaves_nothing,
     load,
     same,
+    script,
     speculator,
 )
 from tests.extras.speculative.drafting import Scripted as Oracle
 from tests.reference import make_checkpoint
-from tests.scripts.load import load_script
 
-script = load_script("speculation_lossless")
 FEW_WORDS = tuple(range(20, 24))  # so that every short run of tokens occurs again
 LONG = replace(GREEDY, max_tokens=24)
 KINDS = [
@@ -97,12 +97,6 @@ def test_every_combination_gives_the_tokens_of_no_speculation(
         leaves_nothing(llm.engine)
 
 
-PROPOSERS = {
-    "ngram": ["speculative=ngram", "speculative.prompt_lookup_min=1"],
-    "suffix": ["speculative=suffix"],
-    "draft": ["speculative=draft", "quant@speculative.quant=int4"],
-    "early_exit": ["speculative=early_exit", "speculative.exit_layer=2"],
-}
 MIXED = [Asked([5 + i, *FEW_WORDS[: i % 4], 20], one) for i, one in enumerate(KINDS * 2)]
 
 

@@ -14,18 +14,20 @@ import torch
 from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from tests.engine.traffic import GREEDY, Asked, serve
-from tests.extras.speculative.drafting import Scripted, draft_with, foreseen, load, same, speculator
+from tests.extras.speculative.drafting import (
+    PROPOSERS,
+    Scripted,
+    draft_with,
+    foreseen,
+    load,
+    same,
+    speculator,
+)
 from tests.reference import make_checkpoint
 
 SYMBOLS = '[]{}",:012ab'
 FIRST, END = 20, 1  # the token of the first symbol, and the one that ends an output
 LONG = 32  # symbols, after which everything is closed
-PROPOSERS = {
-    "ngram": ["speculative=ngram", "speculative.prompt_lookup_min=1"],
-    "suffix": ["speculative=suffix"],
-    "draft": ["speculative=draft", "quant@speculative.quant=int4"],
-    "early_exit": ["speculative=early_exit", "speculative.exit_layer=2"],
-}
 
 
 def next_symbols(text: str) -> str:
