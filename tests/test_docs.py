@@ -37,7 +37,7 @@ from minivllm.cli import _verbatim
 from minivllm.config import compose, explain
 from minivllm.engine.events import StepTimed
 from minivllm.experiments.plan import product
-from minivllm.models.registry import model_class, supported_architectures
+from minivllm.models.registry import supported_architectures
 from minivllm.models.rope_config import KINDS as ROPE_KINDS
 from tests.scripts.load import load_script
 from tests.test_layers import ROOMS
@@ -53,7 +53,6 @@ EXAMPLES = ROOT / "reports" / "examples" / "cpu"
 PAGE = EXAMPLES / "ablation" / "index.html"  # the one that is committed
 PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if page.exists()]
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.")  # an extra that need not be installed here
-NUMBERS = {"six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "thirteen": 13}
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| ", re.MULTILINE)
 
 each_page = pytest.mark.parametrize(
@@ -310,28 +309,6 @@ def test_every_option_and_knob_is_described() -> None:
             if not any(w in text for w in written)
         ]
     assert missing == []
-
-
-def test_what_the_decisions_say_is_there_and_is_not() -> None:
-    text = " ".join((DOCS / "internals" / "decisions.md").read_text(encoding="utf-8").split())
-    told = re.search(
-        r"serves (\w+) model families, (\w+) precisions, (\w+) attention backends", text
-    )
-    families = {model_class(name).__module__ for name in supported_architectures()}
-    options = {path.parent.name + "=" + path.stem for path in compose.conf_dir().glob("*/*.yaml")}
-    quants, backends = (
-        sum(name.startswith(group) for name in options) for group in ("quant=", "attention=")
-    )
-    # auto
-    assert told and [NUMBERS[word] for word in told.groups()] == [
-        len(families),
-        quants,
-        backends - 1,
-    ]
-    added = {"quant=fp8", "attention=cpu", "attention=invariant"}
-    added |= {f"task={name}" for name in ("capacity", "kernels", "serve", "view")}
-    assert added <= options
-    assert {"tracker", "speculative", "parallel"} <= {*compose.GROUPS}
 
 
 def test_the_users_class_of_the_walk_through_works(user_dir: Path) -> None:
