@@ -25,9 +25,9 @@ from minivllm.report.studies.base import Study
 class Loading(Study):
     """How long each cell took to load."""
 
-    name = "loading"
-    title = "How long did loading take?"
-    figure_names = ("loading",)
+    name = "of_mine"
+    title = "How long did mine take to load?"
+    figure_names = ("of_mine",)
 
     def __init__(self, least_s: float = 0.0) -> None:
         self.least_s = least_s
@@ -43,12 +43,13 @@ class Loading(Study):
         rows = [float(row) for row in range(len(result))]
         series = Series("loading", "#0072B2", [*result.values()], rows, names=[*result])
         panel = Panel("", "seconds", "", [series], rows=[*result])
-        return [Chart("loading", self.title, "Seconds.", "A point a cell.", [("", [panel])])]
+        alt = "A point for the seconds that each cell took to load."
+        return [Chart("of_mine", self.title, alt, "A point a cell.", [("", [panel])])]
 '''
 OPTION = """
 # Adds how long loading took
 studies:
-  loading:
+  of_mine:
     _target_: my_study.Loading
     least_s: 0.5 # seconds; faster cells are left out
 """
@@ -58,7 +59,7 @@ studies:
 def own(user_dir: Path, plug_in: Callable[[str, str, str], None]) -> str:
     """The argument that brings the user's option files."""
     (user_dir / "my_study.py").write_text(SOURCE)
-    plug_in("report", "loading", OPTION.lstrip())
+    plug_in("report", "of_mine", OPTION.lstrip())
     return f"--config-dir={user_dir / 'conf'}"
 
 
@@ -70,31 +71,31 @@ def measured(folder: Path) -> Path:
 
 
 def test_help_finds_it(cli: Callable[..., Any], own: str) -> None:
-    assert "report" in (message := cli(own, "--help").out) and "loading" in message
+    assert "report" in (message := cli(own, "--help").out) and "of_mine" in message
     # lines are as wide as the terminal
-    shown = " ".join(cli(own, "+report=loading", "--help").out.split())
-    assert "report=loading: Adds how long loading took" in shown
-    assert "report.studies.loading.least_s=0.5" in shown and "faster cells are left out" in shown
+    shown = " ".join(cli(own, "+report=of_mine", "--help").out.split())
+    assert "report=of_mine: Adds how long loading took" in shown
+    assert "report.studies.of_mine.least_s=0.5" in shown and "faster cells are left out" in shown
 
 
 @pytest.mark.usefixtures("without_figures")
 def test_the_page_draws_it(cli: Callable[..., Any], own: str) -> None:
     measured(Path("runs"))
     runs = "runs=[runs]"
-    done = cli(own, "task=report", runs, "+report=loading", "name=mine")
+    done = cli(own, "task=report", runs, "+report=of_mine", "name=mine")
     assert done.code == 0, done.err
     page = Page(Path("reports/mine/index.html"))
     assert page.text.index("Results: how fast is each?") < page.text.index(
-        "How long did loading take?"
+        "How long did mine take to load?"
     )
     assert "nf4 loaded in 2 s." in page.text and "fp16 loaded" not in page.text
-    assert 'id="figure-loading"' in page.source and 'data-chart="loading"' in page.source
-    assert Path("reports/mine/loading.png").read_bytes().startswith(b"\x89PNG")
+    assert 'id="figure-of_mine"' in page.source and 'data-chart="of_mine"' in page.source
+    assert Path("reports/mine/of_mine.png").read_bytes().startswith(b"\x89PNG")
     cli(
-        own, "task=report", runs, "+report=loading", "report.studies.loading.least_s=9", "name=mine"
+        own, "task=report", runs, "+report=of_mine", "report.studies.of_mine.least_s=9", "name=mine"
     )
-    assert "did loading take" not in Page(Path("reports/mine/index.html")).text
-    assert not Path("reports/mine/loading.png").exists()
+    assert "did mine take" not in Page(Path("reports/mine/index.html")).text
+    assert not Path("reports/mine/of_mine.png").exists()
 
 
 def test_its_knobs_have_types(cli: Callable[..., Any], own: str) -> None:
@@ -103,27 +104,27 @@ def test_its_knobs_have_types(cli: Callable[..., Any], own: str) -> None:
         ["task=report", "runs=[runs]"],
         ["engine=simulated", "engine.bandwidth_gb_s=1", "engine.tflops=1"],
     ):
-        done = cli(own, *command, "+report=loading", "report.studies.loading.least_s=abc")
+        done = cli(own, *command, "+report=of_mine", "report.studies.of_mine.least_s=abc")
         assert done.code == 2 and done.err.count("\n") == 1, done.err
         assert (
-            "report.studies.loading.least_s='abc' must be a number, says my_study.Loading"
+            "report.studies.of_mine.least_s='abc' must be a number, says my_study.Loading"
             in done.err
         )
 
 
 @pytest.mark.usefixtures("without_figures", "own")
 def test_the_end_of_a_task_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = {"report": {"studies": {"loading": {"_target_": "my_study.Loading"}}}}
+    config = {"report": {"studies": {"of_mine": {"_target_": "my_study.Loading"}}}}
     assert conclude(measured(tmp_path / "runs"), tmp_path / "out", config) is not None
     assert "nf4 loaded in 2 s.\n" in capsys.readouterr().out
-    assert (tmp_path / "out" / "loading.png").exists()
+    assert (tmp_path / "out" / "of_mine.png").exists()
 
 
 def test_it_changes_nothing_that_is_measured(own: str) -> None:
-    plain, asked = compose([]), compose(["+report=loading"], own.partition("=")[2])
-    assert asked["report"]["studies"]["loading"]["least_s"] == 0.5
+    plain, asked = compose([]), compose(["+report=of_mine"], own.partition("=")[2])
+    assert asked["report"]["studies"]["of_mine"]["least_s"] == 0.5
     assert cell_id(plain, "f") == cell_id(asked, "f")
-    assert essential(["quant=nf4", "+report=loading", "report.studies.loading.least_s=1"]) == [
+    assert essential(["quant=nf4", "+report=of_mine", "report.studies.of_mine.least_s=1"]) == [
         "quant=nf4"
     ]
 
