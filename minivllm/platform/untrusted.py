@@ -127,6 +127,16 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
     return content
 
 
+def read_begin(path: Path, what: str, advice: str = "") -> bytes:
+    """The first bytes of a file, at most `CHUNK`; gzip's files are unpacked. Arguments and errors
+    are those of `open_file`; a damaged file is a BadInput too."""
+    with unpacked(open_file(path, what, advice)) as file:
+        try:
+            return file.read(CHUNK)
+        except UNREADABLE as error:
+            raise BadInput(_line(f"{what} cannot be read: {unreadable(error)}", advice)) from None
+
+
 def read_text(path: Path, limit: int, what: str, advice: str = "") -> str:
     """The whole text of a UTF-8 file; see `read_bytes` and `decode`."""
     return decode(read_bytes(path, limit, what, advice), path, advice=advice)

@@ -3,6 +3,7 @@ taken."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import lzma
@@ -44,13 +45,26 @@ def pipe(folder: Path) -> Path:
 )
 @pytest.mark.parametrize(
     "read",
-    [untrusted.open_file, lambda *a: untrusted.read_bytes(a[0], 10, *a[1:]), untrusted.read_json],
+    [
+        *(untrusted.open_file, untrusted.read_begin, untrusted.read_json),
+        lambda *a: untrusted.read_bytes(a[0], 10, *a[1:]),
+    ],
 )
 def test_only_regular_files_are_read(
     tmp_path: Path, make: Callable[[Path], Path], message: str, read: Callable[..., Any]
 ) -> None:
     with pytest.raises(BadInput, match=f"^the file.*{message}.*; fetch it again$"):
         read(make(tmp_path), "the file", "fetch it again")
+
+
+def test_the_begin_of_a_file_is_no_more_than_its_first_bytes(tmp_path: Path) -> None:
+    content = bytes(untrusted.CHUNK) + b"the rest"
+    for data in (content, gzip.compress(content)):
+        (tmp_path / "file").write_bytes(data)
+        assert untrusted.read_begin(tmp_path / "file", "the file") == bytes(untrusted.CHUNK)
+    (tmp_path / "file").write_bytes(gzip.compress(b"text")[:-6])
+    with pytest.raises(BadInput, match=r"^the file cannot be read: .*; fetch it again$"):
+        untrusted.read_begin(tmp_path / "file", "the file", "fetch it again")
 
 
 def test_a_place_is_told_where_nothing_can_be(

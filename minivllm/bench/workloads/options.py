@@ -193,8 +193,8 @@ class AgenticOptions(Options):
     """true: every replay has a marker of its own, so that no replay warms the cache for the
     next."""
     random_starts: int = knob(0, at_least=0)
-    """Number of the first sessions that start at a random instant, with what they have said so far
-    in the prefix cache."""
+    """Number of the first sessions that start at a random instant, with their earlier turns in the
+    prefix cache."""
     length_scale: float = knob(1.0, above=0, at_most=16)
     """Factor on the lengths of recorded prompts and answers."""
     too_long: Literal["error", "skip"] = "error"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from minivllm.errors import BadInput
 from minivllm.models.vision.picture import DEFAULT_LIMITS, open_picture
-from minivllm.platform.untrusted import read_bytes
+from minivllm.platform.untrusted import printable, read_bytes
 
 _STREAM = 0x91C7
 _OTHER = 1 << 30  # turned in the seed of another picture
@@ -50,7 +50,7 @@ def generated(width: int, height: int, seed: int) -> str:
 
 def of_file(path: Path, what: str) -> str:
     """The name of a picture's file. Raises BadInput where it cannot be read."""
-    content = read_bytes(path, DEFAULT_LIMITS.most_bytes, f"{what} {path}")
+    content = read_bytes(path, DEFAULT_LIMITS.most_bytes, f"{what} {printable(str(path))}")
     return f"sha256:{hashlib.sha256(content).hexdigest()}#{path.resolve()}"
 
 
@@ -95,12 +95,13 @@ def draw(name: str) -> Image.Image:
     if (match := _FILE.fullmatch(name)) is None:
         raise BadInput(f"{name!r:.60} is no picture of a workload")
     digest, path = match.groups()
-    return open_picture(_file(digest, path), what=f"image {path}")
+    return open_picture(_file(digest, path), what=f"image {printable(path)}")
 
 
 def _file(digest: str, path: str) -> bytes:
     """The bytes of a file. Raises BadInput where it is another than it was."""
-    data = read_bytes(Path(path), DEFAULT_LIMITS.most_bytes, f"image {path}")
+    what = f"image {printable(path)}"
+    data = read_bytes(Path(path), DEFAULT_LIMITS.most_bytes, what)
     if hashlib.sha256(data).hexdigest() != digest:
-        raise BadInput(f"image {path} has changed since the workload was made: make it again")
+        raise BadInput(f"{what} has changed since the workload was made: make it again")
     return data

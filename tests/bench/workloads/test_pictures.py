@@ -25,6 +25,9 @@ def test_a_file_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None
         draw(names[0])
     with pytest.raises(BadInput, match="line 1"):
         of_file(tmp_path / "gone.png", "line 1")
+    with pytest.raises(BadInput, match=r"gone\.png") as caught:
+        of_file(tmp_path / "\x1b]0;title\x07gone.png", "line 1")
+    assert str(caught.value).isprintable()
 
 
 def test_what_is_no_name_is_told() -> None:

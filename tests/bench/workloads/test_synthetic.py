@@ -657,7 +657,7 @@ def test_what_is_too_long_can_be_left_out_and_is_counted(tmp_path: Path) -> None
     assert work.notes == (
         "workload=file: 1 requests were left out, longer than the context of 100",
         "workload=file: 1 questions come after the first answer of their conversation and were "
-        "not asked",
+        "not sent",
     )
     with pytest.raises(
         BadInput, match="no request that can be used: 3 are longer than the context of 9"

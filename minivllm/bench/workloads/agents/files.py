@@ -47,7 +47,7 @@ def read_sessions(path: Path, format: str, knob: str) -> Iterator[AgentSession]:
         yield from read_chats(path, format, str(path))
         return
     shared, number = TextSpace(0), 0
-    for where, _, row, _ in _rows(path, knob):
+    for where, _, row, *_ in _rows(path, knob):
         if format == "auto" and isinstance(row, dict) and "timestamp" in row:
             yield from read_chats(path, format, str(path))
             return
@@ -96,5 +96,5 @@ def _rows(path: Path, knob: str) -> Iterator[Row]:
 
 
 def _whole_file(path: Path) -> Row:
-    name = str(path)
+    name = untrusted.printable(str(path))
     return Row(name, 1, untrusted.read_json(path, name, limit=LARGEST_FILE), name)

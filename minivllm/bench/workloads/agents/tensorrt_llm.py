@@ -13,6 +13,7 @@ from minivllm.bench.workloads.agents.session import (
     in_order,
 )
 from minivllm.bench.workloads.agents.text import Runs, TextSpace
+from minivllm.bench.workloads.from_file.trace_format import LONGEST
 from minivllm.bench.workloads.lazy_prompt import joined
 from minivllm.errors import BadInput
 from minivllm.platform.values import REQUIRED, Values
@@ -87,9 +88,13 @@ class EventReader:
             self._message(event, branch, at)
         elif kind == "tool_call":
             longest = 1000 * LONGEST_S
-            wait_s = Values(event, at).number("duration_ms", 0.0, least=0.0, high=longest) / 1000
+            wait_ms = Values(event, at).number(
+                "duration_ms", 0.0, least=0.0, high=longest, required=True
+            )
             waits = self.waits[branch]
-            self.waits[branch] = {call: before_s + wait_s for call, before_s in waits.items()}
+            self.waits[branch] = {
+                call: before_s + wait_ms / 1000 for call, before_s in waits.items()
+            }
         elif kind == "parallel_start":
             self._fork(event, branch, at)
         else:
@@ -144,7 +149,7 @@ class EventReader:
         if count is None:
             talk.uncounted = True
             return
-        length = Values(event, at).integer(count, REQUIRED, low=0)
+        length = Values(event, at).integer(count, REQUIRED, low=0, high=LONGEST)
         if not length:
             return
         name = event.get("system_prompt_id")
@@ -168,11 +173,11 @@ class EventReader:
     ) -> None:
         """A call: its prompt is the conversation so far."""
         values = Values(event, at)
-        output_len = values.integer("completion_tokens", REQUIRED)
-        reasoning = values.integer("reasoning_tokens", 0, low=0)
+        output_len = values.integer("completion_tokens", REQUIRED, high=LONGEST)
+        reasoning = values.integer("reasoning_tokens", 0, low=0, high=LONGEST)
         known = sum(len(run) for segment in talk.segments for run in segment)
         if talk.uncounted or not known:  # by the server's count of the whole prompt
-            prompt_len = values.integer("prompt_tokens", REQUIRED)
+            prompt_len = values.integer("prompt_tokens", REQUIRED, high=LONGEST)
             if prompt_len > known:
                 talk.segments.append((self.text.fresh(prompt_len - known),))
             talk.uncounted = False

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, TypeVar
 
 from minivllm.bench.workloads.agents.session import (
@@ -13,7 +14,7 @@ from minivllm.bench.workloads.agents.session import (
     in_order,
 )
 from minivllm.bench.workloads.agents.text import Runs, TextSpace
-from minivllm.bench.workloads.from_file.trace_format import hash_ids
+from minivllm.bench.workloads.from_file.trace_format import LONGEST, hash_ids
 from minivllm.errors import BadInput
 from minivllm.platform.values import REQUIRED, Values
 
@@ -80,7 +81,7 @@ class WekaReader:
         if scope not in ("local", "global"):
             raise BadInput(f"{self.where}: hash_id_scope={scope!r:.40} must be local or global")
         self._space = self.shared if scope == "global" else self.text
-        self._block = Values(self.row, self.where).integer("block_size", REQUIRED)
+        self._block = Values(self.row, self.where).integer("block_size", REQUIRED, high=LONGEST)
         self._agent(self.row, "", 0.0, [])
         if not self.entries:
             raise BadInput(f"{self.where}: requests holds no call with a prompt and an answer")
@@ -118,7 +119,11 @@ class WekaReader:
         values, requests = Values(row, where), row.get("requests")
         if not isinstance(requests, list):
             raise BadInput(f"{where}: requests must be a list")
-        shared_len = sum(values.integer(key, 0, low=0) for key in ("tool_tokens", "system_tokens"))
+        shared_len = sum(
+            values.integer(key, REQUIRED, low=0, high=LONGEST)
+            for key in ("tool_tokens", "system_tokens")
+            if key in row
+        )
         open_calls = list(spawned_by)  # whose answers no later call of this agent has waited for
         latest_s = base_s
         joins: list[int] = []  # last calls of sub-agents that the next call waits for
@@ -184,11 +189,13 @@ class WekaReader:
         self, request: dict[str, Any], at: str, agent: str, base_s: float, shared_len: int
     ) -> _Entry | None:
         values = Values(request, at)
-        prompt_len, output_len = (values.integer(key, REQUIRED, low=0) for key in ("in", "out"))
+        prompt_len, output_len = (
+            values.integer(key, REQUIRED, low=0, high=LONGEST) for key in ("in", "out")
+        )
         if not prompt_len or not output_len:
             self._count(FAILED)
             return None
-        ids = hash_ids(request.get("hash_ids"), at)
+        ids = hash_ids(request.get("hash_ids"), at, end=inf)
         if not ids:
             self._count(NO_HASHES)
         model = str(request.get("model"))

@@ -19,7 +19,7 @@ NO_QUESTION = "conversations were left out, no user asks anything in them"
 NO_ANSWER = "conversations were left out, no answer follows their first question"
 BLANK_TURNS = "turns of conversations were blank and passed over"
 JOINED_TURNS = "questions are of several turns of the user in a row, joined by line breaks"
-LATER_QUESTIONS = "questions come after the first answer of their conversation and were not asked"
+LATER_QUESTIONS = "questions come after the first answer of their conversation and were not sent"
 
 
 def parse_conversation(

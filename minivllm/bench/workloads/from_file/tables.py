@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from minivllm.errors import BadInput
 from minivllm.platform import untrusted
-from minivllm.platform.unpacking import UNREADABLE, unpacked, unreadable
 
 PARQUET = b"PAR1"  # how such a file begins
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved dataset, and of several
@@ -29,12 +28,14 @@ class Row(NamedTuple):
         number: of the line or the row, from 1.
         value: a dict by columns; of a JSON file any value. Cells of a CSV file are texts.
         names_at: where its columns are named: the header's line, or `where`.
+        names: of a CSV file all columns of the header, also those that the row has no cell of.
     """
 
     where: str
     number: int
     value: Any
     names_at: str
+    names: Sequence[str] = ()
 
 
 def detect(path: Path, knob: str, advice: str = "", otherwise: str = "jsonl") -> str:
@@ -48,11 +49,7 @@ def detect(path: Path, knob: str, advice: str = "", otherwise: str = "jsonl") ->
     Raises:
         BadInput: the file cannot be read.
     """
-    with unpacked(untrusted.open_file(path, knob, advice)) as file:
-        try:
-            begin = file.read(untrusted.CHUNK)
-        except UNREADABLE as error:
-            raise BadInput(f"{knob} cannot be read: {unreadable(error)}") from None
+    begin = untrusted.read_begin(path, knob, advice)
     if begin.startswith(PARQUET):
         return "parquet"
     first = begin.removeprefix(untrusted.BYTE_ORDER_MARK).lstrip()[:1]
@@ -62,7 +59,12 @@ def detect(path: Path, knob: str, advice: str = "", otherwise: str = "jsonl") ->
 
 
 def read_rows(
-    path: Path, kind: str, knob: str, advice: str = "", split: str | None = None
+    path: Path,
+    kind: str,
+    knob: str,
+    advice: str = "",
+    split: str | None = None,
+    strict: bool = True,
 ) -> Iterator[Row]:
     """The rows of a table, one at a time.
 
@@ -71,12 +73,15 @@ def read_rows(
         kind: parquet, list, jsonl, csv or dataset.
         knob, advice: as for `untrusted.open_file`.
         split: of a saved dataset, which of several; None where there is one.
+        strict: of a CSV file: each name of the header is there once, each row has a cell for each,
+            and quotes are around whole cells. Otherwise cells beyond the header are left out, a
+            shorter row has no values for its last columns, and spaces may follow a comma.
 
     Raises:
         BadInput: naming the file and, where one is to blame, the line or the row.
     """
     if kind == "csv":
-        return _csv_rows(path, knob, advice)
+        return _csv_rows(path, knob, advice, strict)
     if kind == "jsonl":
         return json_rows(path, knob, advice)
     if kind == "list":
@@ -112,36 +117,49 @@ def _numbered(what: str, values: Iterable[Any]) -> Iterator[Row]:
         yield Row(where, number, value, where)
 
 
-def _csv_rows(path: Path, knob: str, advice: str) -> Iterator[Row]:
+def check_once(header: Sequence[str], names: Iterable[str], where: str) -> None:
+    """Raise BadInput, starting with `where`, if a header has one of the names twice."""
+    counts = Counter(header)
+    for name in names:
+        if counts[name] > 1:
+            raise BadInput(
+                f"{where}: the header has {short_name(name)} twice; leave one of the columns out"
+            )
+
+
+def _csv_rows(path: Path, knob: str, advice: str, strict: bool) -> Iterator[Row]:
     """Rows of a file with a header; blank lines are skipped."""
     csv.field_size_limit(untrusted.MAX_LINE)  # of this process: the default is 128 KiB
+    file = str(path)
     lines = untrusted.read_text_lines(path, knob, advice)
-    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
+    ended = (f"{line}\n" for line in lines)
+    reader = csv.reader(ended, strict=strict, skipinitialspace=not strict)
     try:
         header = next((cells for cells in reader if any(map(str.strip, cells))), [])
         names = [name.strip() for name in header]
         names_at = f"{path}:{reader.line_num}"
-        for name, count in Counter(filter(None, names)).items():
-            if count > 1:
-                raise BadInput(
-                    f"{names_at}: the header has {short_name(name)} twice; leave one of the "
-                    "columns out"
-                )
+        if strict:
+            check_once(names, filter(None, names), names_at)
         for cells in reader:
-            if len(cells) != len(names):
-                if not "".join(cells).strip():
-                    continue
-                raise BadInput(
-                    f"{path}:{reader.line_num}: {len(cells)} of {len(names)} columns; is the file "
-                    "cut off?"
-                    if len(cells) < len(names)
-                    else f"{path}:{reader.line_num}: the row has {len(cells)} cells and the header "
-                    f"{len(names)}"
-                )
             number = reader.line_num
-            yield Row(f"{path}:{number}", number, dict(zip(names, cells, strict=True)), names_at)
+            where = f"{file}:{number}"
+            if len(cells) != len(names):
+                if len(cells) < 2 and not "".join(cells).strip():
+                    continue
+                if strict and len(cells) < len(names):
+                    raise BadInput(cut_off(where, len(cells), len(names)))
+                if strict:
+                    raise BadInput(
+                        f"{where}: the row has {len(cells)} cells and the header {len(names)}"
+                    )
+            yield Row(where, number, dict(zip(names, cells, strict=False)), names_at, names)
     except csv.Error as error:
         raise BadInput(f"{path}:{reader.line_num}: not valid CSV ({error})") from None
+
+
+def cut_off(where: str, cells: int, columns: int) -> str:
+    """The message about a row of a CSV file that is too short."""
+    return f"{where}: {cells} of {columns} columns; is the file cut off?"
 
 
 def _parquet_rows(path: Path, knob: str, advice: str) -> Iterator[Row]:
@@ -188,8 +206,8 @@ def _arrow_values(
                     for start in range(0, batch.num_rows, ROWS):
                         yield from batch.slice(start, ROWS).to_pylist()
             except (ArrowException, OSError) as error:
-                message = what.format(knob=knob, name=path.name)
-                raise BadInput(f"{message} ({error})") from None
+                message = what.format(knob=knob, name=untrusted.printable(path.name))
+                raise BadInput(f"{message} ({untrusted.printable(str(error))})") from None
 
 
 def _dataset_files(folder: Path, knob: str) -> list[Path]:
@@ -265,7 +283,7 @@ class Tally:
         """
         notes = [*_sentences(self.left_out), *_sentences(self.unused)]
         if requested is not None and num_requests < requested:
-            notes.append(f"{requested} requests were asked for and the file gives {num_requests}")
+            notes.append(f"workload.num_requests={requested}, and the file gives {num_requests}")
         return tuple(f"workload={workload}: {note}" for note in notes)
 
 

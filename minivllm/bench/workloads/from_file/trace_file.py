@@ -90,23 +90,33 @@ def _rows(
     """The requests in the order of the file."""
     knob, is_known, columns = f"workload.path={path}", format != "auto", None
     kind = tables.detect(path, knob, ADVICE, otherwise="csv")
-    for row in tables.read_rows(path, kind, knob, ADVICE):
+    for row in tables.read_rows(path, kind, knob, ADVICE, strict=False):
         values = row.value if isinstance(row.value, dict) else {}
         if columns is None:
-            names = list(values)
+            names = list(dict.fromkeys(row.names or values))
             if not is_known:
                 format = "columns" if given or unit else _detect(names, row.names_at)
             columns = FORMATS.get(format) or TraceFormat.by_names(names, given, unit, row.names_at)
+            tables.check_once(row.names, columns.needed, row.names_at)
         try:
             request = columns.row(row.number, values, row.where)
         except KeyError as error:
-            raise BadInput(
-                f"{row.names_at}: workload.format={format} needs the columns "
-                f"{', '.join(map(tables.short_name, columns.needed))}; {error.args[0]} is missing"
-            ) from None
+            raise BadInput(_missing(row, error.args[0], format, columns)) from None
         if format == "mooncake":
             _check_milliseconds(values, row.where, is_known)
         yield request
+
+
+def _missing(row: tables.Row, name: str, format: str, columns: TraceFormat) -> str:
+    """The message about a request that has no value in the column `name`."""
+    if name in row.names:
+        return tables.cut_off(row.where, len(row.value), len(set(row.names)))
+    if format == "columns":
+        return f"{row.where}: a value is missing; is the file cut off?"
+    needed = ", ".join(columns.needed)
+    return (
+        f"{row.names_at}: a trace of format {format} needs the columns {needed}; {name} is missing"
+    )
 
 
 def _detect(names: Sequence[str], where: str) -> str:

@@ -126,14 +126,16 @@ class TraceFormat:
             BadInput: starting with `where`: a value is none of its column.
             KeyError: a column is missing.
         """
+        time = values[self.timestamp]
+        prompt, answer = values[self.input_len], values[self.output_len]
         kind, parent = values.get(self.kind), values.get(self.parent)
         if self.images and values.get(self.images) not in (None, "", "0", 0):
             kind = "image"
         return TraceRow(
             line,
-            self._time(values[self.timestamp], where),
-            _length(values[self.input_len], where, self.input_len),
-            _length(values[self.output_len], where, self.output_len),
+            self._time(time, where),
+            _length(prompt, where, self.input_len),
+            _length(answer, where, self.output_len),
             hash_ids(values.get(self.hash_ids), where),
             self.block_tokens,
             sys.intern(kind[:KIND_LENGTH]) if isinstance(kind, str) else "text",
@@ -149,7 +151,7 @@ class TraceFormat:
         if _is_number(value):
             raise BadInput(
                 f"{where}: {short_name(name)}={value!r:.60}: the unit of times that are no dates "
-                f"cannot be told: set workload.time_unit to one of {', '.join(UNITS)}"
+                f"is not known: set workload.time_unit to one of {', '.join(UNITS)}"
             )
         return _finite(_date, value, where, name, "a date, or a number")
 
@@ -191,6 +193,8 @@ def _number(value: Any) -> float:
 
 
 def _is_number(value: Any) -> bool:
+    if isinstance(value, str) and ":" in value:  # as in most dates; an exception a row is slow
+        return False
     try:
         _number(value)
     except (ValueError, TypeError, OverflowError):
@@ -205,10 +209,12 @@ def _length(value: Any, where: str, name: str) -> int:
     return tokens
 
 
-def hash_ids(value: Any, where: str) -> tuple[int, ...]:
-    """Names of a prompt's blocks; none where there are none. Raises BadInput, starting with
-    `where`."""
-    ids = [] if value is None else value
-    if not isinstance(ids, list) or any(type(i) is not int or not 0 <= i < HASHES for i in ids):
-        raise BadInput(f"{where}: hash_ids must be a list of whole numbers in [0, 2^64)")
-    return tuple(ids)
+def hash_ids(value: Any, where: str, end: float = HASHES) -> tuple[int, ...]:
+    """Names of a prompt's blocks, each below `end`; none where there are none. Raises BadInput,
+    starting with `where`."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or any(type(i) is not int or not 0 <= i < end for i in value):
+        numbers = "in [0, 2^64)" if end == HASHES else "of at least 0"
+        raise BadInput(f"{where}: hash_ids must be a list of whole numbers {numbers}")
+    return tuple(value)

@@ -128,6 +128,13 @@ def test_damaged_sessions_are_replayed_or_refused_in_one_line(content: bytes) ->
                 known.add(request.request_id)
 
 
+def test_names_of_files_are_shown_without_control_characters(tmp_path: Path) -> None:
+    write(tmp_path / "\x1b]0;title\x07a.json", {"block_size": 4, "requests": 5})
+    with pytest.raises(BadInput, match=r"/a\.json: requests must be a list") as caught:
+        read_sessions(tmp_path, "auto", "k")
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("depth", [40, 120, 490, 600, 5000])
 @pytest.mark.parametrize(
     ("whole", "inner", "last"),

@@ -159,6 +159,11 @@ def test_other_events_are_counted() -> None:
         ([tool(3, branch_path=[[0]])], r"branch_path=\[\[0\]\] is not open"),
         ([{"event_type": "parallel_start", "children": [3]}], r"events\[0\].children\[0\] must be"),
         ([tool(-3)], "duration_ms=-3 must be a number of at least 0"),
+        ([{**tool(3), "duration_ms": None}], "duration_ms=None must be a number of at least 0"),
+        ([message("user", 2**31)], "tokens=2147483648 must be a whole number"),
+        ([answer(2**31)], "completion_tokens=2147483648 must be a whole number"),
+        ([answer(3, reasoning_tokens=2**31)], "reasoning_tokens=2147483648 must be a whole"),
+        ([answer(3, prompt_tokens=2**31)], "prompt_tokens=2147483648 must be a whole number"),
         ([tool(10**400)], r"duration_ms=1000+\.\.\. must be a number of at least 0"),
     ],
 )

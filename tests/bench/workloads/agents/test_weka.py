@@ -132,6 +132,11 @@ def test_hashes_are_a_session_s_own_unless_they_are_global() -> None:
         assert (one.calls[0].runs == two.calls[0].runs) is same
 
 
+def test_hashes_have_no_upper_bound() -> None:
+    one, two = read(weka([call(0, 64, 9, [2**64]), call(9, 128, 9, [2**64, 2**300])])).calls
+    assert one.runs[0] == two.runs[0][:64] and two.prompt_len == 128
+
+
 def test_what_is_left_out_is_counted() -> None:
     row = weka(
         [
@@ -161,6 +166,12 @@ def test_what_is_left_out_is_counted() -> None:
         (weka([3]), r"requests\[0\] must be an object"),  # type: ignore[list-item]
         (weka([]), r"holds no call"),
         (weka([call(0, 64, 9, [1])], block_size=0), r"f: block_size=0 must be"),
+        (weka([call(0, 64, 9, [1])], block_size=2**31), r"f: block_size=2147483648 must be"),
+        (weka([call(0, 64, 2**31, [1])]), r"requests\[0\]: out=2147483648 must be"),
+        (weka([call(0, 2**31, 9, [])]), r"requests\[0\]: in=2147483648 must be"),
+        (weka([call(0, 64, 9, [1])], tool_tokens=None), r"f: tool_tokens=None must be"),
+        (weka([call(0, 64, 9, [1])], system_tokens=2**31), r"f: system_tokens=2147483648 must"),
+        (weka([call(0, 64, 9, [-1])]), r"hash_ids must be a list of whole numbers of at least 0"),
         (weka([call(0, 64, 9, [1])], hash_id_scope="mine"), r"hash_id_scope='mine' must be local"),
         (weka([subagent(0, [call(0, 64, 9, [1], api=-2.0)])]), r"subagent 0: .*api_time=-2"),
         ({**weka([]), "requests": 5}, r"f: requests must be a list"),

@@ -96,9 +96,9 @@ def test_what_conversations_do_not_give_is_counted(tmp_path: Path) -> None:
         "workload=file: 1 questions are of several turns of the user in a row, joined by line "
         "breaks",
         "workload=file: 2 questions come after the first answer of their conversation and were "
-        "not asked",
+        "not sent",
         "workload=file: 1 turns are of 'alice', who is known neither as user nor as assistant",
-        "workload=file: 5 requests were asked for and the file gives 2",
+        "workload=file: workload.num_requests=5, and the file gives 2",
     )
     path.write_text(json.dumps(conversations[2:]))
     with pytest.raises(

@@ -112,6 +112,9 @@ def test_what_hugging_face_has_saved_is_read(tmp_path: Path) -> None:
         ("a.csv", b"prompt,max_tokens\nx\n", "a.csv:2: 1 of 2 columns; is the file cut off"),
         ("a.csv", b"prompt\nx,y\n", "a.csv:2: the row has 2 cells and the header 1"),
         ("a.csv", b'prompt\n"x"y\n', "a.csv:2: not valid CSV"),
+        ("a.csv", b"prompt,max_tokens\nx,1,\n", "a.csv:2: the row has 3 cells and the header 2"),
+        ("a.csv", b"prompt,max_tokens\n,,\n", "a.csv:2: the row has 3 cells and the header 2"),
+        ("a.csv", b"prompt,a,a\nx,1,1\n", "a.csv:1: the header has a twice"),
         ("a.csv", b"prompt\n\xff\n", "a.csv:2: not UTF-8"),
         ("a.csv", b"prompt,max_tokens\nx,many\n", "a.csv:2: max_tokens='many' must be a whole"),
         ("a.csv", b"prompt\n", "holds no prompts"),
@@ -142,6 +145,16 @@ def test_a_damaged_dataset_is_one_line(tmp_path: Path, state: str, message: str)
     (tmp_path / "again" / "data-00000-of-00001.arrow").write_bytes(b"nothing of the sort")
     with pytest.raises(BadInput, match=r"data-00000-of-00001\.arrow cannot be read"):
         generate(tmp_path / "again")
+
+
+def test_names_of_files_are_shown_without_control_characters(tmp_path: Path) -> None:
+    folder = save(tmp_path / "saved", [{"prompt": "a"}])
+    name = "\x1b]0;title\x07data.arrow"
+    (folder / name).write_bytes(b"nothing of the sort")
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    with pytest.raises(BadInput, match=r": data\.arrow cannot be read") as caught:
+        generate(folder)
+    assert str(caught.value).isprintable()
 
 
 def test_cells_of_lists_and_messages_are_json(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_requests_come_in_order_of_time(tmp_path: Path) -> None:
         (MOONCAKE + "{", "trace:5: the line is not valid JSON"),
         (
             MOONCAKE + "[1]",
-            "trace:5: workload.format=mooncake needs the columns .*; timestamp is missing",
+            "trace:5: a trace of format mooncake needs the columns .*; timestamp is missing",
         ),
         (
             MOONCAKE.replace("[0, 1]", "[0, -1]"),

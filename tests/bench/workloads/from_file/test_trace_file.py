@@ -3,8 +3,10 @@ taken nor counted."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,7 @@ def test_hashes_of_64_bits_are_blocks_too(tmp_path: Path) -> None:
         (
             {"timestamp": 1, "input_length": 5, "output_length": 5},
             "auto",
-            "the unit of times that are no dates cannot be told",
+            "the unit of times that are no dates is not known",
         ),
         (
             bailian(1, 0, 40),
@@ -149,6 +151,80 @@ def test_blank_lines_are_nothing_and_lines_keep_their_numbers(tmp_path: Path) ->
 def test_a_column_that_is_there_twice_is_not_chosen_from(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="trace:1: the header has ContextTokens twice"):
         read_trace(write(tmp_path, f"{HEADER},ContextTokens", "2023-11-16 18:17:03.97,374,44,5"))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (HEADER, "2023-11-16 18:17:03.97,374,44,"),
+        (HEADER, "2023-11-16 18:17:03.97,374,44,5,6"),
+        (f"{HEADER},Region", "2023-11-16 18:17:03.97,374,44"),
+        (f"{HEADER},Region,Region", "2023-11-16 18:17:03.97,374,44,a,b"),
+        (f"{HEADER},Region", '2023-11-16 18:17:03.97,374,44,"a"b'),
+        ("TIMESTAMP, ContextTokens, GeneratedTokens", '2023-11-16 18:17:03.97, "374", 44'),
+        ("time, input_tokens,output_tokens", '2023-11-16 18:17:03.97, "374",44,'),
+    ],
+)
+def test_cells_that_a_trace_has_no_use_for_need_not_fit(
+    tmp_path: Path, rows: tuple[str, ...]
+) -> None:
+    (row,), failed = read_trace(write(tmp_path, *rows))
+    assert (row.time_s, row.input_tokens, row.output_tokens, row.kind) == (0, 374, 44, "text")
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((HEADER, "2024-05-01,374,"), "trace:2: GeneratedTokens='' is not a number of tokens"),
+        ((HEADER, "2024-05-01,374"), "trace:2: 2 of 3 columns; is the file cut off?"),
+        ((HEADER, ","), "trace:2: 2 of 3 columns; is the file cut off?"),
+        (("ts,isl,osl,ts", "2024-05-01,3,4,5"), "trace:1: the header has ts twice; leave one"),
+    ],
+)
+def test_a_cell_that_a_trace_needs_must_be_there(
+    tmp_path: Path, rows: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        read_trace(write(tmp_path, *rows))
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"isl": 3, "osl": 4}, "trace:2: a value is missing; is the file cut off?"),
+        ({}, "trace:2: a value is missing; is the file cut off?"),
+    ],
+)
+def test_names_of_a_file_are_shown_without_control_characters(
+    tmp_path: Path, second: dict[str, Any], message: str
+) -> None:
+    title = "\x1b]0;title\x07ts"
+    path = write(tmp_path, {title: "2024-05-01", "isl": 3, "osl": 4}, second)
+    with pytest.raises(BadInput) as caught:
+        read_trace(path, columns={"timestamp": title})
+    assert str(caught.value) == f"{path.parent}/{message}"
+    path = write(tmp_path, f"{title},isl,osl", "x,3,4")
+    with pytest.raises(BadInput) as caught:
+        read_trace(path, columns={"timestamp": title})
+    assert str(caught.value).isprintable() and "ts='x' is not a date" in str(caught.value)
+
+
+def test_a_format_that_nobody_set_is_no_knob(tmp_path: Path) -> None:
+    path = write(tmp_path, bailian(1, 0.0, 40), {"chat_id": 2, "timestamp": 3})
+    with pytest.raises(BadInput) as caught:
+        read_trace(path)
+    assert str(caught.value) == (
+        f"{path}:2: a trace of format bailian needs the columns timestamp, input_length, "
+        "output_length; input_length is missing"
+    )
+
+
+def test_a_damaged_packed_trace_says_where_traces_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(f"{HEADER}\n".encode())[:-6])
+    with pytest.raises(BadInput, match=r"cannot be read: .*; docs/guides/traces\.md says where"):
+        read_trace(path)
 
 
 def test_images_of_a_table_are_counted(tmp_path: Path) -> None:
