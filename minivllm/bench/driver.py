@@ -128,8 +128,8 @@ def require_priming(engine: BenchEngine, workload: Workload) -> None:
     counts from zero."""
     if workload.priming and not isinstance(engine, PrimedEngine):
         raise BadInput(
-            f"workload.random_starts: engine={engine.info.name} cannot begin with what sessions "
-            "have said so far in its cache; set workload.random_starts=0"
+            f"workload.random_starts: engine={engine.info.name} cannot begin with the earlier "
+            "turns of sessions in its cache; set workload.random_starts=0"
         )
 
 

@@ -133,7 +133,7 @@ def _interrupted(plan: Plan, before: Collection[tuple[int, int] | None]) -> str:
     done = sum(stamp is not None for stamp in stamps) - old
     kept = f", and {count(old, 'older record')} kept" if old else ""
     return (
-        f"{done} of {total} measurements were made anew{kept}; the same command begins again, "
+        f"{done} of {total} measurements were made again{kept}; the same command begins again, "
         "without sweep.fresh=true it measures only what has no record"
     )
 
@@ -300,7 +300,7 @@ def _warn_of_old_terms(plan: Plan) -> None:
         if kept:
             print(
                 f"warning: {count(kept, 'record')} of this sweep had another measure.{knob} and "
-                "keep it; sweep.fresh=true measures anew",
+                "keep it; sweep.fresh=true measures again",
                 file=sys.stderr,
             )
 

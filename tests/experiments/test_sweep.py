@@ -331,7 +331,7 @@ def test_a_fresh_sweep_that_is_interrupted_speaks_of_no_records_that_never_were(
     sweep: Cli, bench: Bench
 ) -> None:
     bench.fault = KeyboardInterrupt()
-    assert "1 of 4 measurements were made anew; the same" in sweep(*SWEEP, "sweep.fresh=true").err
+    assert "1 of 4 measurements were made again; the same" in sweep(*SWEEP, "sweep.fresh=true").err
 
 
 def test_a_fresh_sweep_that_is_interrupted_tells_new_records_from_old_ones(
@@ -345,7 +345,7 @@ def test_a_fresh_sweep_that_is_interrupted_tells_new_records_from_old_ones(
     bench.fault = KeyboardInterrupt()
     done = sweep(*SWEEP, "sweep.fresh=true")
     assert done.code == 130 and len(bench.jobs) == 2 and len(records()) == 4
-    assert "1 of 4 measurements were made anew, and 3 older records kept; the same" in done.err
+    assert "1 of 4 measurements were made again, and 3 older records kept; the same" in done.err
     bench.fault = None
     bench.jobs.clear()
     assert "without sweep.fresh=true it measures only what has no record" in done.err

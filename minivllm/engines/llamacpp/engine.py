@@ -28,7 +28,7 @@ ROUNDED = (
 
 
 class LlamaServer(StartedServer):
-    """See StartedServer."""
+    """`llama-server` of llama.cpp, whose arguments come from the configuration."""
 
     name = "llamacpp"
     reset_path = "/slots"
@@ -97,7 +97,6 @@ class LlamaServer(StartedServer):
         return [os.path.expanduser(self.own.program), *given]
 
     def weights_from(self, source: Source) -> Path | None:
-        """See StartedServer."""
         return self._file()
 
     def _context(self, source: Source) -> int:

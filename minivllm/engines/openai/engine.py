@@ -293,7 +293,6 @@ class OpenAIEngine(Adapter):
         self._tasks[request_id] = client.start(self._serve(client, body, tokens)), tokens
 
     def note_session(self, request_id: str, session: str) -> None:
-        """See SessionEngine."""
         self._sessions[request_id] = session
 
     def note_images(self, request_id: str, names: Sequence[str]) -> None:

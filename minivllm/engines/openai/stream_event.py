@@ -81,7 +81,7 @@ def read_event(value: Any, vocab_size: int | None = None) -> StreamEvent:
         raise wrong("choices", choices, "a list")
     if choices and len(choices) > 1:
         raise ServerError(
-            f"an event of the stream holds {len(choices)} choices, and one was asked for"
+            f"an event of the stream holds {len(choices)} choices, where one is expected"
         )
     choice = an_object(choices[0], "choices[0]") if choices else {}
     delta = an_object(choice.get("delta") or {}, "delta")  # of the chat API

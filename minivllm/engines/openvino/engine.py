@@ -33,7 +33,7 @@ NOTES = (
     "OpenVINO answers from a process of its own: a token's time is when it was read from there",
     "OpenVINO's steps cannot be seen from outside: no breakdown, use of bandwidth or queueing time",
 )
-KEPT = "OpenVINO GenAI cannot be told to empty its prefix cache"
+KEPT = "OpenVINO GenAI has no call that empties its prefix cache"
 
 
 class OpenVINOEngine(PipedEngine):

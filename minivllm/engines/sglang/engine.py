@@ -33,7 +33,7 @@ UNMEASURED = (
 
 
 class SglangServer(StartedServer):
-    """See StartedServer."""
+    """SGLang's server, whose arguments come from the configuration."""
 
     name = "sglang"
     notes = (*StartedServer.notes, UNMEASURED)
@@ -107,7 +107,7 @@ class SglangServer(StartedServer):
     def derived(
         self, now: MetricsPage, before: MetricsPage, counted: Mapping[str, float | None]
     ) -> dict[str, float | str]:
-        """See StartedServer; of drafts SGLang counts the verifications alone."""
+        """Adds `speculative.tokens_per_draft`: of drafts SGLang counts the verifications alone."""
         found = super().derived(now, before, counted)
         steps, tokens = counted.get("speculative.drafts"), counted.get("engine.output_tokens")
         if self.view["speculative"]["_target_"] == NGRAM and steps and tokens is not None:

@@ -23,7 +23,7 @@ from minivllm.models.vision.inputs import RequestInputs
 STATIC_CACHE_STEP = 256  # tokens that static caches are rounded up to
 STEP_NOTE = (
     "a step's forward_ms is one turn of transformers' loop, sampling and stopping checks included; "
-    "steps count the work that was asked for, not padding or finished requests"
+    "steps count the work of requests, not padding or finished requests"
 )
 
 

@@ -126,7 +126,7 @@ def _thoughts(tokenizer: Tokenizer, begins_thinking: bool, field: str) -> list[s
     begin, end = (tokenizer.fast.token_to_id(tag) for tag in (THINK_OPEN, THINK_CLOSE))
     if begin is None or end is None:
         if begins_thinking:
-            what = "the form of an answer cannot be asked of this chat template"
+            what = "the form of an answer cannot be set with this chat template"
             raise ApiError(400, what, param=field)
         return []
     opened = "" if begins_thinking else f"<[{begin}]> "

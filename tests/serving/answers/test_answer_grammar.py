@@ -130,7 +130,7 @@ def test_thoughts_that_a_tokenizer_has_no_tokens_for(
     named = "minivllm.serving.answers.answer_grammar.THINK_CLOSE"
     monkeypatch.setattr(named, "</no token of this model>")
     for asked, tools, param in ((ASKED, None, "text.format"), (None, STRICT, "tools")):
-        with pytest.raises(ApiError, match="cannot be asked of this chat template") as error:
+        with pytest.raises(ApiError, match="cannot be set with this chat template") as error:
             answer_grammar(asked, tools, HERMES, tokenizer, True, "text.format")
         assert error.value.param == param
 
