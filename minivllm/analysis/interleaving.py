@@ -12,7 +12,7 @@ from minivllm.analysis.format import MISSING, count, interval
 from minivllm.analysis.rows import Block, Row, block_of, met_others
 from minivllm.analysis.statistics import Estimate, paired, two_sample
 
-SEVERAL = 2  # blocks of each cell from which it can be note whether cells took turns
+SEVERAL = 2  # blocks of each cell from which it can be known whether cells took turns
 APART = "measured apart, so without an interval"
 
 

@@ -19,6 +19,7 @@ from minivllm.bench.workloads.arrivals import Arrival
 from minivllm.bench.workloads.stopping import Stopping
 from minivllm.bench.workloads.workload import Workload
 from minivllm.engine.options import SamplingParams
+from minivllm.errors import BadInput
 from minivllm.platform.plug_ins import make_own
 
 # What `measure` takes of a user's own: the class, and what another one is.
@@ -51,7 +52,8 @@ class OfferedLoad:
         """The load of a measurement with these settings.
 
         Raises:
-            BadInput: a metric or a check of the user's own cannot be made, or is of another kind.
+            BadInput: a metric or a check of the user's own cannot be made, is of another kind, or
+                judges nothing.
         """
         stopping = Stopping(measure.duration_s, measure.cooldown_s, measure.max_error_rate)
         own = {
@@ -61,6 +63,12 @@ class OfferedLoad:
             }
             for kind, what in OWN.items()
         }
+        for name, one in own["checks"].items():
+            if type(one).reasons is Check.reasons and type(one).notes is Check.notes:
+                raise BadInput(
+                    f"measure.checks.{name}: {type(one).__name__} judges nothing: define `reasons` "
+                    "or `notes`"
+                )
         slo = vars(measure.slo)
         return cls(workload, arrival, params, measure.seed, **own, slo=slo, stopping=stopping)
 

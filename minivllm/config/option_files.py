@@ -68,7 +68,8 @@ class OptionSource(ConfigSource):
             header = self._get_header_dict(file.read(HEADER))
             file.seek(0)
             config = OmegaConf.load(file)
-        if isinstance(config, DictConfig) and header["package"] is None:
+        own_place = os.path.dirname(config_path).replace("/", ".")
+        if isinstance(config, DictConfig) and header["package"] in (None, own_place):
             config = OmegaConf.create(_filled(config_path, config))
         return ConfigResult(self.provider, self.full_path(), config, header)
 
@@ -105,7 +106,23 @@ def _filled(config_path: str, config: DictConfig) -> dict[str, Any]:
         return filled(RootOptions, values) | sections
     group = os.path.dirname(config_path)
     cls = option_class(group, values) if group in GROUPS else None
-    return values if cls is None else filled(cls, values)
+    if cls is None:
+        return values
+    above = _placed_before(values.get("defaults"))
+    knobs = filled(cls, values)
+    return {name: knob for name, knob in knobs.items() if name in values or name not in above}
+
+
+def _placed_before(defaults: Any) -> set[str]:
+    """Names at which a file's list of defaults places options of other groups, such as `quant` for
+    `/quant@quant: int8`, before what the file itself holds, which would replace them."""
+    names: set[str] = set()
+    for entry in defaults or ():
+        if entry == "_self_":
+            break
+        if isinstance(entry, Mapping):
+            names |= {str(key).rpartition("@")[2] for key in entry}
+    return names
 
 
 class OptionSearchPath(SearchPathPlugin):

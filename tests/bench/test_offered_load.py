@@ -14,7 +14,7 @@ import pytest
 from minivllm.bench.driver import drive
 from minivllm.bench.metrics.request_trace import RequestTrace
 from minivllm.bench.metrics.rows import recorded_requests
-from minivllm.bench.metrics.validity import Evidence, check
+from minivllm.bench.metrics.validity import Check, Evidence, check
 from minivllm.bench.offered_load import OfferedLoad
 from minivllm.bench.options import MeasureOptions, SLOOptions
 from minivllm.bench.records.figures import Attainment
@@ -141,6 +141,10 @@ def test_the_check_of_the_page_judges(user_dir: Path, cli: Callable[..., Any]) -
 
 
 def test_what_is_no_check_is_bad_input() -> None:
-    node = {"mine": {"_target_": "pathlib.Path"}}
-    with pytest.raises(BadInput, match=r"measure\.checks\.mine: pathlib\.Path is no check: derive"):
-        OfferedLoad.of(Workload(()), Offline(), SamplingParams(), MeasureOptions(checks=node))
+    for target, message in (
+        ("pathlib.Path", r"measure\.checks\.mine: pathlib\.Path is no check: derive"),
+        (f"{Check.__module__}.Check", r"measure\.checks\.mine: Check judges nothing: define"),
+    ):
+        measure = MeasureOptions(checks={"mine": {"_target_": target}})
+        with pytest.raises(BadInput, match=message):
+            OfferedLoad.of(Workload(()), Offline(), SamplingParams(), measure)

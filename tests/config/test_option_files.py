@@ -81,6 +81,37 @@ def test_an_option_that_starts_from_another_one_has_its_values(
     assert {*found} == {"_target_", "num_sequences", "memory_fraction", "block_size"}
 
 
+DRAFT = "_target_: minivllm.extras.speculative.proposers.draft.DraftProposer\n"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "quant", "pruning"),
+    [
+        ("[/quant@quant: int8]", "Int8", None),
+        ("[/quant@quant: int8, _self_]", "Int8", None),
+        ("[/pruning@pruning: layers, _self_, /quant@quant: int8]", "Int8", "LayerPruning"),
+        ("[_self_, /quant@quant: int8, /pruning@pruning: layers]", "Int8", "LayerPruning"),
+    ],
+)
+def test_options_that_a_file_selects_stay_whatever_their_order(
+    plug_in: PlugIn, user_dir: Path, defaults: str, quant: str, pruning: str | None
+) -> None:
+    plug_in("speculative", "mine", f"defaults: {defaults}\n{DRAFT}")
+    found = compose.load(["speculative=mine"], user_dir / "conf").speculative
+    chosen = [found.get(name) for name in ("quant", "pruning")]
+    names = [None if one is None else one["_target_"].split(".")[-1] for one in chosen]
+    assert names == [quant, pruning]
+    assert found.num_speculative_tokens > 0
+
+
+def test_an_option_that_names_its_own_package_has_the_knobs(
+    plug_in: PlugIn, user_dir: Path
+) -> None:
+    plug_in("cache", "mine", f"# @package cache\n{PAGED}block_size: 32\n")
+    found = compose.load(["cache=mine", "cache.num_blocks=4"], user_dir / "conf").cache
+    assert (found.block_size, found.num_blocks) == (32, 4)
+
+
 def test_a_user_s_option_of_a_class_of_ours_takes_overrides(
     cli: Cli, plug_in: PlugIn, user_dir: Path
 ) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 TIMELINES = {"steps", "telemetry"}  # figures of the parquet files
+RUNS = Path(__file__).parents[2] / "reports" / "examples" / "cpu" / "runs"
 
 
 @dataclass(frozen=True)
@@ -169,18 +170,22 @@ def test_a_thousand_records_are_read(tmp_path: Path) -> None:
     assert len(rows) == 200 and {row["blocks_ok"] for row in rows.values()} == {"5"}
 
 
-def test_a_browser_draws_every_figure_without_an_error(browser: Browser, built: Built) -> None:
-    index = built.index
-    drawn = (
-        "[...document.querySelectorAll('.drawing')].every((place) => place.matches('.drawn') && "
-        "place.querySelector('.plot .u-over'))"
-    )
-    found, errors = visit(
-        browser, index, f"{drawn} && document.querySelectorAll('.drawing').length"
-    )
-    places = Page(index).attributes("div", "data-chart")
-    assert {*places} > TIMELINES
-    assert (found, errors) == (len(places), [])
+@pytest.mark.usefixtures("painted_anew")
+def test_a_browser_draws_every_figure_without_an_error(
+    browser: Browser, built: Built, tmp_path: Path
+) -> None:
+    """Those of the ablation have logarithmic axes."""
+    ablation = build_report(RUNS / "ablation.tar.xz", tmp_path / "report")
+    painted = """(canvas) => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height)
+        .data.some((value) => value)"""
+    drawn = f"""[...document.querySelectorAll('.drawing')].every((place) => place.matches('.drawn')
+        && place.querySelector('.plot .u-over')
+        && [...place.querySelectorAll('canvas')].every({painted}))"""
+    for index in (built.index, ablation):
+        places = Page(index).attributes("div", "data-chart")
+        assert {*places} > TIMELINES
+        there = f"document.querySelectorAll('.drawing').length === {len(places)}"
+        assert visit(browser, index, f"{there} && {drawn}") == (True, [])
 
 
 def test_a_figure_names_its_points_enlarges_a_part_and_hides_a_series(

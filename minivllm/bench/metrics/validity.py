@@ -62,7 +62,8 @@ class Evidence:
 
 
 class Check:
-    """A check of a user's own, as `measure.checks` names it."""
+    """A check of a user's own, as `measure.checks` names it: it has `reasons` or `notes`, or
+    both."""
 
     def reasons(self, evidence: Evidence) -> Iterable[str]:
         """A sentence for each reason why the measurement is invalid."""
@@ -113,9 +114,14 @@ def check(evidence: Evidence, own: Mapping[str, Check] | None = None) -> Validit
         *(one_token_answers(traces, "stream" in liveness) if evidence.writes_text else ()),
     ]
     for name, one in (own or {}).items():
-        reasons += [f"{name}: {line}" for line in one.reasons(evidence)]
-        notes += [f"{name}: {line}" for line in one.notes(evidence)]
+        reasons += [f"{name}: {line}" for line in _sentences(one.reasons(evidence))]
+        notes += [f"{name}: {line}" for line in _sentences(one.notes(evidence))]
     return Validity(not reasons, reasons, notes)
+
+
+def _sentences(found: Iterable[str]) -> Iterable[str]:
+    """What a check of a user's own returns, also one sentence in place of several."""
+    return [found] if isinstance(found, str) else found
 
 
 def _failures(traces: Sequence[RequestTrace], stopping: Stopping) -> tuple[list[str], bool]:

@@ -23,7 +23,7 @@
   // ---- axes
 
   const number = (value) => (value && Math.abs(value) < 1e-3
-    ? value.toExponential() : value.toLocaleString("en", { maximumSignificantDigits: 6 }));
+    ? Number(value.toPrecision(6)).toExponential() : value.toLocaleString("en", { maximumSignificantDigits: 6 }));
   const even = (low, high, most) => {
     const raw = (high - low) / most;
     const power = 10 ** Math.floor(Math.log10(raw));
@@ -151,7 +151,9 @@
     }
     const rows = panel.rows.map((name) => broken(name, Math.min(220, 0.4 * slot.clientWidth)));
     const scale = ({ log, range }, dir) => ({ time: false, auto: false, distr: log ? 3 : 1, dir, range: (_, low, high) => [low, high], min: range[0], max: range[1] });
-    const axis = { stroke: ink, font: FONT, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, size: 4 }, gap: 4 };
+    // uPlot would leave out most ticks of a logarithmic axis, though `splits` are as many as fit.
+    const filter = (_, splits) => splits;
+    const axis = { stroke: ink, font: FONT, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, size: 4 }, gap: 4, filter };
     const values = (_, splits) => splits.map(number);
     const named = { ...axis, grid: { show: false }, splits: () => rows.map((_, i) => i), values: () => rows };
     const plot = new uPlot({

@@ -386,8 +386,8 @@ class Slow(Check):
         mean_ms = evidence.metrics.e2e_ms.mean or 0.0
         return [f"a mean of {mean_ms:g} ms"] if mean_ms > self.reason_ms else []
 
-    def notes(self, evidence: Evidence) -> list[str]:
-        return [f"{len(evidence.traces)} took long"] if self.note_ms < 2500 else []
+    def notes(self, evidence: Evidence) -> str | list[str]:
+        return f"{len(evidence.traces)} took long" if self.note_ms < 2500 else []
 
 
 def test_checks_of_a_user_join_the_others() -> None:
