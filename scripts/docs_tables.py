@@ -6,7 +6,7 @@ A mark is a comment, `<!-- kind: arguments -->`, and what it marks ends with `<!
 
 | mark | content |
 | --- | --- |
-| `fields: Class` | the fields of a part of a record, a row each |
+| `fields: Class` | the fields of a part of a record |
 | `knobs: Class` | the knobs of an option dataclass |
 | `glossary: timed` or `read` | the metrics that are made from times, or those that are read |
 | `way: file names` | the files of a way that `structure.py` has recorded, and what each is |
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from fnmatch import fnmatch
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from types import NoneType, UnionType
@@ -75,16 +76,17 @@ def kind(hint: Any) -> str:
 
 def field_table(cls: type) -> str:
     """Name, type and meaning of each field of a part of the record; of one that the glossary has,
-    the place of its meaning."""
+    the place of its meaning. Fields in turn that differ in their names only share a row."""
     described = field_words(cls)
 
     def meaning(name: str) -> str:
         known = described.get(name)
         return known.description if known and not known.formula else "[metrics](metrics.md)"
 
+    hints = {name: kind(hint) for name, hint in get_type_hints(cls).items()}
     rows = (
-        f"| `{name}` | {kind(hint)} | {meaning(name)} |"
-        for name, hint in get_type_hints(cls).items()
+        f"| {', '.join(f'`{name}`' for name in names)} | {of_type} | {words} |"
+        for (of_type, words), names in groupby(hints, lambda name: (hints[name], meaning(name)))
     )
     return _lines("| field | type | meaning |", rows)
 
