@@ -244,12 +244,12 @@ def test_what_a_sweep_ends_with_is_read_and_analysed_once(
         monkeypatch.setattr(home, name, lambda *args: calls.append(name) or original(*args))
 
     counted(module, "analyse")
-    counted(rows, "flat_rows")
+    counted(rows, "flat_rows_of")
     monkeypatch.setattr("minivllm.report.page.figures", lambda inputs: [])
     monkeypatch.setattr("minivllm.report.page.write_report", write_report)
     done = ablate("+ablation=add_one_in", "ablation.only=[slow]", "measure.repeats=2")
     assert done.code == 0, done.err
-    assert sorted(calls) == ["analyse", "flat_rows"]
+    assert sorted(calls) == ["analyse", "flat_rows_of"]
     assert "A/A" in done.out and "A/A" in Path("reports/mine/index.html").read_text()
 
 

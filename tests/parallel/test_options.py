@@ -87,14 +87,13 @@ def test_the_knob_is_named(overrides: list[str], wrong: str) -> None:
 
 
 def test_what_ranks_can_do_is_taken() -> None:
-    for override in (
-        *("runtime.determinism=batch", "runtime.device='cuda:1,3'", "pruning=magnitude"),
-        *("runtime.determinism=run", "speculative=early_exit"),
+    pairs = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
+    for overrides in (
+        *(["runtime.determinism=batch"], ["runtime.device='cuda:1,3'"], ["pruning=magnitude"]),
+        *(["runtime.determinism=run"], ["speculative=early_exit"], pairs),
+        ["pruning=layers", "pruning.layers=[1]"],
     ):
-        compose(["parallel.tensor=2", override])
-    compose(["parallel.tensor=2", "pruning=layers", "pruning.layers=[1]"])
-    apart = ["parallel.replicas=2", "parallel.disaggregated=true", "cache.prefix_caching=true"]
-    compose(["parallel.tensor=2", *apart])
+        assert compose(["parallel.tensor=2", *overrides])["parallel"]["tensor"] == 2
 
 
 def test_ranks_are_part_of_a_cell_and_a_single_one_is_not() -> None:
