@@ -194,13 +194,14 @@ def test_a_figure_names_its_points_enlarges_a_part_and_hides_a_series(
     page = browser.new_page(viewport={"width": 1400, "height": 20_000})
     errors = watch(page)
     page.goto(built.index.as_uri())
-    page.wait_for_function("document.querySelector('.drawing').matches('.drawn')")
-    place = page.locator(".drawing").first
+    chosen = "[data-chart=latency_throughput]"
+    page.wait_for_function(f"document.querySelector('{chosen}').matches('.drawn')")
+    place = page.locator(chosen)
     box = place.locator(".u-over").first.bounding_box()
     assert box is not None
 
     def drawn() -> str:
-        return str(page.evaluate("document.querySelector('.drawing canvas').toDataURL()"))
+        return str(page.evaluate(f"document.querySelector('{chosen} canvas').toDataURL()"))
 
     def at(x: float, y: float) -> tuple[float, float]:
         return box["x"] + x * box["width"], box["y"] + y * box["height"]
