@@ -59,6 +59,7 @@ data = results.section(read(Path(sys.argv[1])).cells, Path(sys.argv[1]))
 page(Front("", "", Conclusion("", [])), [Section("results", "", data)], {})
 """
 PATIENCE_S = 300
+SETTLE_S = 1.0  # until a request is logged and counted, after the end of its stream
 PROBE = "--probe"  # starts the program as a process of a checkout
 
 
@@ -230,7 +231,7 @@ def probe() -> dict[str, list[str]]:
 
 
 def served(checkout: Path) -> list[str]:
-    """The files that run in any process of a server from a request to the end of its stream.
+    """The files that run in any process of a server from a request to its line in the log.
 
     Raises:
         SystemExit: the server does not start.
@@ -248,11 +249,13 @@ def served(checkout: Path) -> list[str]:
                 if url is None:
                     raise SystemExit(f"{checkout}: the server does not start")
                 stream(url)
+                time.sleep(SETTLE_S)
                 pids = [int(one.stem) for one in Path(folder).glob("*.ready")]
                 alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
                 for pid in alive:
                     os.kill(pid, signal.SIGUSR1)
                 stream(url)
+                time.sleep(SETTLE_S)
                 for pid in alive:
                     os.kill(pid, signal.SIGUSR2)
                 results = [Path(folder) / f"{pid}.json" for pid in alive]
