@@ -300,7 +300,7 @@ def test_a_prefix_cache_is_said_to_be_kept(interpreter: dict[str, str]) -> None:
     engine = make(interpreter, "cache.prefix_caching=true")
     engine.close()
     assert engine.info.keeps_prefixes
-    assert any("empty its prefix cache" in warning for warning in engine.info.warnings)
+    assert any("empties its prefix cache" in warning for warning in engine.info.warnings)
 
 
 def test_without_an_interpreter_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
