@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,26 @@ def test_the_matrix_rate_is_that_of_the_fastest_product(
     monkeypatch.setattr(limits, "_own_products", lambda a, b: [own] * (dtype == "bfloat16"))
     assert limits._matrix_rate(torch, "cpu", dtype, [1024, 2048], lambda: None) == 2 * 2048**3 / 0.5
     assert seen == timed * 2
+
+
+def test_every_narrow_format_is_among_the_limits() -> None:
+    """A rate that one of the engine's own products could pass would be no limit."""
+    import torch
+
+    from minivllm.kernels.cpu.linear import Format
+
+    kernels = limits._cpu_kernels("cpu")
+    if kernels is None or not kernels.has_linear:
+        pytest.skip("no C++ products on this processor")
+    a, b = torch.randn(2, 64, 64, dtype=torch.bfloat16)
+    products = limits._own_narrow_products("int8", a, b)
+    forms = [product.func.form for product in products if isinstance(product, partial)]
+    assert forms == [int(form) for form in Format if form.is_narrow]
+    for product in products:
+        made = product()
+        assert isinstance(made, torch.Tensor)
+        assert made.shape == (64, 64)
+        assert made.isfinite().all()
 
 
 @pytest.mark.parametrize("kernels", [True, False])
