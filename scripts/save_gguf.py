@@ -33,8 +33,8 @@ from minivllm.errors import BadInput, install
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.gguf.config import ARCHITECTURES, read_config
+from minivllm.models.load.gguf.cuts import DIGIT, GPT2, RULES
 from minivllm.models.load.gguf.file import GGUFFile, shortest
-from minivllm.models.load.gguf.tokenizer import CUTS, WHOLE_WORDS
 from minivllm.models.load.source import resolve
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.weights import CheckpointWeights
@@ -235,12 +235,20 @@ def _rule(content: dict[str, Any]) -> str | None:
     parts = before.get("pretokenizers", [before])
     if not parts or parts[-1].get("type") != "ByteLevel" or parts[-1]["add_prefix_space"]:
         return None
-    cuts = tuple(part.get("pattern", {}).get("Regex") for part in parts[:-1])
-    whole = bool(content["model"].get("ignore_merges"))
-    for rule, known in CUTS.items():
-        if cuts == known and whole == (rule in WHOLE_WORDS):
-            return rule
+    cuts = (*map(_cut, parts[:-1]), *[GPT2] * parts[-1].get("use_regex", True))
+    keeps_tokens = bool(content["model"].get("ignore_merges"))
+    for name, rule in RULES.items():
+        if cuts == rule.cuts and keeps_tokens == rule.keeps_tokens:
+            return name
     return None
+
+
+def _cut(part: dict[str, Any]) -> str | None:
+    """The regular expression that one part of a tokenizer cuts by; None for another part."""
+    if part["type"] == "Digits" and part["individual_digits"]:
+        return DIGIT
+    expression: str | None = part.get("pattern", {}).get("Regex")
+    return expression
 
 
 def _write_tensors(writer: Any, folder: Path, config: ModelConfig, family: str, kind: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,13 @@ class TokenizerFiles:
         fast: encodes text.
         special_tokens: name, such as "bos_token", to text, of those that the checkpoint names.
         chat_template: Jinja source; None for a base model.
+        named_templates: further chat templates of a GGUF file, by name.
     """
 
     fast: FastTokenizer
     special_tokens: dict[str, str]
     chat_template: str | None
+    named_templates: dict[str, str] = field(default_factory=dict)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -82,11 +84,12 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     template = folder / TEMPLATE
     fast = (_tokenizer_json if named(folder / TOKENIZER) else _from_merges)(folder, config)
     # As transformers does: what a checkpoint names as a special token is one, whatever
-    # tokenizer.json says of it.
+    # tokenizer.json says of it; one that is keeps how it takes in spaces.
+    special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
     known = [
         AddedToken(text, special=True)
         for text in names.values()
-        if fast.token_to_id(text) is not None
+        if fast.token_to_id(text) is not None and text not in special
     ]
     fast.add_special_tokens(known)
     return TokenizerFiles(

@@ -12,6 +12,7 @@ from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf.file import GGUFFile, StoredArray, shortest
+from minivllm.models.load.gguf.vocabulary import read_ends
 from minivllm.platform.untrusted import open_file
 from minivllm.platform.values import Values
 
@@ -42,7 +43,6 @@ ROPE_FREQS, LONG, SHORT = (
     "rope_factors_short.weight",
 )
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of all of Meta's
-_ENDS = ("eos", "eot", "eom")  # tokens that llama.cpp ends an answer at
 
 
 def read_family(file: GGUFFile) -> str:
@@ -94,7 +94,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["attention_bias"] = "blk.0.attn_output.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
-    config["eos_token_id"] = _ends(values, config["vocab_size"])
+    config["eos_token_id"] = read_ends(file)
     config |= _own(file, values, family, config)
     return config | _rope(file, values, family, config)
 
@@ -161,13 +161,6 @@ def _head_dim(values: Values, family: str, hidden: int | None, heads: int | None
     if values.integer(value, width) != width:
         values.fail(value, f"must be {key}={width}")
     return width
-
-
-def _ends(values: Values, vocabulary: int) -> list[int]:
-    """The tokens that end an answer."""
-    keys = [f"tokenizer.ggml.{name}_token_id" for name in _ENDS]
-    ids = [values.integer(key, None, low=0, high=(1 << 32) - 1) for key in keys]
-    return [*dict.fromkeys(i for i in ids if i is not None and i < vocabulary)]
 
 
 def _gemma3_layers(file: GGUFFile, layers: int, has_window: bool) -> list[str]:

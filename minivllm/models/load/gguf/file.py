@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 from io import BufferedReader
@@ -148,6 +149,21 @@ class GGUFFile:
             return [text.decode() for text in texts]
         except UnicodeDecodeError:
             raise BadInput(f"{self.path}: {key} holds what is not UTF-8: {_AGAIN}") from None
+
+    def indices(self, key: str, texts: Collection[str]) -> dict[str, int]:
+        """The places of some texts in an array, without reading the others; of those that it has.
+        Raises BadInput for another value."""
+        if (found := self._array(key)) is None or found[0].kind != _Kind.STRING:
+            return {}
+        content, at = found[1], 0
+        stored = {text.encode(): text for text in texts if text.encode() in content}
+        lengths, places = {*map(len, stored)}, {}
+        for index in range(found[0].count if stored else 0):
+            (length,) = struct.unpack_from("<Q", content, at)
+            if length in lengths and (raw := content[at + 8 : at + 8 + length]) in stored:
+                places[stored[raw]] = index
+            at += 8 + length
+        return places
 
     def numbers(self, key: str) -> list[Any] | None:
         """An array of numbers or flags; None where there is no such key. Raises BadInput for

@@ -52,8 +52,6 @@ def test_every_end_is_one_token_of_the_vocabulary(tmp_path: Path) -> None:
     ids = {"eos": 3, "eot": 5, "eom": 3}
     values = {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()}
     assert read(tmp_path, LLAMA | values).eos_token_ids == (3, 5)
-    values["tokenizer.ggml.eot_token_id"] = 96
-    assert read(tmp_path, LLAMA | values).eos_token_ids == (3,)
 
 
 def test_mistral_and_mixtral_are_llamas_to_llama_cpp(tmp_path: Path) -> None:
