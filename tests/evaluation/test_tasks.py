@@ -151,6 +151,7 @@ def command(tasks: Path, *extra: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.real  # lm-eval in a process of its own
 def test_the_command_line_runs_a_task(pair: Pair, tasks: Path) -> None:
     arguments = "pretrained=tiny,quant=fp32,cache.block_size=32"
     done = command(tasks, "--model_args", arguments, "--output_path", str(tasks / "out"))

@@ -116,7 +116,7 @@ NEEDS_SLURM = pytest.mark.skipif(
 )
 
 
-MARKS = {"ray": [pytest.mark.real], "submitit_slurm": [pytest.mark.real, NEEDS_SLURM]}
+MARKS = {"submitit_slurm": [NEEDS_SLURM]}
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,7 @@ def basic(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Path:
     return folder
 
 
+@pytest.mark.real  # sweeps of whole processes, and what each launcher starts
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",

@@ -177,6 +177,7 @@ def test_what_cannot_be_compiled_is_told(
         load(tmp_path, "runtime.compile=true")
 
 
+@pytest.mark.real  # the C++ compiler
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.usefixtures("inductor")

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.scripts.load import load_script
 
 structure = load_script("structure")
@@ -126,6 +128,7 @@ def test_a_block_size_and_a_method_are_recognised() -> None:
     assert not structure.has_nf4("nf4")
 
 
+@pytest.mark.real  # a whole server, and a cell that is measured twice
 def test_the_ways_stay_short() -> None:
     figures = structure.structure(structure.ROOT)
     named, counts, lines = figures["named"], figures["counts"], figures["way_lines"]

@@ -33,6 +33,7 @@ def mine(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return user_dir
 
 
+@pytest.mark.real  # servers as users start them, not forks
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_endpoint_of_the_docs_completes_a_line(mine: Path, processes: int) -> None:
     words = ("task=lines", f"task.api_server_count={processes}", "decoding=greedy")

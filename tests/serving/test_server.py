@@ -31,6 +31,7 @@ from tests.serving.view.following import metric, watching
 openai = Later("openai")
 
 
+@pytest.mark.real  # as users start it, not a fork
 def test_sigterm_drains_what_runs_and_ends_with_0() -> None:
     with serving("task.drain_s=20", is_forked=False) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
