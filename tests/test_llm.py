@@ -138,22 +138,27 @@ CACHES: list[list[str]] = [
 ]
 
 
+SAMPLED = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
+KINDS = [GREEDY, SAMPLED, GREEDY, SAMPLED, SAMPLED]
+
+
+@pytest.fixture(scope="module")
+def alone(plain: LLM) -> list[list[int]]:
+    """Ids of each of PROMPTS by itself, one of KINDS each."""
+    return [tokens(plain, [prompt], one)[0] for prompt, one in zip(PROMPTS, KINDS, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("policy", "cache"),
     list(itertools.product(POLICIES, CACHES)),
     ids=lambda overrides: " ".join(overrides),
 )
 def test_batching_and_cache_change_no_token(
-    plain: LLM, qwen3: Path, policy: list[str], cache: list[str]
+    alone: list[list[int]], qwen3: Path, policy: list[str], cache: list[str]
 ) -> None:
-    sampled = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
-    params = [GREEDY, sampled, GREEDY, sampled, sampled]
-    expected = [
-        tokens(plain, [prompt], one)[0] for prompt, one in zip(PROMPTS, params, strict=True)
-    ]
     with LLM(str(qwen3), quant="fp32", overrides=[*policy, *cache]) as llm:
-        assert tokens(llm, PROMPTS, params) == expected
-        assert tokens(llm, PROMPTS[::-1], params[::-1]) == expected[::-1]
+        assert tokens(llm, PROMPTS, KINDS) == alone
+        assert tokens(llm, PROMPTS[::-1], KINDS[::-1]) == alone[::-1]
         if "cache.num_blocks=25" in cache and policy == POLICIES[0]:
             assert llm.engine.scheduler.num_preemptions > 0
         assert llm.engine.cache.pool.num_used == 0

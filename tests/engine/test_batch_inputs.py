@@ -20,12 +20,14 @@ CPU = torch.device("cpu")
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[list[ScheduledRequest], int]:
     size = draw(st.sampled_from([1, 3, 16]))
-    parts, free = [], iter(draw(st.permutations(range(1, 400))))
+    step = draw(st.sampled_from([1, 2, 5, 100, 398]))  # coprime to 399, so each block comes once
+    parts, free = [], (1 + place * step % 399 for place in range(399))
     for index in range(draw(st.integers(1, 5))):
         length = draw(st.integers(2, 40))
         prompt_logprobs = draw(st.sampled_from([None, None, 1]))
         params = SamplingParams(prompt_logprobs=prompt_logprobs)
-        tokens = [draw(st.integers(-3, 200)) for _ in range(length)]
+        first, stride = draw(st.integers(-3, 200)), draw(st.integers(1, 203))
+        tokens = [(first + 3 + place * stride) % 204 - 3 for place in range(length)]
         request = Request(str(index), tokens, params, max_num_tokens=length + 1, seed=0)
         start = draw(st.integers(0, length - 1))
         count = draw(st.sampled_from([1, length - start, draw(st.integers(1, length - start))]))

@@ -32,6 +32,11 @@ GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 DRAWN = replace(GREEDY, temperature=1.0, seed=1)
 GOOD = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
 BROKEN = 77  # a token whose embedding is NaN
+BESIDE = [replace(DRAWN, temperature=2.0), replace(GREEDY, allowed_token_ids=range(90, 99))]
+SOUND = [
+    *(Asked(GOOD[0], GREEDY), Asked(GOOD[1], GREEDY, comes=2)),
+    *(Asked(prompt, one) for prompt in GOOD for one in BESIDE),
+]
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,12 @@ def llm(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[list[tuple[list[int], str | None]]]:
+    """What the sound requests get by themselves."""
+    return serve(llm.engine, SOUND)
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -91,16 +102,14 @@ def llm(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
         if value != getattr(SamplingParams(), name)
     ),
 )
-def test_only_that_request_ends(llm: LLM, params: SamplingParams) -> None:
-    beside = [replace(DRAWN, temperature=2.0), replace(GREEDY, allowed_token_ids=range(90, 99))]
-    good = [Asked(GOOD[0], GREEDY), Asked(GOOD[1], GREEDY, comes=2)]
-    good += [Asked(prompt, one) for prompt in GOOD for one in beside]
-    alone = serve(llm.engine, good)
+def test_only_that_request_ends(
+    llm: LLM, alone: list[list[tuple[list[int], str | None]]], params: SamplingParams
+) -> None:
     asked = [
         Asked([5, 6, BROKEN], params),
         Asked([4, 5, BROKEN, 4, 4, 4, 4, 4, 4], params, comes=1),
     ]
-    *others, wrong, other = serve(llm.engine, good + asked)
+    *others, wrong, other = serve(llm.engine, SOUND + asked)
     assert others == alone
     assert all(sample == ([], "error") for sample in [*wrong, *other])
 

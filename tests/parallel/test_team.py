@@ -64,15 +64,15 @@ def assert_nothing_is_left(team: Team, folder: Path, before: set[object]) -> Non
     assert held() <= before
 
 
-@pytest.mark.parametrize("attempt", range(10))
+@pytest.mark.parametrize("tokens", [1, 2, 5])  # after a prompt's step, one of decoding, several
 def test_a_killed_rank_is_told_at_once_and_nothing_of_it_is_left(
-    attempt: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tokens: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, team = held(), Team(2)
     monkeypatch.setattr("minivllm.llm.build_engine", partial(build_engine, team=team))
     llm = LLM("tiny", overrides=OVERRIDES)
     pieces = llm.stream([5, 6, 7], LONG)
-    for _ in range(1 + attempt):
+    for _ in range(tokens):
         next(pieces)
     (pid,) = team.processes
     psutil.Process(pid).kill()

@@ -38,6 +38,7 @@ def test_the_probe_measures_something_plausible(
 ) -> None:
     monkeypatch.setattr(limits, "PROBE_SECONDS", 0.01)
     monkeypatch.setattr(limits, "_probe_size", lambda device: 64 << 20)
+    monkeypatch.setattr(limits, "_square_sizes", lambda device: [256, 512])
     found, notes = probe("cpu", dtype)
     assert found.bandwidth_bytes_per_s is not None and 1e8 < found.bandwidth_bytes_per_s < 1e13
     assert found.matrix_flops_per_s is not None and 1e8 < found.matrix_flops_per_s < 1e15

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -423,34 +423,52 @@ def test_what_cannot_work_is_refused(overrides: list[str], message: str, checkpo
 
 
 SERVE_FOREVER = """
+import os
 import sys
 from pathlib import Path
 from tests.cache.tiers.test_offload import DISK, SMALL_HOST, make_llm, serve
-llm = make_llm(Path(sys.argv[1]), SMALL_HOST, DISK, f"cache.offload_dir={sys.argv[2]}")
-serve(llm)
-assert llm.engine.cache.counters.blocks_to_disk
-print("ready", flush=True)
-while True:
+
+def serve_forever(folder):
+    llm = make_llm(Path(sys.argv[1]), SMALL_HOST, DISK, f"cache.offload_dir={folder}")
     serve(llm)
+    assert llm.engine.cache.counters.blocks_to_disk
+    print(folder, os.getpid(), flush=True)
+    while True:
+        serve(llm)
+
+for folder in sys.argv[2:]:
+    if not os.fork():
+        serve_forever(folder)
+for _ in sys.argv[2:]:
+    print(*os.wait(), flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_whatever_ends_the_process(
-    number: signal.Signals, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_left_whatever_ends_the_process(checkpoint: Path, tmp_path: Path) -> None:
+    """Of three processes, which are forks of one that has imported torch."""
+    ends = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
+    signals = {f"{tmp_path / one.name}": one for one in ends}
+    for folder in signals:
+        Path(folder).mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE_FOREVER, str(checkpoint), str(tmp_path)],
+        [sys.executable, "-c", SERVE_FOREVER, str(checkpoint), *signals],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,
     )
     try:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        assert process.wait(60) != 0
+        assert process.stdout is not None
+        pids = dict(process.stdout.readline().split() for _ in signals)
+        assert pids.keys() == signals.keys()
+        for folder, pid in pids.items():
+            os.kill(int(pid), signals[folder])
+        statuses = dict(process.stdout.readline().split() for _ in signals)
+        assert {*statuses} == {*pids.values()} and "0" not in statuses.values()
+        assert process.wait(60) == 0
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert list(tmp_path.iterdir()) == []
+    assert [list(Path(folder).iterdir()) for folder in signals] == [[], [], []]
