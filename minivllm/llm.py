@@ -264,7 +264,8 @@ class LLM:
             messages: {"role": ..., "content": ...} in order, or a list of such conversations.
             sampling_params, use_tqdm: as for `generate`.
             add_generation_prompt: whether the prompt ends where the assistant's answer begins.
-            tools: descriptions of functions for the chat template.
+            tools: descriptions of functions for the chat template; the text of its system turn
+                where it takes none. Calls in the answer stay text.
             chat_template_kwargs: further variables of the chat template, such as enable_thinking;
                 they win over the two above.
             on_error: as for `generate`.

@@ -28,6 +28,7 @@ ACROSS = {
     "quant/test_methods.py": "one property of every method",
     "quant/test_plug_in.py": "a third party's method",
     "serving/test_clients.py": "clients that nobody here wrote, against the whole server",
+    "serving/test_generic_tools.py": "tools of a template that takes none, by every API",
     "serving/test_malformed.py": "bodies and frames of every API",
     "test_compiled_ahead.py": "the bytecode that all test processes need",
     "test_docs.py": "the documentation",

@@ -25,6 +25,7 @@ from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.http.logs import json_lines
 from minivllm.serving.model_files import read_model_files
 from minivllm.serving.options import ServeOptions
+from minivllm.serving.parsing.tool_forms import described
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.recording import Recorder
 from minivllm.serving.service import EngineService
@@ -112,6 +113,8 @@ async def serve(config: dict[str, Any]) -> int:
         front = await _front(config, service, listener)
         host, port = listener.getsockname()[:2]
         print(f"serving {name} at http://{host}:{port}/v1 (Ctrl-C ends)", flush=True)
+        if tools := described(tokenizer):
+            print(tools, flush=True)
         if options.view:
             replicas = view.parallel.replicas
             whose = f" (of one of {replicas} replicas at a time)" if replicas > 1 else ""

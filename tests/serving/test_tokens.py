@@ -45,7 +45,7 @@ def test_a_conversation_becomes_the_ids_that_chat_computes(chat_server: RunningS
         ("tokenize", {"prompt": "x", "messages": []}, "either prompt or messages"),
         ("tokenize", {"prompt": "\ud800"}, "no character"),
         ("tokenize", {"prompt": "x", "promt": 1}, "unknown field 'promt'; did you mean prompt?"),
-        ("tokenize", {"messages": [{"role": "user"}], "tools": [{}]}, "takes no tools"),
+        ("tokenize", {"messages": [{"role": "user"}], "tools": [3]}, "tools[0]: Input should"),
         ("detokenize", {"tokens": [-1]}, "token ids must be in"),
         ("detokenize", {"tokens": [10**30]}, "token ids must be in"),
         ("detokenize", {"tokens": "x"}, "tokens"),

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 from typing import Any
 
 from minivllm.errors import BadInput, first_line
+from minivllm.models.load.messages import for_template
 from minivllm.platform.processes.mortal import (
     LONGEST,
     Answers,
@@ -58,20 +60,28 @@ class Conversation:
         variables: dict[str, Any],
         continues: bool = False,
     ) -> Conversation:
-        """One that is to be written.
+        """One that is to be written. Tools of a template that takes none are texts of messages.
 
         Args:
             template: Jinja source.
-            messages: of the conversation, values that JSON has.
+            messages: of the conversation, values that JSON has; see `parse_messages`.
             variables: what else the template may use.
             continues: the text ends with the last message's.
 
         Raises:
-            BadInput: a value is none of JSON's.
+            BadInput: a value is none of JSON's, or the tools are no functions.
         """
-        known = {"tools": None, "documents": None, **variables, "messages": messages}
+        known: dict[str, Any] = {"tools": None, "documents": None, **variables}
+        fallback: list[Any] = []
+        if known["tools"] or any("tool_calls" in message for message in messages):
+            from minivllm.models.load.tool_texts import tool_texts  # only these need it
+
+            messages, known["tools"], shown, others = tool_texts(template, messages, known["tools"])
+            if others is not None:
+                fallback = [shown, for_template(template, others)]
+        messages = for_template(template, messages)
         try:
-            question = json.dumps([template, known])
+            question = json.dumps([template, {**known, "messages": messages}, *fallback])
         except (TypeError, ValueError, RecursionError) as error:
             raise BadInput(f"a conversation must be made of JSON's values ({error})") from None
         return cls(packed(question), messages if continues else None)
@@ -175,6 +185,18 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 
+def _rendered(render: Callable[..., str], fallback: list[Any]) -> str:
+    """A conversation. With a `fallback` it shows a text in its first turn, which is the system's:
+    where the template rejects or leaves out that turn, other messages are rendered."""
+    if not fallback:
+        return render()
+    shown, others = fallback
+    with suppress(Exception):  # a template may raise any exception
+        if shown in (text := render()):
+            return text
+    return render(messages=others)
+
+
 def _begin(_: None) -> Answers:
     """What answers `Conversation.question` with its text, and `variables_question`; {"fault": ...}
     says why not."""
@@ -186,9 +208,10 @@ def _begin(_: None) -> Answers:
 
     def answer(question: str) -> dict[str, Any]:
         try:
-            template, variables = json.loads(question)
+            template, variables, *fallback = json.loads(question)
             if variables is not None:
-                return {"text": compiled(template).render(**variables)}
+                render = partial(compiled(template).render, **variables)
+                return {"text": _rendered(render, fallback)}
             read = find_undeclared_variables(environment.parse(template))
             return {"variables": sorted(read - environment.globals.keys())}
         except MemoryError:

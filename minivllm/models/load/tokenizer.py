@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.errors import BadInput
-from minivllm.models.load.messages import for_template
 from minivllm.models.load.tokenizer_files import (
     TokenizerFiles,
     as_bad_input,
@@ -110,7 +109,8 @@ class Tokenizer:
             add_generation_prompt: end where the assistant speaks.
             continue_final_message: end with the last message's text instead, which an answer
                 continues, as transformers' `apply_chat_template` has it.
-            variables: passed to the template, e.g. enable_thinking.
+            variables: passed to the template, e.g. enable_thinking; its `tools` are described in
+                the system turn where the template takes none, see `tool_texts`.
 
         Raises:
             BadInput: the checkpoint has no chat template, or a value is none of JSON's.
@@ -123,8 +123,7 @@ class Tokenizer:
 
         adds = add_generation_prompt and not continue_final_message
         known = {"add_generation_prompt": adds, **self.special_tokens, **variables}
-        written = for_template(self.chat_template, messages)
-        return Conversation.of(self.chat_template, written, known, continue_final_message)
+        return Conversation.of(self.chat_template, messages, known, continue_final_message)
 
     @property
     def special_ids(self) -> list[int]:

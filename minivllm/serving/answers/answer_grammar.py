@@ -89,7 +89,7 @@ def _calls(
         return "form | tool_call"
     if not tools.strict:
         return ""
-    if form.is_bare:
+    if not form.before:
         raise ApiError(
             400,
             "strict=true needs tool_choice=required: this model's calls have no marker",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import parse_messages
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.load.tool_texts import with_calls_in_content
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.serving.children.grammar_checks import GrammarRequest
 from minivllm.serving.errors import ApiError
@@ -19,7 +19,7 @@ from minivllm.serving.http.calls import account, ignore
 from minivllm.serving.openai.tools import Tools
 from minivllm.serving.parsing.answers import AnswerParser
 from minivllm.serving.parsing.reasoning import begins_thinking
-from minivllm.serving.parsing.tool_forms import ToolForm, tool_form
+from minivllm.serving.parsing.tool_forms import tool_form
 from minivllm.serving.service import Service
 
 EFFORT = "reasoning_effort"  # as templates call it
@@ -72,8 +72,7 @@ class ChatModel:
 
     def require_tools(self) -> None:
         """Raise ApiError where the model cannot be given tools."""
-        if not self.names("tools"):
-            raise ApiError(400, "the chat template of this model takes no tools", param="tools")
+        self.require()
         if self.form is None:
             raise ApiError(
                 400,
@@ -142,11 +141,10 @@ class ChatModel:
                 {**one, "role": "system"} if one["role"] == "developer" else one for one in parsed
             ]
         known = dict(variables or {})
-        if self.form is not None and not self.names("tool_calls"):
-            parsed = with_calls_in_content(parsed, self.form)
-        if tools and takes_tools_in_system(self.template or ""):
-            parsed = with_tools_in_system(parsed, tools)
-        elif tools:
+        form = self.form
+        if form is not None and not form.is_generic and not self.names("tool_calls"):
+            parsed = with_calls_in_content(parsed, form)
+        if tools:
             known["tools"] = list(tools)
         if continues:
             known["continue_final_message"] = True
@@ -190,9 +188,11 @@ class ChatModel:
         """
         if tools is None:
             return AnswerParser(prompt.begins_thinking, trims=True)
-        most = most_calls if tools.parallel else 1
+        most, form = most_calls if tools.parallel else 1, self.form
+        if form is not None and form.before and tools.strict:  # the grammar binds marked calls
+            form = replace(form, is_bare=False)
         return AnswerParser(
-            prompt.begins_thinking, self.form, tools.schemas, trims=True, most_calls=most
+            prompt.begins_thinking, form, tools.schemas, trims=True, most_calls=most
         )
 
     def sampling(self, with_tools: bool) -> dict[str, Any]:
@@ -201,50 +201,3 @@ class ChatModel:
         if with_tools and self.form is not None and self.form.begin_id is not None:
             return {"skip_special_tokens": False}
         return {}
-
-
-# Phi-4-mini's template takes tools as a text of the system message, and knows no calls of earlier
-# turns; others take tools as a variable, and calls with their messages. As its card has it:
-SYSTEM = "You are a helpful assistant with some tools."
-_KEY = re.compile(r"""\[\s*['"]tools['"]\s*\]|\.tools\b""")
-_VARIABLE = re.compile(r"""(?<![\w.'"])tools(?![\w'"])""")
-
-
-def takes_tools_in_system(template: str) -> bool:
-    """Whether a chat template takes tools as a key of a message, and not as a variable."""
-    return bool(_KEY.search(template)) and not _VARIABLE.search(template)
-
-
-def with_tools_in_system(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Messages whose first one, of the system, has the tools as JSON."""
-    text = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
-    first, rest = {"role": "system", "content": SYSTEM}, list(messages)
-    if rest and rest[0]["role"] == "system":
-        first = dict(rest.pop(0))
-    return [{**first, "tools": text}, *map(dict, rest)]
-
-
-def with_calls_in_content(
-    messages: Sequence[Mapping[str, Any]], form: ToolForm
-) -> list[dict[str, Any]]:
-    """Messages whose calls are a part of their texts, as the model has written them."""
-    result = []
-    for message in messages:
-        one = dict(message)
-        for call in one.pop("tool_calls", ()):
-            function = call.get("function", {})
-            written = {
-                "name": function.get("name"),
-                form.arguments_key: function.get("arguments", {}),
-            }
-            text = json.dumps(written, ensure_ascii=False)
-            whole = form.before + text + form.after
-            # a content with images is a list of parts
-            parts = isinstance(one["content"], list)
-            one["content"] = one["content"] + (
-                [{"type": "text", "text": whole}] if parts else whole
-            )
-        result.append(one)
-    return result

@@ -5,29 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from minivllm.engine.options import StructuredOutputs
 from minivllm.errors import BadInput
 from minivllm.extras.masks.compiling import quoted
 from minivllm.extras.masks.json_schema import guided_schema, is_tag, require_schema
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.load.tool_texts import CallForm
 from minivllm.serving.errors import ApiError
 
 # Of a tool without parameters.
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-class CallForm(Protocol):
-    """How a model writes a call that it has to make: `before`, a JSON object with `name` and
-    `arguments_key`, and `after`."""
-
-    @property
-    def before(self) -> str: ...
-    @property
-    def after(self) -> str: ...
-    @property
-    def arguments_key(self) -> str: ...
 
 
 def structured_outputs(response_format: Any = None, given: Any = None) -> StructuredOutputs | None:

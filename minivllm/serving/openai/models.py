@@ -7,12 +7,14 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from minivllm.serving.parsing.tool_forms import tool_form
 from minivllm.serving.service import Service
 
 
 def router(service: Service) -> APIRouter:
     """The routes of this API."""
     routes = APIRouter()
+    form = None if service.tokenizer is None else tool_form(service.tokenizer)
 
     def card() -> dict[str, Any]:
         return {
@@ -21,6 +23,7 @@ def router(service: Service) -> APIRouter:
             "created": service.created,
             "owned_by": "minivllm",
             "max_model_len": service.info.max_model_len,
+            "tool_call_form": form and form.name,
             "type": "model",
             "display_name": service.model,
             "created_at": datetime.fromtimestamp(service.created, UTC).isoformat(),

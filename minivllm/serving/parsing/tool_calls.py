@@ -70,8 +70,8 @@ class ToolCallParser:
 
     Args:
         form: in which the model writes calls.
-        tools: names, with the JSON schemas of their parameters; a call without a marker is only one
-            where it names one of them.
+        tools: names, with the JSON schemas of their parameters; a call without a marker, or of the
+            generic form, is only one where it names one of them.
     """
 
     def __init__(self, form: ToolForm, tools: Mapping[str, Any] | None = None) -> None:
@@ -295,7 +295,8 @@ class ToolCallParser:
         char = yield from space((yield))
         while char == '"':
             key = yield from text_value()
-            if key not in _KEYS:
+            # `parameters` beside a name are a description of a tool where the prompt has such ones.
+            if key not in _KEYS or (key == "parameters" and self.form.is_generic):
                 raise Malformed
             expect((yield from space((yield))), ":")
             char, ahead = (yield from space((yield))), ""
@@ -333,7 +334,7 @@ class ToolCallParser:
 
     def _checked(self, name: str) -> str:
         """The name of a call."""
-        known = self._marked or name in self.tools
+        known = name in self.tools or (self._marked and not self.form.is_generic)
         if not known or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
             raise Malformed
         return name

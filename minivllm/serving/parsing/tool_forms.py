@@ -1,4 +1,5 @@
-"""The forms in which families of models write tool calls, found by their chat templates.
+"""The forms in which families of models write tool calls, found by their chat templates; and the
+generic one of those whose templates take no tools.
 
 Sources: the chat templates of Qwen2.5, Qwen3, Qwen3-Coder and Hermes 2 Pro; of Llama 3.1 and 3.2;
 of Mistral 7B v0.3 and Mistral Small 3 (later tokenizers write a name before its arguments, as
@@ -11,6 +12,7 @@ import string
 from dataclasses import dataclass, replace
 
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.load.tool_texts import CALL_BEGIN, CALL_END, GENERIC_CALL, takes_tools
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -27,9 +29,12 @@ class ToolForm:
         before: `begin` and all else that a forced call begins with.
         after: what a forced call ends with.
         end: the marker after calls; a form may have none.
-        arguments_key: of a call's object; `arguments` and `parameters` are both read.
+        arguments_key: of a call's object; `arguments` and `parameters` are both read, but for the
+            generic form.
         separator: between two calls without a list; in a list a comma is.
         is_bare: an answer that begins with the JSON of a call is one without a marker, too.
+        is_generic: the chat template takes no tools, which are described in the system turn: what
+            names none of them is no call, even with a marker.
         is_xml: a call is XML, `<function=name><parameter=x>...</parameter></function>`; where it
             is forced, JSON.
         has_names: a name may stand before the JSON of its arguments, as in `name[ARGS]{...}`.
@@ -46,6 +51,7 @@ class ToolForm:
     arguments_key: str = "arguments"
     separator: str = ""
     is_bare: bool = False
+    is_generic: bool = False
     is_xml: bool = False
     has_names: bool = False
     id_length: int | None = None
@@ -59,8 +65,9 @@ class ToolForm:
 
 
 HERMES = ToolForm(
-    "hermes", "<tool_call>", "<tool_call>\n", "\n</tool_call>", end="</tool_call>"
+    "hermes", CALL_BEGIN, GENERIC_CALL.before, GENERIC_CALL.after, end=CALL_END
 )  # Hermes, Qwen
+GENERIC = replace(HERMES, name="generic", is_bare=True, is_generic=True)
 QWEN_CODER = replace(HERMES, name="qwen_coder", is_xml=True)
 LLAMA = ToolForm(
     "llama", "<|python_tag|>", "", "", arguments_key="parameters", separator=";", is_bare=True
@@ -74,22 +81,36 @@ _OTHER_XML = "<arg_key>"  # of templates with `<tool_call>`, which is not known 
 
 
 def tool_form(tokenizer: Tokenizer) -> ToolForm | None:
-    """The form of a checkpoint's tool calls; None where its chat template takes no tools, or writes
-    calls in a form that is not known here."""
-    template = tokenizer.chat_template or ""
-    if "tools" not in template:
+    """The form of a checkpoint's tool calls; None where it has no chat template, or one with tools
+    that writes calls in a form that is not known here."""
+    template = tokenizer.chat_template
+    if template is None:
         return None
-    form = None
-    if MISTRAL.begin in template:
-        form = MISTRAL
-    elif HERMES.begin in template and _OTHER_XML not in template:
-        form = QWEN_CODER if "<function=" in template and "<parameter=" in template else HERMES
-    elif FUNCTOOLS.before in template:
-        form = FUNCTOOLS
-    elif PHI4.end in template or tokenizer.token_id(PHI4.end) is not None:
-        form = PHI4
-    elif GRANITE.begin in template:
-        form = GRANITE
-    elif '"parameters"' in template and tokenizer.token_id(LLAMA.begin) is not None:
-        form = LLAMA
+    form = _of_family(template, tokenizer) if takes_tools(template) else GENERIC
     return None if form is None else replace(form, begin_id=tokenizer.token_id(form.begin))
+
+
+def _of_family(template: str, tokenizer: Tokenizer) -> ToolForm | None:
+    if MISTRAL.begin in template:
+        return MISTRAL
+    if HERMES.begin in template and _OTHER_XML not in template:
+        return QWEN_CODER if "<function=" in template and "<parameter=" in template else HERMES
+    if FUNCTOOLS.before in template:
+        return FUNCTOOLS
+    if PHI4.end in template or tokenizer.token_id(PHI4.end) is not None:
+        return PHI4
+    if GRANITE.begin in template:
+        return GRANITE
+    is_llama = '"parameters"' in template and tokenizer.token_id(LLAMA.begin) is not None
+    return LLAMA if is_llama else None
+
+
+def described(tokenizer: Tokenizer | None) -> str:
+    """One line about the form of a checkpoint's tool calls; empty where it has no chat template."""
+    if tokenizer is None or tokenizer.chat_template is None:
+        return ""
+    form = tool_form(tokenizer)
+    if form is None:
+        return "tools are refused: the form in which this model writes calls is not known"
+    more = ": the chat template takes no tools, the prompt describes them"
+    return f"tool calls have the {form.name} form{more if form.is_generic else ''}"

@@ -14,7 +14,7 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.serving.answers.answer_grammar import answer_grammar
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.tools import Tools
-from minivllm.serving.parsing.tool_forms import HERMES, LLAMA
+from minivllm.serving.parsing.tool_forms import GENERIC, HERMES, LLAMA
 
 FUNCTION: dict[str, Any] = {
     "name": "f",
@@ -106,6 +106,13 @@ def test_strict_tools_leave_text_free_and_bind_calls(tokenizer: Tokenizer) -> No
     alone = Tools(TOOLS, "auto", parallel=False, strict=True)
     one = answer_grammar(None, alone, HERMES, tokenizer, False)
     assert allows(tokenizer, one, CALL) and not allows(tokenizer, one, f"{CALL}\n{OTHER}")
+
+
+@pytest.mark.parametrize("tools", [AUTO, STRICT, Tools(TOOLS, "required", "g")])
+@pytest.mark.parametrize("asked", [ASKED, None])
+def test_generic_calls_are_bound_as_others(tokenizer: Tokenizer, asked: Any, tools: Any) -> None:
+    found = answer_grammar(asked, tools, GENERIC, tokenizer, False)
+    assert found == answer_grammar(asked, tools, HERMES, tokenizer, False)
 
 
 @pytest.mark.parametrize(

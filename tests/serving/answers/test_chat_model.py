@@ -13,23 +13,19 @@ from minivllm.extras.vision.options import VisionOptions
 from minivllm.extras.vision.pictures import Pictures
 from minivllm.models.load.chat_template import Conversation
 from minivllm.models.load.tokenizer import Tokenizer
+from minivllm.models.load.tool_texts import SYSTEM, instructions
 from minivllm.models.vision.smolvlm_processor import SmolVLMProcessor
-from minivllm.serving.answers.chat_model import (
-    SYSTEM,
-    ChatModel,
-    ChatPrompt,
-    takes_tools_in_system,
-    with_calls_in_content,
-)
+from minivllm.serving.answers.chat_model import ChatModel, ChatPrompt
 from minivllm.serving.anthropic.conversation import conversation
 from minivllm.serving.anthropic.schemas import CountBody
 from minivllm.serving.errors import ApiError
 from minivllm.serving.openai.response_input import read_input
+from minivllm.serving.openai.tools import Tools
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.parsing.tool_forms import PHI4
+from minivllm.serving.parsing.tool_forms import GENERIC, HERMES, LLAMA, PHI4, ToolForm
 from minivllm.serving.service import Service
+from tests.models.load.test_tool_texts import CHATML, IN_SYSTEM
 from tests.seeing import IMAGE_TOKEN, PROCESSOR, VISION, add_tokenizer, encoded, picture
-from tests.serving.chat_checkpoint import TEMPLATE
 
 CONFIG = {"image_token_id": IMAGE_TOKEN, "scale_factor": 2, "vision_config": VISION}
 DATA = base64.b64encode(encoded(picture(20, 20))).decode()
@@ -135,14 +131,6 @@ def test_a_model_without_a_template_is_what_is_wrong(chat_model: ChatModel) -> N
     assert (error.value.status, error.value.param) == (400, "model")
 
 
-# Of Phi-4-mini-instruct.
-IN_SYSTEM = (
-    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and "
-    "message['tools'] is not none %}{{ '<|' + message['role'] + '|>' + message['content'] + "
-    "'<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}{% else %}{{ '<|' + message['role'] "
-    "+ '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt "
-    "%}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
-)
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 
@@ -150,10 +138,12 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 class _Tokenizer:
     """A template, whose texts are their own tokens."""
 
-    chat_template = IN_SYSTEM
+    def __init__(self, chat_template: str) -> None:
+        self.chat_template = chat_template
 
     def token_id(self, text: str) -> int | None:
-        return 1 if text in (PHI4.begin, PHI4.end) else None
+        is_of_phi = self.chat_template == IN_SYSTEM and text in (PHI4.begin, PHI4.end)
+        return 1 if is_of_phi else None
 
     def decode(self, token_ids: str, skip_special_tokens: bool = True) -> str:
         return token_ids
@@ -162,8 +152,10 @@ class _Tokenizer:
 class _Service:
     """Writes conversations as text."""
 
-    tokenizer = _Tokenizer()
-    pictures = None
+    model, pictures = "m", None
+
+    def __init__(self, template: str) -> None:
+        self.tokenizer = _Tokenizer(template)
 
     def require_tokenizer(self) -> _Tokenizer:
         return self.tokenizer
@@ -175,12 +167,13 @@ class _Service:
         self, messages: list[dict[str, Any]], client: str, /, **variables: Any
     ) -> str:
         known = {"add_generation_prompt": True, **variables}
-        return Conversation.of(IN_SYSTEM, messages, known).text()
+        return Conversation.of(self.tokenizer.chat_template, messages, known).text()
 
 
-def written(*messages: dict[str, Any], tools: Any = TOOLS) -> str:
-    model = ChatModel(cast(Any, _Service()))
-    assert model.form is not None and model.form.name == "phi4"
+def written(*messages: dict[str, Any], tools: Any = TOOLS, template: str = IN_SYSTEM) -> str:
+    model = ChatModel(cast(Any, _Service(template)))
+    assert model.form is not None
+    assert model.form.name == ("phi4" if template == IN_SYSTEM else "generic")
     return cast(str, asyncio.run(model.prompt(list(messages), tools)).token_ids)
 
 
@@ -205,24 +198,46 @@ def test_calls_of_earlier_turns_are_in_their_texts() -> None:
     )
 
 
+def test_a_template_without_tools_has_the_generic_form() -> None:
+    """The text is that of `LLM.chat`; the role `developer` is the system's."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "developer", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "r"},
+    ]
+    turns = [
+        ("system", f"s\n\n{instructions(TOOLS)}"),
+        ("user", "u"),
+        ("assistant", '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'),
+        ("user", "<tool_response>\nr\n</tool_response>"),
+    ]
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    assert written(*messages, template=CHATML) == f"{text}<|im_start|>assistant\n"
+
+
 @pytest.mark.parametrize(
-    ("template", "in_system"),
-    [
-        (IN_SYSTEM, True),
-        (TEMPLATE, False),
-        ("{% if tools is not none %}{{ message.tools }}{% endif %}", False),
-        ("{{ messages }}", False),
-    ],
+    ("template", "words"),
+    [(None, "m has no chat template"), ("{{ tools }}", "is not known to this server")],
 )
-def test_where_a_template_takes_tools(template: str, in_system: bool) -> None:
-    assert takes_tools_in_system(template) == in_system
+def test_what_cannot_be_given_tools_is_a_400(template: Any, words: str) -> None:
+    model = ChatModel(cast(Any, _Service(template)))
+    with pytest.raises(ApiError, match=words) as error:
+        model.require_tools()
+    assert error.value.status == 400
+    ChatModel(cast(Any, _Service(CHATML))).require_tools()
 
 
-def test_calls_come_behind_pictures() -> None:
-    image = {"type": "image", "placeholder": "<image>"}
-    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    said = {"role": "assistant", "content": [image], "tool_calls": [call]}
-    (written_,) = with_calls_in_content([said], PHI4)
-    text = f'{PHI4.before}{{"name": "f", "arguments": {{}}}}{PHI4.after}'
-    assert written_ == {"role": "assistant", "content": [image, {"type": "text", "text": text}]}
-    assert said["content"] == [image]
+@pytest.mark.parametrize(
+    ("form", "strict", "is_call"),
+    [(GENERIC, False, True), (GENERIC, True, False), (HERMES, False, False), (LLAMA, True, True)],
+)
+def test_a_call_without_a_marker_is_none_where_a_grammar_binds_marked_ones(
+    form: ToolForm, strict: bool, is_call: bool
+) -> None:
+    model = ChatModel(cast(Any, _Service(CHATML)))
+    model.form = form
+    parser = model.parser(ChatPrompt([], False), Tools(TOOLS, "auto", strict=strict))
+    parser.push('{"name": "f", "arguments": {}}')
+    assert bool(parser.num_calls) == is_call

@@ -399,8 +399,9 @@ def test_the_embedded_model_continues_the_text(server: RunningServer) -> None:
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     answer = ask(client, model="tiny", system="import os", max_tokens=8)
     assert answer.usage.output_tokens == 8 and answer.stop_reason == "max_tokens"
-    with pytest.raises(anthropic.BadRequestError, match="takes no tools"):
-        ask(client, model="tiny", tools=[{"name": "f", "input_schema": {"type": "object"}}])
+    with_tool = {"tools": [STRICT], "tool_choice": {"type": "any"}}
+    for given in (ask, streamed):
+        assert content(given(client, model="tiny", **with_tool)) == [call_block(("say", NO))]
 
 
 def test_an_answer_that_is_begun_is_continued(client: anthropic.Anthropic) -> None:

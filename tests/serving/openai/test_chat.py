@@ -511,8 +511,6 @@ def test_the_embedded_model_continues_the_text(server: RunningServer) -> None:
         model="tiny", instructions="import os", input="def f(", max_output_tokens=8, store=False
     )
     assert answer.choices[0].message.content == text.choices[0].text == other.output_text
-    with pytest.raises(openai.BadRequestError, match="takes no tools"):
-        chat.create(model="tiny", messages=[user], tools=[WEATHER])
 
 
 def test_allowed_tools_are_the_only_ones(talker: openai.OpenAI) -> None:

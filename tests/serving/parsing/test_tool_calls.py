@@ -18,6 +18,7 @@ from minivllm.serving.parsing.tool_calls import (
 )
 from minivllm.serving.parsing.tool_forms import (
     FUNCTOOLS,
+    GENERIC,
     GRANITE,
     HERMES,
     LLAMA,
@@ -27,7 +28,7 @@ from minivllm.serving.parsing.tool_forms import (
     ToolForm,
 )
 
-FORMS = [HERMES, QWEN_CODER, LLAMA, MISTRAL, GRANITE, PHI4, FUNCTOOLS]
+FORMS = [HERMES, GENERIC, QWEN_CODER, LLAMA, MISTRAL, GRANITE, PHI4, FUNCTOOLS]
 TOOLS: dict[str, Any] = {
     "f": {"properties": {"a": {"type": "array"}, "n": {"type": ["integer", "null"]}}},
     "get_weather": None,
@@ -66,6 +67,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
 ARGUMENTS = '{"a": [1, {"b": "}"}]}'
 OTHER = '{"parameters": {}, "name": "get_weather"}'
+EMPTY = '{"name": "get_weather"}'
 XML = f"<function=f>\n<parameter=a>\n{ARGUMENTS[6:-1]}\n</parameter>\n</function>"
 XML_OTHER = "<function=get_weather></function>"
 WRITTEN = [
@@ -77,6 +79,11 @@ WRITTEN = [
     (HERMES, f"<tool_call>{CALL[:-1]}</tool_call>", 1),
     (QWEN_CODER, f"<tool_call>\n{CALL}\n</tool_call>", 1),
     (QWEN_CODER, f"<tool_call>\n{XML}\n</tool_call>\n<tool_call>\n{XML_OTHER}</tool_call>", 2),
+    (GENERIC, f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{EMPTY}\n</tool_call>", 2),
+    (GENERIC, f"<tool_call>{CALL}\n<tool_call>{EMPTY}", 2),
+    (GENERIC, f"\n{CALL}", 1),
+    (GENERIC, f"{CALL}\n</tool_call>", 1),
+    (GENERIC, f"[{CALL}, {EMPTY}]", 2),
     (LLAMA, CALL, 1),
     (LLAMA, f"\n<|python_tag|>{CALL}", 1),
     (LLAMA, f"{CALL}; {OTHER}", 2),
@@ -102,6 +109,13 @@ def test_text_around_calls_keeps_all_but_the_space_beside_them() -> None:
     assert parse(HERMES, *text) == [" I look.", ["f", ARGUMENTS], "Done. <b>\n"]
     text = f"It is:<|python_tag|>{CALL} or so"
     assert parse(LLAMA, *text) == ["It is:", ["f", ARGUMENTS], "or so"]
+
+
+def test_a_generic_call_leaves_the_text_around_it() -> None:
+    wrong = '<tool_call>{"name": "h", "arguments": {}}</tool_call>'
+    text = f"I look.\n<tool_call>{CALL}</tool_call>\nand {wrong}"
+    assert parse(GENERIC, *text) == ["I look.", ["f", ARGUMENTS], f"and {wrong}"]
+    assert parse(GENERIC, f"{CALL}\nDone.") == [["f", ARGUMENTS], "Done."]
 
 
 def test_space_that_goes_on_is_text() -> None:
@@ -159,6 +173,15 @@ def test_ids_are_those_that_the_chat_template_accepts() -> None:
         (HERMES, "<tool_call>[]</tool_call>"),
         (QWEN_CODER, "<tool_call>\n<function=\n></function>"),
         (QWEN_CODER, "<tool_call>\n<func"),
+        (GENERIC, '<tool_call>\n{"name": "h", "arguments": {}}\n</tool_call>'),
+        (GENERIC, '<tool_call>\n{"name": <function name>, "arguments": <object>}\n</tool_call>'),
+        (GENERIC, '{"name": "Ada", "arguments": {}}'),
+        (GENERIC, '{"name": "f", "parameters": {"type": "object"}}'),  # a description
+        (GENERIC, f"<tool_call>{OTHER}</tool_call>"),
+        (GENERIC, '{"name": "f", "age": 3}'),
+        (GENERIC, f"I call {CALL}"),
+        (GENERIC, f"```json\n{CALL}\n```"),
+        (GENERIC, "say `<tool_call>` to call"),
         (LLAMA, '{"name": "Ada", "parameters": {}}'),  # an answer in JSON, of no tool
         (LLAMA, '{"city": "Paris"}'),
         (LLAMA, '<|python_tag|>brave_search.call(query="x")'),

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from minivllm.serving.parsing.tool_forms import tool_form
+from minivllm.serving.parsing.tool_forms import GENERIC, HERMES, described, tool_form
 
 
 class _Tokenizer:
@@ -35,7 +35,8 @@ QWEN = (
         ("phi4", "<|tool|>{{ message['tools'] }}<|/tool|>", ("<|tool_call|>", "<|/tool_call|>")),
         ("functools", 'as functools[{"name": x}]{{ tools }}', ()),
         (None, None, ()),
-        (None, "{{ messages }}", ("<|python_tag|>", "<tool_call>")),
+        ("generic", "{{ messages }}", ("<tool_call>",)),
+        ("generic", "{{ messages }}{{ mytools }}<tool_call>", ()),
         (None, "{{ tools }}", ()),
         ("qwen_coder", QWEN + "<function=f><parameter=x>", ()),
         (None, QWEN + "<arg_key>", ()),
@@ -49,3 +50,23 @@ def test_the_form_of_a_template(
     assert (form and form.name) == name
     if form is not None:
         assert form.begin_id == (0 if special else None)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ messages }}", "the generic form: the chat template takes no tools"),
+        (QWEN, "tool calls have the hermes form"),
+        ("{{ tools }}", "tools are refused"),
+        (None, ""),
+    ],
+)
+def test_one_line_says_which_form_it_is(template: str | None, words: str) -> None:
+    found = described(cast(Any, _Tokenizer(template)))
+    assert words in found and bool(found) == bool(words) and "\n" not in found
+
+
+def test_the_generic_form_is_written_as_hermes() -> None:
+    written = ("begin", "before", "after", "end", "arguments_key")
+    assert [getattr(GENERIC, one) for one in written] == [getattr(HERMES, one) for one in written]
+    assert described(None) == ""
