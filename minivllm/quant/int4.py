@@ -26,6 +26,7 @@ from minivllm.quant.kernels.int4 import ROWS, Int4Linear, Piece
 from minivllm.quant.options import Int4Options
 
 GROUP_SIZES: tuple[int, ...] = get_args(type_hints(Int4Options)["group_size"])
+_FROM_ZERO = {Format.INT4: Format.UINT4, Format.INT4_QUADS: Format.UINT4_QUADS}
 _CHUNK = 256 * 1024  # weights quantised at once on a CPU, whose cache holds the float32 temporaries
 
 
@@ -52,9 +53,13 @@ def int4_linear(
     bias: Tensor | None,
     method: Int4,
     order: Tensor | None = None,
+    middle: int = 8,
 ) -> nn.Module:
     """The layer for the arguments of Int4Linear: a PanelLinear where the C++ kernels support the
     weight and it needs no padding.
+
+    Args:
+        middle: the code whose value is the zero: 8, or 0 where `method.panels` has C++ kernels.
 
     Raises:
         BadInput: activations have 8 bits, and no kernel multiplies them.
@@ -73,11 +78,10 @@ def int4_linear(
         return method.narrow_linear(codes, scales, zeros, bias, group_size)
     if panels is None:
         return Int4Linear(pieces, shape, group_size, bias, order, method.kernel)
-    packed = [
-        (panels.kernels.pack(codes, panels.form), scales, zeros) for codes, scales, zeros in pieces
-    ]
+    form = panels.form if middle else _FROM_ZERO[panels.form]
+    packed = [(panels.kernels.pack(codes, form), scales, zeros) for codes, scales, zeros in pieces]
     codes, scales, zeros = _joined(packed)
-    return PanelLinear(panels.kernels, panels.form, [codes], shape, bias, scales, zeros, group_size)
+    return PanelLinear(panels.kernels, form, [codes], shape, bias, scales, zeros, group_size)
 
 
 def _joined(pieces: Iterable[Piece]) -> Piece:

@@ -108,8 +108,7 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, const optional<Tensor>& 
   TORCH_CHECK(!bias || is_dense(*bias, at::kBFloat16, {outputs}),
               "linear: bfloat16 bias [outputs]");
   const bool plain = kind == Format::kBfloat16, quads = kind >= Format::kInt8Quads;
-  const bool affine = kind == Format::kAffine4 || kind == Format::kAffine4Quads,
-             bytes = kind == Format::kInt8;
+  const bool affine = is_affine(kind), bytes = kind == Format::kInt8;
   int64_t scale_groups = 1;
   if (!plain) {
     TORCH_CHECK(group > 0 && inputs % group == 0 && group % (affine || quads ? 32 : 2) == 0 &&

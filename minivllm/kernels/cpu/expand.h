@@ -48,9 +48,16 @@ constexpr float kLevels[16] = {
     1.0f,
 };
 
-// The bfloat16 of a code: exact for int4, rounded for NF4.
+// Of IQ4_NL's codes: ggml (https://github.com/ggml-org/ggml).
+constexpr float kIntegerLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+
+// The bfloat16 of a code: rounded for NF4, else exact.
 inline uint16_t level_of(Format format, int code) {
-  const float value = format == Format::kAffine4 ? static_cast<float>(code - 8) : kLevels[code];
+  const float value = format == Format::kAffine4     ? static_cast<float>(code - 8)
+                      : format == Format::kUnsigned4 ? static_cast<float>(code)
+                      : format == Format::kIQ4NL     ? kIntegerLevels[code]
+                                                     : kLevels[code];
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest
@@ -245,7 +252,7 @@ inline void with_format(Format format, const Code& code) {
       return code(std::integral_constant<Format, Format::kInt8>{});
     default:
       return code(
-          std::integral_constant<Format, Format::kNormal4>{});  // int4 differs in its levels alone
+          std::integral_constant<Format, Format::kNormal4>{});  // others differ in levels alone
   }
 }
 

@@ -17,10 +17,18 @@ enum class Format : int64_t {
   kInt8 = 1,      // -127..127, 64 bytes; one scale for each output, or for each group of its inputs
   kAffine4 = 2,   // codes 0..15, 32 bytes; w = (code - 8) * scale + zero for each group of inputs
   kNormal4 = 3,   // codes of NF4's levels, 32 bytes; w = level * scale for each group of inputs
+  kUnsigned4 = 4,  // as kAffine4, but w = code * scale + zero
+  kIQ4NL = 5,      // as kNormal4, of IQ4_NL's levels
   // For activations in 8 bits, four inputs side by side; see linear_int8.h.
-  kInt8Quads = 4,     // as kInt8
-  kAffine4Quads = 5,  // as kAffine4
+  kInt8Quads = 6,       // as kInt8
+  kAffine4Quads = 7,    // as kAffine4
+  kUnsigned4Quads = 8,  // as kUnsigned4
 };
+
+// Whether a weight may have zeros.
+constexpr bool is_affine(Format format) {
+  return format == Format::kAffine4 || format == Format::kUnsigned4 || format > Format::kInt8Quads;
+}
 
 struct Weight {
   Format format;

@@ -26,8 +26,11 @@ class Format(IntEnum):
     INT8 = 1
     INT4 = 2
     NF4 = 3
-    INT8_QUADS = 4
-    INT4_QUADS = 5
+    UINT4 = 4
+    IQ4_NL = 5
+    INT8_QUADS = 6
+    INT4_QUADS = 7
+    UINT4_QUADS = 8
 
     @property
     def is_narrow(self) -> bool:

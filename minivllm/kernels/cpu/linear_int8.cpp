@@ -210,7 +210,7 @@ void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool g
                    int64_t tile_quads, bool direct, int64_t panel, uint8_t* scratch, float* totals,
                    const BFloat16* bias, BFloat16* out) {
   const int64_t inputs = weight.inputs, group = weight.group, groups = inputs / group;
-  const bool coded = weight.format == Format::kAffine4Quads;
+  const bool coded = is_affine(weight.format);
   const int64_t most = tile_quads ? 2 * kTileRows
                        : direct   ? kDirectPass
                                   : kRows,
@@ -263,19 +263,21 @@ void panel_product(const Int8Rows& x, int64_t rows, const Weight& weight, bool g
 
 int64_t few_rows(Format format) {
   if (format < Format::kInt8Quads) return 0;
-  return may_use_int8_tiles() ? kRows : format == Format::kAffine4Quads ? kDirectRows : 0;
+  return may_use_int8_tiles() ? kRows : is_affine(format) ? kDirectRows : 0;
 }
 
 void linear_int8(const BFloat16* x, int64_t stride, int64_t rows, const Weight& weight,
                  const BFloat16* bias, BFloat16* out) {
   const int64_t panels = (weight.outputs + kPanel - 1) / kPanel, inputs = weight.inputs;
-  const bool coded = weight.format == Format::kAffine4Quads,
-             grouped = coded || weight.scale_groups > 1;
+  const bool coded = is_affine(weight.format), grouped = coded || weight.scale_groups > 1;
   const int64_t few = weight.few_rows < 0 ? few_rows(weight.format) : weight.few_rows;
   const bool expands = coded && rows > few;
   const int64_t tile_quads =
       weight.group % (4 * kMostTileQuads) == 0 ? kMostTileQuads : kMostTileQuads / 2;
-  Int8Rows values(inputs, weight.group, coded ? offset_of<true>() : offset_of<false>());
+  const int32_t offset = weight.format == Format::kUnsigned4Quads ? 0
+                         : coded                                  ? offset_of<true>()
+                                                                  : offset_of<false>();
+  Int8Rows values(inputs, weight.group, offset);
   values.resize(std::min(rows, kRowBlock));
   for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
     const int64_t count = std::min(kRowBlock, rows - begin);

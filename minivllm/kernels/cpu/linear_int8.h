@@ -1,5 +1,5 @@
-// Products of activations in 8 bits with packed weights of 8 or 4 bits (the formats kInt8Quads and
-// kAffine4Quads).
+// Products of activations in 8 bits with packed weights of 8 or 4 bits (the formats from kInt8Quads
+// on).
 //
 // Four consecutive inputs of a panel lie side by side: [panels][inputs / 4][64][4], which both the
 // dot products and the matrix unit take. Sums of a group are integers, so they are the same by

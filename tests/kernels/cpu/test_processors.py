@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from minivllm.kernels.cpu import library
 from minivllm.kernels.cpu.linear import Format
+from minivllm.quant.iq4_nl import LEVELS
 
 pytestmark = pytest.mark.real  # the C++ compiler, for each kind of processor
 FOLDER = Path(library.__file__).parent
@@ -88,6 +89,7 @@ SHAPES = [
     (Format.INT8_QUADS, 32, INPUTS // 32, False),
     (Format.INT4_QUADS, 128, INPUTS // 128, True),
     (Format.INT4_QUADS, 32, INPUTS // 32, False),
+    (Format.UINT4_QUADS, 32, INPUTS // 32, True),
 ]
 
 
@@ -105,6 +107,13 @@ def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 def floats(values: NDArray[np.uint16]) -> NDArray[np.float64]:
     return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def levels(form: Format, codes: NDArray[Any]) -> NDArray[np.float64]:
+    """The values of stored integers before they are scaled."""
+    if form is Format.IQ4_NL:
+        return np.array(LEVELS, np.float64)[codes]
+    return codes - 8.0 * (form in (Format.INT4, Format.INT4_QUADS))
 
 
 def product(
@@ -161,7 +170,7 @@ def test_products_of_8_bits_are_the_same_everywhere(run: Callable[..., None]) ->
             floats(t).transpose(0, 2, 1).reshape(128, -1)[:OUTPUTS].repeat(INPUTS // scales_of, 1)
             for t in (scales, zeros)
         )
-        dense = (integers - 8 * (low == 0)) * scale + zero * has_zeros
+        dense = levels(form, integers) * scale + zero * has_zeros
         exact, magnitudes = product(x, dense, group)
         packed = np.empty((2, INPUTS * 64 // (1 if low else 2)), np.uint8)
         outs = []
@@ -208,6 +217,8 @@ BF16_SHAPES = [
     (Format.INT8, 32, False),
     (Format.INT4, 32, True),
     (Format.INT4, 128, False),
+    (Format.UINT4, 32, True),
+    (Format.IQ4_NL, 32, False),
 ]
 
 
@@ -232,7 +243,7 @@ def test_products_of_16_bits_are_right_with_every_set_of_instructions(
                 floats(t).transpose(0, 2, 1).reshape(128, -1)[:OUTPUTS].repeat(group, 1)
                 for t in (scales, zeros)
             )
-            dense = (weight - 8.0 * (low == 0)) * scale + zero * has_zeros
+            dense = levels(form, weight) * scale + zero * has_zeros
         exact, magnitudes = floats(x) @ dense.T, np.abs(floats(x)) @ np.abs(dense.T)
         packed = np.empty((2, 2 * INPUTS * 64), np.uint8)
         outs = []
