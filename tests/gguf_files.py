@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minivllm.models.load.gguf.formats import BY_NAME
+from minivllm.quant.iq4_nl import LEVELS
 from tests.scripts.load import load_script
 
 LLAMA = {
@@ -67,11 +68,27 @@ def tensors(forms: dict[str, str] | None = None, form: str = "Q8_0") -> dict[str
     return found
 
 
+def quantized(values: NDArray[np.float32], form: str) -> NDArray[np.uint8]:
+    """The blocks of values in a format, uint8 [rows, bytes of a row]."""
+    if form != "IQ4_NL":
+        return gguf.quantize(values, gguf.GGMLQuantizationType[form])
+    groups = values.reshape(*values.shape[:-1], -1, 32)
+    scales = (np.abs(groups).max(-1, keepdims=True) / 113).astype(np.float16)
+    codes = np.abs(groups[..., None] / scales[..., None] - np.array(LEVELS)).argmin(-1)
+    pairs = (codes[..., :16] | codes[..., 16:] << 4).astype(np.uint8)
+    return np.concatenate((scales.view(np.uint8), pairs), -1).reshape(*values.shape[:-1], -1)
+
+
 def write(
-    path: Path, values: dict[str, Any], stored: dict[str, Stored], family: str = "llama"
+    path: Path,
+    values: dict[str, Any],
+    stored: dict[str, Stored],
+    family: str = "llama",
+    in_each: int = 0,
 ) -> Path:
-    """Write a file. A list among `values` becomes an array."""
-    writer = gguf.GGUFWriter(path, family)
+    """Write a file. A list among `values` becomes an array. With `in_each` it is the first of
+    several files with so many tensors each."""
+    writer = gguf.GGUFWriter(path, family, split_max_tensors=in_each)
     kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
     for key, value in values.items():
         getattr(writer, f"add_{kinds[type(value)]}")(key, value)
@@ -82,4 +99,6 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return (
+        path.with_name(f"{path.stem}-00001-of-{len(writer.tensors):05d}.gguf") if in_each else path
+    )

@@ -34,4 +34,12 @@ FORMATS = {
 }
 BY_NAME = {form.name: form for form in FORMATS.values()}
 FLOATS = ("F32", "F16", "BF16")
-QUANTIZED = ("Q8_0", "Q4_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K")  # that blocks.py converts
+QUANTIZED = (  # that blocks.py converts
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+)
+# Codes are places in tables of up to 2,048 vectors, which the `gguf` package has: it converts them.
+BY_PACKAGE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+READ = (*FLOATS, *QUANTIZED, *BY_PACKAGE)
+# Formats that an option of quant computes with as they are stored, see packed.py.
+AS_STORED = {"int4": ("Q4_0", "Q4_1"), "int8": ("Q8_0",), "nf4": ("IQ4_NL",)}

@@ -2,84 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import Linear
-from minivllm.models.load.gguf.blocks import split_q4_0, split_q8_0
+from minivllm.models.load.gguf.blocks import split_iq4_nl, split_q4_0, split_q4_1, split_q8_0
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint
-from minivllm.models.load.gguf.formats import BY_NAME, FLOATS, QUANTIZED
+from minivllm.models.load.gguf.formats import AS_STORED, BY_NAME, READ
 from minivllm.models.load.gguf.weights import GGUFWeights
 from minivllm.models.load.names import part_names
 from minivllm.platform.untrusted import size
 from minivllm.quant.base import QuantMethod, Shapes
 from minivllm.quant.int4 import Int4, int4_linear
 from minivllm.quant.int8 import Int8, int8_group_linear
+from minivllm.quant.iq4_nl import iq4_nl_linear
+from minivllm.quant.nf4 import NF4
 from minivllm.quant.stored.base import PLAIN
 
-_FORMS: dict[type, str] = {Int4: "Q4_0", Int8: "Q8_0"}
-_GROUP = 32  # inputs of a scale, in both
+_GROUP = 32  # inputs of a scale, in all of them
+_SPLITS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "Q4_0": split_q4_0,
+    "Q4_1": split_q4_1,
+    "Q8_0": split_q8_0,
+    "IQ4_NL": split_iq4_nl,
+}
 # Formats whose every value a compute dtype holds, up to the 1 that is taken from Gemma's norms.
-_HELD = {"float32": {*FLOATS, *QUANTIZED}, "float16": {"F16"}, "bfloat16": {"BF16"}}
+_HELD = {"float32": {*READ}, "float16": {"F16"}, "bfloat16": {"BF16"}}
+
+
+class _Part(NamedTuple):
+    """A matrix as it is stored."""
+
+    codes: Tensor  # [rows, inputs]
+    scales: Tensor  # float16 [rows, groups]
+    minima: Tensor | None  # the same; None: the format has none
 
 
 class PackedLayers:
-    """The layers that need no conversion: Q4_0 for quant=int4, Q8_0 for quant=int8.
+    """The layers that need no conversion: those of the formats AS_STORED of the method.
 
-    Both are integers with a float16 scale for 32 inputs, which quant.dtype=float16 and float32
-    hold exactly; bfloat16 rounds the scales.
+    All have a float16 scale, and Q4_1 a float16 minimum, for 32 inputs. bfloat16 rounds both.
+    float32 and float16 hold them, but for the value of code 8 that takes the minimum's place where
+    the C++ kernels are not in use, which float16 rounds.
 
     Args:
         quant: the chosen method.
         reader: the file.
-        model: its linear layers may be of that format.
+        model: its linear layers may be of these formats.
 
     Attributes:
         layers: by name.
         shapes: of their weights by name.
-        warning: what becomes of all tensors, for the log and the record.
+        error: the largest change of a weight by the rounding of scales, over the largest magnitude
+            that its group can have; of the layers that are loaded.
     """
 
     quantizes_others = True  # as a 16-bit checkpoint's
 
     def __init__(self, quant: QuantMethod, reader: GGUFWeights, model: LlamaForCausalLM) -> None:
         self.quant, self.reader = quant, reader
-        self.form = _FORMS.get(type(quant), "")
+        is_own = type(quant) in (Int4, Int8, NF4)
+        forms = AS_STORED.get(quant.name, ()) if is_own else ()
         self.layers: dict[str, Linear] = {}
         self.shapes: Shapes = {}
-        again = 0  # layers that the method quantises after their conversion
+        self.error = 0.0
+        self._again = 0  # layers that the method quantises after their conversion
         tensors = reader.checkpoint.tensors
         for path, module in model.named_modules():
             if not isinstance(module, Linear) or module.exact or not quant.quantizes(path):
                 continue
             names = [f"{part}.weight" for part in part_names(path, module)]
-            held = [name in tensors and tensors[name].dtype == self.form for name in names]
-            again += not all(held)
-            if all(held):
-                self.layers[path] = module
-                for name, rows in zip(names, module.parts.values(), strict=True):
-                    self.shapes[name] = (rows, module.in_features)
-        self.warning = self._described(again)
+            if any(name not in tensors or tensors[name].dtype not in forms for name in names):
+                self._again += 1
+                continue
+            self.layers[path] = module
+            for name, rows in zip(names, module.parts.values(), strict=True):
+                self.shapes[name] = (rows, module.in_features)
 
-    def _described(self, again: int) -> str:
-        """What becomes of the file's values, in words."""
+    @property
+    def warning(self) -> str:
+        """What becomes of all tensors, for the log and the record; complete after the last
+        `load`."""
         dtype = str(self.quant.dtype).removeprefix("torch.")
         checkpoint = self.reader.checkpoint
         assert isinstance(checkpoint, GGUFCheckpoint)
         sizes = [f"{name} ({size(n)})" for name, n in checkpoint.stored_bytes().items()]
-        rest = {one.dtype for name, one in checkpoint.tensors.items() if name not in self.shapes}
+        tensors = checkpoint.tensors
+        rest = {one.dtype for name, one in tensors.items() if name not in self.shapes}
         converted = (
             f"converted to {dtype} {'without rounding' if rest <= _HELD[dtype] else 'and rounded'}"
         )
         if self.layers:
-            scales = f", with scales rounded to {dtype}" if dtype == "bfloat16" else ""
+            forms = " and ".join(sorted({tensors[name].dtype for name in self.shapes}))
+            scales = (
+                f", with scales rounded to {dtype} (which changes a weight by up to "
+                f"{100 * self.error:.2g} % of its group's largest)"
+            ) * bool(self.error)
             converted = (
-                f"{len(self.layers)} layers of {self.form} are computed as they are stored{scales}"
+                f"{len(self.layers)} layers of {forms} are computed as they are stored{scales}"
                 f", in groups of {_GROUP} whatever quant says; other tensors are {converted}"
             )
-        if again and self.quant.name not in PLAIN:
-            converted += f"; quant={self.quant.name} quantises {again} layers again"
+        if self._again and self.quant.name not in PLAIN:
+            converted += f"; quant={self.quant.name} quantises {self._again} layers again"
         return f"{checkpoint.folder.name} stores {', '.join(sizes)}: {converted}"
 
     def load(self, path: str, bias: Tensor | None, device: torch.device) -> nn.Module:
@@ -87,16 +115,56 @@ class PackedLayers:
         dtype."""
         module = self.layers[path]
         names = [f"{part}.weight" for part in part_names(path, module)]
-        raw = torch.cat([self.reader.blocks(name).to(device) for name in names])
-        shape = (len(raw), module.in_features)
-        blocks = raw.view(-1, BY_NAME[self.form].bytes)
-        codes, scales = (split_q4_0 if self.form == "Q4_0" else split_q8_0)(blocks)
-        codes, scales = (
-            codes.reshape(shape).contiguous(),
-            scales.view(shape[0], -1).to(self.quant.dtype),
-        )
+        parts = [self._part(name, device) for name in names]
         if isinstance(self.quant, Int4):
-            scales = scales.t().contiguous()
-            return int4_linear([(codes, scales, None)], shape, _GROUP, bias, self.quant)
+            return self._int4(parts, bias)
+        codes, scales = _joined(parts)
+        kept = scales.to(self.quant.dtype)
+        self._note_error(_ends(scales, 0, 1), _ends(kept, 0, 1))
+        if isinstance(self.quant, NF4):
+            return iq4_nl_linear(codes, kept, bias, self.quant)
         assert isinstance(self.quant, Int8)
-        return int8_group_linear(codes, scales, bias, self.quant)
+        return int8_group_linear(codes, kept, bias, self.quant)
+
+    def _part(self, name: str, device: torch.device) -> _Part:
+        raw = self.reader.blocks(name).to(device)
+        form = self.reader.checkpoint.tensors[name].dtype
+        blocks = raw.view(-1, BY_NAME[form].bytes)
+        codes, scales, *minima = (part.reshape(len(raw), -1) for part in _SPLITS[form](blocks))
+        return _Part(codes, scales, minima[0] if minima else None)
+
+    def _int4(self, parts: list[_Part], bias: Tensor | None) -> nn.Module:
+        """A layer of parts that all have minima, or none. Beside others a part without minima has
+        the value of code 0, -8 * scale. Where no kernel takes minima, the value of code 8 takes
+        their place."""
+        assert isinstance(self.quant, Int4)
+        dtype = self.quant.dtype
+        codes, scales = _joined(parts)
+        shape, kept = (codes.shape[0], codes.shape[1]), scales.to(dtype)
+        middle, zeros, stored = 8, None, _ends(scales, -8, 7)
+        if any(part.minima is not None for part in parts):
+            whole = [-8 * p.scales.float() if p.minima is None else p.minima.float() for p in parts]
+            minima = torch.cat(whole)
+            middle = 0 if self.quant.panels(codes.device, shape[1], _GROUP) else 8
+            zeros = (minima + middle * scales.float()).to(dtype)
+            stored = _ends(scales, 0, 15, minima)
+        self._note_error(stored, _ends(kept, -middle, 15 - middle, zeros))
+        piece = codes, kept.t().contiguous(), None if zeros is None else zeros.t().contiguous()
+        return int4_linear([piece], shape, _GROUP, bias, self.quant, middle=middle)
+
+    def _note_error(self, stored: Tensor, kept: Tensor) -> None:
+        """Take the first and last levels of groups, as they are stored and after rounding, into
+        account."""
+        change = (kept - stored).abs().amax(0) / stored.abs().amax(0)
+        self.error = max(self.error, float(change.nan_to_num(0.0, 0.0).max()))
+
+
+def _joined(parts: list[_Part]) -> tuple[Tensor, Tensor]:
+    """Codes and scales of a whole layer."""
+    return torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+
+
+def _ends(scales: Tensor, first: int, last: int, zeros: Tensor | None = None) -> Tensor:
+    """Two levels of each group, scale * code + zero: float64 [2, rows, groups]."""
+    levels = torch.stack([scales.double() * code for code in (first, last)])
+    return levels if zeros is None else levels + zeros.double()

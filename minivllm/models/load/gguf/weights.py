@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from minivllm.errors import BadInput, install
 from minivllm.models.load.gguf.blocks import dequantized
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint, GGUFTensor
-from minivllm.models.load.gguf.formats import BY_NAME, FLOATS, QUANTIZED
+from minivllm.models.load.gguf.formats import BY_NAME, BY_PACKAGE, READ
 from minivllm.models.load.names import StoredTensor
 from minivllm.models.load.weights import CheckpointWeights, Progress, read_into
+from minivllm.quant.base import Shapes
 
 _VALUES = 1 << 20  # converted at once: their float32 temporaries stay in a processor's cache
+_NAMED = 3  # tensors that a message names
 
 
 class GGUFWeights(CheckpointWeights):
@@ -28,8 +33,28 @@ class GGUFWeights(CheckpointWeights):
         progress: see CheckpointWeights.
     """
 
-    formats = (*FLOATS, *QUANTIZED)
+    formats = READ
     described_by = "its metadata"
+
+    def check(self, shapes: Shapes, tied_head: bool, as_stored: Collection[str] = ()) -> None:
+        """Raises BadInput too where tensors are of formats that are not read, or that need the
+        package `gguf`, which is not installed; the message names both."""
+        tensors, found = self.checkpoint.tensors, dict[str, dict[str, None]]()
+        for name in shapes:
+            if stored := tensors.get(name):
+                found.setdefault(stored.dtype, {})[stored.name] = None
+        of_file = f"{self.checkpoint.folder} stores"
+        if unread := {form: names for form, names in found.items() if form not in READ}:
+            raise BadInput(
+                f"{of_file} {_shown(unread)}; only {', '.join(READ)} are read: use another "
+                "quantisation of the model"
+            )
+        looked_up = {form: names for form, names in found.items() if form in BY_PACKAGE}
+        if looked_up and find_spec("gguf") is None:
+            raise BadInput(
+                f"{of_file} {_shown(looked_up)}, which the package gguf converts: {install('gguf')}"
+            )
+        super().check(shapes, tied_head, as_stored)
 
     def fill(self, name: str, out: Tensor) -> None:
         stored = self.checkpoint.tensors[name]
@@ -82,6 +107,15 @@ class GGUFWeights(CheckpointWeights):
                 values = values.view(-1, half, 2, out.shape[1]).transpose(1, 2)
                 out = out.view(-1, 2, half, out.shape[1])
         out.copy_(values)
+
+
+def _shown(found: Mapping[str, Collection[str]]) -> str:
+    """Tensors, of which a message names some of each format."""
+    return "; ".join(
+        f"{', '.join([*names][:_NAMED])}"
+        f"{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''} as {form}"
+        for form, names in found.items()
+    )
 
 
 def open_weights(path: Path, progress: Progress | None) -> GGUFWeights:
