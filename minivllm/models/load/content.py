@@ -17,8 +17,12 @@ CHUNK = 8 << 20  # bytes that are read at a time
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The .safetensors files of a folder, or the GGUF file itself."""
-    return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+    """The .safetensors files of a folder, or the GGUF file itself, with its further parts."""
+    if not folder.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    from minivllm.models.load.gguf.parts import named_parts
+
+    return [folder, *(part for part in named_parts(folder)[1:] if part.exists())]
 
 
 def content_digest(folder: Path | None) -> str | None:

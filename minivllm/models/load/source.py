@@ -131,7 +131,9 @@ def _existing(path: str, knob: str) -> Path:
                 f"{knob}={folder} is neither a folder nor a GGUF file: give the folder that holds "
                 "config.json"
             )
-    return folder.resolve()
+    # A file's name says where the further parts of a split model are, and that of a link's end may
+    # be none, as in the hub's cache.
+    return folder.resolve() if folder.is_dir() else folder.absolute()
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class GGUFTensor(StoredTensor):
 
 @dataclass(frozen=True)
 class GGUFCheckpoint(Checkpoint):
-    """The tensors of one file. `folder` is the file."""
+    """The tensors of one file, or of all parts of a split model. `folder` is the first file."""
 
     @classmethod
     def open(cls, folder: Path) -> GGUFCheckpoint:
@@ -91,10 +91,10 @@ class GGUFCheckpoint(Checkpoint):
                     raise BadInput(
                         f"{folder}: tensor {tensor.name} has more experts than any model"
                     )
-        return cls(folder, (folder,), tensors)
+        return cls(folder, (folder, *(part.path for part in file.others)), tensors)
 
     def file_that_holds(self, name: str) -> Path | None:
-        """None: there is one file."""
+        """None: all files are the model's."""
         return None
 
     def fingerprint(self) -> str:

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from io import BufferedReader
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf.formats import FORMATS
+from minivllm.models.load.gguf.parts import all_tensors, other_parts
 from minivllm.models.load.names import StoredTensor
 from minivllm.platform.untrusted import MIB, open_file, printable, size
 from minivllm.platform.values import Values
@@ -70,21 +71,32 @@ class _Damaged(ValueError):
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a file."""
+    """The header of a file, or of all parts of a split model, whose first has the metadata."""
 
     path: Path
     metadata: dict[str, Any]  # numbers, flags, texts and StoredArrays by key
     tensors: dict[str, StoredTensor]  # by the file's names; shapes as torch has them
     data: int  # where the tensors' bytes begin
+    others: tuple[GGUFFile, ...] = ()  # the further parts, whose tensors are among these
 
     @classmethod
     def open(cls, path: Path) -> GGUFFile:
-        """Read the header; no weight.
+        """Read the header, and those of the other parts of a split model; no weight.
 
         Raises:
             BadInput: the file cannot be read, is of another format or version, is damaged or cut
-                off, has sizes that cannot be, or is one part of a split model.
+                off, has sizes that cannot be, or is a part of a split model that is not the first,
+                or whose others are missing or of another model.
         """
+        first = cls._open_one(path)
+        others = tuple(cls._open_one(part) for part in other_parts(path, first.values))
+        if not others:
+            return first
+        parts = {part.path: (part.metadata, part.tensors) for part in (first, *others)}
+        return replace(first, tensors=all_tensors(parts), others=others)
+
+    @classmethod
+    def _open_one(cls, path: Path) -> GGUFFile:
         with open_file(path, str(path)) as stream:
             try:
                 return cls._read(path, stream)
@@ -110,11 +122,6 @@ class GGUFFile:
                 raise _Damaged(f"key {printable(key)} is there twice")
             metadata[key] = reader.value(reader.number("<I"))
         values = Values(metadata, str(path))
-        if (parts := values.integer("split.count", 1, low=0)) > 1:
-            raise BadInput(
-                f"{path} is one of {parts} files of a split model, which are not read: join them "
-                "with llama-gguf-split --merge"
-            )
         alignment = values.integer("general.alignment", _ALIGNMENT, high=_MOST_ALIGNMENT)
         if alignment & (alignment - 1):
             values.fail("general.alignment", "must be a power of two")
@@ -190,15 +197,17 @@ class GGUFFile:
         return array, content
 
     def fingerprint(self) -> str:
-        """SHA-256 over the file's size, its header with the tokenizer, and the first 4 KiB of every
-        tensor."""
+        """SHA-256 over the size of each file, its header with the tokenizer, and the first 4 KiB of
+        every tensor."""
         digest = hashlib.sha256()
-        with open_file(self.path, str(self.path)) as stream:
-            digest.update(f"gguf:{os.fstat(stream.fileno()).st_size}:".encode())
-            digest.update(stream.read(self.data))
-            for tensor in self.tensors.values():
-                stream.seek(tensor.begin)
-                digest.update(stream.read(min(_SAMPLE, tensor.end - tensor.begin)))
+        for part in (self, *self.others):
+            with open_file(part.path, str(part.path)) as stream:
+                digest.update(f"gguf:{os.fstat(stream.fileno()).st_size}:".encode())
+                digest.update(stream.read(part.data))
+                for tensor in self.tensors.values():
+                    if tensor.file == part.path:
+                        stream.seek(tensor.begin)
+                        digest.update(stream.read(min(_SAMPLE, tensor.end - tensor.begin)))
         return digest.hexdigest()
 
 

@@ -92,7 +92,7 @@ WRONG = {
     "texts beyond the file": (header("k", ("IIQ", 9, 8, 1 << 61)), "ends within its header"),
     "a part of a model": (
         header("split.count", ("IH", 2, 3)),
-        "one of 3 files of a split model, which are not read: join them with",
+        "is the first of 3 parts, which are found by their names: call it NAME-00001-of-00003.gguf",
     ),
     "an odd alignment": (header("general.alignment", ("II", 4, 48)), "must be a power of two"),
     "no alignment": (header("general.alignment", ("II", 4, 0)), "must be a whole number from 1"),
