@@ -46,7 +46,7 @@ except ImportError:
     print(f"error: scripts/save_gguf.py needs the package gguf: {install('gguf')}", file=sys.stderr)
     sys.exit(2)
 
-TYPES = ("q8_0", "q4_0", "f16", "bf16", "f32")
+TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4", "f16", "bf16", "f32")
 _FAMILIES = {name: family for family, name in ARCHITECTURES.items()} | {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -118,7 +118,8 @@ def _with_attention_factor(rope: RopeConfig) -> RopeConfig:
 
 
 def _file_type(kind: str) -> str:
-    return "ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"
+    names = {"f32": "ALL_F32", "mxfp4": "MOSTLY_MXFP4_MOE"}
+    return names.get(kind, f"MOSTLY_{kind.upper()}")
 
 
 def _write_config(writer: Any, config: ModelConfig, family: str, name: str) -> None:
