@@ -3,7 +3,8 @@
 A secret is recognised by its name (`api_key`, `--token`, `HF_TOKEN=`,
 `Authorization:`, the user and password of a URL), or by its form (`Bearer ...`, `hf_...`). The
 named secrets of configurations and of the environment are remembered (`learn`), and masked also in
-texts without the name, such as a server's error. Identities, names and overrides do not depend on
+texts without the name, such as a server's error; they are looked for when the next text is masked,
+since most configurations come before none. Identities, names and overrides do not depend on
 the remembered secrets, which may change.
 
 Everything written or shown passes one of these: `shown` for a configuration, `hide` for a text,
@@ -47,6 +48,10 @@ _PLAIN = re.compile(r"[A-Za-z]{1,15}")  # an ordinary word, common in texts
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None  # matches all remembered secrets; None until it is needed
 _lock = threading.Lock()  # guards _known and _pattern
+# Configurations whose secrets were not yet looked for, each with the environment of its time.
+_unread: list[tuple[Mapping[str, Any], dict[str, str]]] = []
+_reading = threading.Lock()  # held while they are read
+MOST_UNREAD = 64
 
 
 # ---- texts
@@ -85,6 +90,7 @@ def clean(value: Any) -> Any:
 
 def _hide_known(text: str, mask: str | Callable[[re.Match[str]], str] = MASK) -> str:
     global _pattern
+    _read()
     if not _known:
         return text
     with _lock:
@@ -159,13 +165,34 @@ def learn(config: Mapping[str, Any]) -> None:
 
     A plain word, such as `ollama`, or the name of a part of this package is no secret, since
     masking it would garble texts.
+
+    Args:
+        config: is not changed afterwards.
     """
+    _unread.append((config, dict(os.environ)))
+    if len(_unread) > MOST_UNREAD:
+        _read()
+
+
+def _read() -> None:
+    """Look for the secrets of the configurations since the last time. Another thread that does so
+    is waited for."""
+    if not _unread:
+        return
+    with _reading:
+        while _unread:
+            _remember_all(*_unread[0])
+            del _unread[0]
+
+
+def _remember_all(config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """See `learn`."""
     redact(config, on_secret=_remember)
     for path, _, secret in config.get(AS_WRITTEN) or ():
         if secret:
             redact({"secret": _leaf(config, path)}, on_secret=_remember)
     named = (config.get("engine") or {}).get("api_key_env")
-    for name, value in os.environ.items():
+    for name, value in environment.items():
         if (name == named or is_secret(name)) and not _PLAIN.fullmatch(value.strip()):
             _remember(value)
 
@@ -199,6 +226,7 @@ def _structure() -> frozenset[str]:
 
 def known() -> frozenset[str]:
     """Every secret that was learned, for another process that reads texts for this one."""
+    _read()
     with _lock:
         return frozenset(_known)
 
@@ -215,6 +243,7 @@ def learn_known(secrets: Collection[str]) -> None:
 def forget() -> None:
     """Forget all remembered secrets."""
     global _pattern
+    _unread.clear()
     with _lock:
         _known.clear()
         _pattern = None

@@ -265,6 +265,19 @@ def test_the_console_hides(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "marker-one\n"
 
 
+def test_what_was_learned_is_masked_as_it_was_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "marker-of-then")
+    redaction.learn({"engine": {"extra": {"api_key": "marker-0"}}})
+    monkeypatch.delenv("SOME_TOKEN")
+    for number in range(1, 1000):
+        redaction.learn({"engine": {"extra": {"api_key": f"marker-{number}"}}})
+    assert len(redaction._unread) <= redaction.MOST_UNREAD
+    assert hide("marker-of-then, marker-0 and marker-999, but no marker") == (
+        "***, *** and ***, but no marker"
+    )
+    assert not redaction._unread and "marker-500" in redaction.known()
+
+
 def test_a_configuration_that_is_printed_has_no_secrets(
     cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

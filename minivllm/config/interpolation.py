@@ -29,9 +29,10 @@ def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:
     Raises:
         OmegaConfBaseException: a value is missing or an interpolation leads nowhere.
     """
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    with _watched() as any_variables:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     written: list[AsWritten] = []
-    for path, text in _interpolations(config):
+    for path, text in _interpolations(config) if any_variables else ():
         with _watched() as variables:
             node: Any = config
             for key in path:
