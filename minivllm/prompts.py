@@ -10,7 +10,7 @@ from typing import Any
 from minivllm.engine.options import SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.messages import ImageParts, parse_messages
-from minivllm.platform.plug_ins import knobs_of
+from minivllm.platform.options import knobs_of
 
 # Text or token ids, also as a tensor, an array, {"prompt": text} or {"prompt_token_ids": ids}; the
 # latter two perhaps with {"multi_modal_data": {"image": one or several}}.

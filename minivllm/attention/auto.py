@@ -10,7 +10,7 @@ from minivllm.cache.kv import KVCache
 from minivllm.cache.spec import AttentionSpec
 from minivllm.errors import BadInput
 from minivllm.kernels.device import BuildContext
-from minivllm.platform.plug_ins import make
+from minivllm.platform.plug_ins import constructor
 
 # By device type, in order of speed among the tested ones; each is imported where its turn comes.
 BACKENDS = {
@@ -28,11 +28,15 @@ def select(
     specs: Sequence[AttentionSpec], kv: KVCache, context: BuildContext | None = None
 ) -> AttentionBackend:
     """The first backend whose constraints hold. The record holds its name."""
-    offered = {"context": context}
-    backend: AttentionBackend
     for target in BACKENDS["cuda" if kv.parts[0][0].is_cuda else "cpu"]:
         with contextlib.suppress(BadInput):
-            backend = make(target, {}, offered, specs=specs, kv=kv)
-            return backend
-    backend = make(REFERENCE, {}, offered, specs=specs, kv=kv)
+            return _made(target, specs, kv, context)
+    return _made(REFERENCE, specs, kv, context)
+
+
+def _made(
+    target: str, specs: Sequence[AttentionSpec], kv: KVCache, context: BuildContext | None
+) -> AttentionBackend:
+    factory, taken = constructor(target, (), ["context"], ["specs", "kv"])
+    backend: AttentionBackend = factory(specs=specs, kv=kv, **dict.fromkeys(taken, context))
     return backend

@@ -30,11 +30,11 @@ from minivllm.config.groups import (
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
 from minivllm.config.overrides import given_knobs, quoted
-from minivllm.errors import BadInput, nearest
+from minivllm.errors import BadInput
 from minivllm.extras.speculative.options import NOT_SPECULATING, DraftOptions, require_compatible
 from minivllm.parallel.options import OWN_ENGINE, require_prefixes, require_tensor
-from minivllm.platform.options import make_options, plain
-from minivllm.platform.plug_ins import arguments_of, knobs_of, make, names_class
+from minivllm.platform.options import knobs_of, make_options, plain
+from minivllm.platform.plug_ins import arguments_of, constructor, names_class
 from minivllm.platform.untrusted import place
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ __all__ = [
     "conf_dir",
     "finish",
     "load",
-    "nearest",
     "validate",
 ]
 
@@ -248,17 +247,19 @@ def validate(
         checked[group] = _check_group(group, node, choices.get(group))
     if "task" in checked:
         _require_fitting_task(checked, choices)
-    require_prefixes(checked["parallel"], checked["cache"])
+    cache = checked["cache"]  # what a class of the user's own keeps is not known
+    caching = cache.get("prefix_caching") or not cache["_target_"].startswith("minivllm.")
+    require_prefixes(checked["parallel"], bool(caching))
     require_tensor(checked)
     attention = str(checked["attention"]["_target_"])
     require_invariant(attention, checked["runtime"]["determinism"])
-    eviction = _eviction(checked["cache"])
+    eviction = _eviction(cache)
     if attention in OPTIONS and attention not in SCORING:  # a user's own backend says so itself
         require_unscored(str(choices.get("attention")), eviction)
     if checked["speculative"]["_target_"] != NOT_SPECULATING:
         require_compatible(
             str(choices.get("speculative")),
-            checked["cache"],
+            cache,
             checked["decoding"],
             checked["runtime"]["overlap"],
         )
@@ -268,11 +269,7 @@ def validate(
         for name in SECTIONS
         if "task" in checked
     }
-    written = (
-        {redaction.AS_WRITTEN: config[redaction.AS_WRITTEN]}
-        if redaction.AS_WRITTEN in config
-        else {}
-    )
+    written = {key: config[key] for key in (redaction.AS_WRITTEN,) if key in config}
     return {**checked, **root, **sections, "choices": dict(choices), **written}
 
 
@@ -395,4 +392,6 @@ def build(
     if target in OPTIONS and "options" in arguments_of(target):
         cls = OPTIONS[target]
         knobs = {"options": make_options(cls, knobs, getattr(cls, "group", ""), target)}
-    return make(target, knobs, offered, **runtime)
+    more = offered or {}
+    factory, taken = constructor(target, [*knobs], [*more], [*runtime])
+    return factory(**{**{name: more[name] for name in taken}, **knobs, **runtime})

@@ -16,8 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from minivllm.config.options import RootOptions, RuntimeOptions
-from minivllm.platform.options import make_options
-from minivllm.platform.plug_ins import knobs_of
+from minivllm.platform.options import knobs_of, make_options
 
 GROUPS: dict[str, str] = {
     "task": "what to do",

@@ -72,20 +72,19 @@ class ParallelOptions(Options):
             raise self.bad("handover", "hands nothing over: set parallel.disaggregated=true")
 
 
-def require_prefixes(parallel: Mapping[str, Any], cache: Mapping[str, Any]) -> None:
+def require_prefixes(parallel: Mapping[str, Any], prefix_caching: bool) -> None:
     """Raise BadInput for what goes by cached prefixes where the cache has none.
 
     Args:
         parallel: the knobs of the group.
-        cache: those of its group; what a class of the user's own does is not known.
+        prefix_caching: whether the cache keeps prefixes.
     """
-    routed = parallel["replicas"] > 1 and parallel["router"] == "prefix_aware"
-    own = str(cache.get("_target_")).startswith("minivllm.")
-    if own and not cache.get("prefix_caching"):
-        if routed:
-            raise BadInput(NO_PREFIXES)
-        if parallel["disaggregated"]:
-            raise BadInput(HANDED_OVER)
+    if prefix_caching:
+        return
+    if parallel["replicas"] > 1 and parallel["router"] == "prefix_aware":
+        raise BadInput(NO_PREFIXES)
+    if parallel["disaggregated"]:
+        raise BadInput(HANDED_OVER)
 
 
 def require_tensor(checked: Mapping[str, Any]) -> None:

@@ -68,6 +68,11 @@ def default_of(item: Field[Any]) -> Any:
     return list(default) if isinstance(default, tuple) else default
 
 
+def knobs_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs of a node, without the class that it names."""
+    return {str(name): value for name, value in node.items() if name != "_target_"}
+
+
 def filled(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Knobs that are set, with the defaults of the others, as an option file holds them: "???" for
     one without a default. A dictionary stays whole unless its own knobs are declared."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from minivllm.errors import BadInput, nearest
+from minivllm.platform.options import knobs_of
 
 
 def names_class(node: Any) -> bool:
     """Whether a value is a dictionary whose `_target_` names a class with its package."""
     return isinstance(node, Mapping) and "." in str(node.get("_target_"))
-
-
-def knobs_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs of a node, without the class that it names."""
-    return {str(name): value for name, value in node.items() if name != "_target_"}
 
 
 def locate(target: str) -> Any:
@@ -48,19 +44,18 @@ def arguments_of(target: str) -> dict[str, inspect.Parameter]:
         raise BadInput(f"{target} cannot be built from options: {error}") from error
 
 
-def make(
+def constructor(
     target: str,
-    knobs: Mapping[str, Any],
-    offered: Mapping[str, Any] | None = None,
-    /,
-    **runtime: Any,
-) -> Any:
-    """Import a class (or function) and call it.
+    knobs: Collection[str],
+    offered: Collection[str] = (),
+    runtime: Collection[str] = (),
+) -> tuple[Any, list[str]]:
+    """A class (or function) that takes arguments of these names, and which of `offered` it takes.
 
     Args:
         target: its dotted name.
         knobs: arguments from the configuration.
-        offered: arguments that it is given if it takes them, e.g. a callback for progress.
+        offered: arguments that it need not take, e.g. a callback for progress.
         runtime: arguments that are not configuration, e.g. the device.
 
     Raises:
@@ -76,13 +71,14 @@ def make(
             raise BadInput(
                 f"{name} {what}, but {target} takes no such argument; {nearest(name, names)}"
             )
-    given = {**{k: v for k, v in (offered or {}).items() if k in names}, **knobs, **runtime}
+    taken = [name for name in offered if name in names]
+    given = {*taken, *knobs, *runtime}
     missing = [p.name for p in named if p.default is p.empty and p.name not in given]
     if missing:
         raise BadInput(
             f"{target} needs {', '.join(missing)}: set it in its option file or on the command line"
         )
-    return locate(target)(**given)
+    return locate(target), taken
 
 
 def make_own(key: str, node: Mapping[str, Any], kind: Any, otherwise: str, **runtime: Any) -> Any:
@@ -96,9 +92,11 @@ def make_own(key: str, node: Mapping[str, Any], kind: Any, otherwise: str, **run
         runtime: arguments that are not configuration.
 
     Raises:
-        BadInput: see `make`; or it is another kind of object.
+        BadInput: see `constructor`; or it is another kind of object.
     """
-    instance = make(str(node["_target_"]), knobs_of(node), **runtime)
+    knobs = knobs_of(node)
+    factory, _ = constructor(str(node["_target_"]), [*knobs], runtime=[*runtime])
+    instance = factory(**knobs, **runtime)
     if not isinstance(instance, kind):
         raise BadInput(f"{key}: {node['_target_']} is {otherwise}")
     return instance
