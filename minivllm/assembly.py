@@ -124,7 +124,7 @@ def _cache_memory(
     if layout.eviction is not None:
         layout.eviction.check(spec.window for spec in specs)
     kv = kv_cache(specs, layout, dtype, context.device, cache.kv_dtype)
-    return kv, BlockTransfers(kv.blocks, layout)
+    return kv, BlockTransfers(kv)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def check(engine: SimulatedEngine) -> None:
     for request in requests:
         room = (
             max(len(request.cache.block_table.blocks), len(request.cache.host_slots))
-            * engine.cache.block_size
+            * engine.cache.layout.block_size
         )
         assert request.num_computed_tokens <= room, (
             f"{request.request_id} has tokens without blocks"

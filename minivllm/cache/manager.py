@@ -32,7 +32,7 @@ class CacheManager:
     """
 
     def __init__(self, layout: CacheLayout, disk: Disk | None = None) -> None:
-        self.layout, self.block_size = layout, layout.block_size
+        self.layout = layout
         self.counters, self._pending = CacheCounters(), PendingTransfers([], [], [], [], [])
         self.prefix = prefix = PrefixIndex(layout.block_size, layout.most_reusable_blocks)
         self.tiers: OffloadTiers | None = None
@@ -59,11 +59,11 @@ class CacheManager:
     @property
     def capacity_tokens(self) -> int:
         """Tokens that the cache holds if one request has all blocks."""
-        return self.pool.num_usable * self.block_size
+        return self.pool.num_usable * self.layout.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
+        return -(-num_tokens // self.layout.block_size)
 
     def footprint(self, num_tokens: int) -> int:
         """Tokens that a request of `num_tokens` tokens holds at most."""
@@ -101,7 +101,7 @@ class CacheManager:
         """
         nodes = self.content.known(reusable)
         on_device = [node.block for node in nodes if node.block]
-        done = computed or len(nodes) * self.block_size
+        done = computed or len(nodes) * self.layout.block_size
         count = min(num_tokens - done, most)
         if self.evictor is not None:
             count = min(count, self.evictor.room(sequence, done))
@@ -124,14 +124,14 @@ class CacheManager:
         elif self.layout.prefix_caching and computed == 0:
             self.counters.prefix_tokens_looked_up += num_tokens
             self.counters.prefix_tokens_reused += done
-        sequence.prefix_nodes, sequence.num_reused = nodes, len(nodes) * self.block_size
+        sequence.prefix_nodes, sequence.num_reused = nodes, len(nodes) * self.layout.block_size
         return count, done
 
     def grow(self, sequence: CachedSequence, computed: int, num_tokens: int) -> bool:
         """Give a sequence the blocks that `num_tokens` tokens in all need, of which those after the
         first `computed` are written next. False, and nothing changed, if there is no room."""
-        table = sequence.block_table
-        missing = self.blocks_for(num_tokens - sequence.num_evicted) - len(table.blocks)
+        table, size = sequence.block_table, self.layout.block_size
+        missing = -((sequence.num_evicted - num_tokens) // size) - len(table.blocks)
         copy = self.must_copy(sequence, computed)
         if missing > 0 or copy:
             blocks = self.pool.allocate(max(missing, 0) + copy)
@@ -139,7 +139,7 @@ class CacheManager:
                 return False
             if copy:
                 target = blocks.pop()
-                source = table.replace((computed - sequence.num_evicted) // self.block_size, target)
+                source = table.replace((computed - sequence.num_evicted) // size, target)
                 self._pending.copies.append((source, target))
                 self.counters.blocks_copied += 1
                 self.pool.release([source])
@@ -149,7 +149,7 @@ class CacheManager:
     def must_copy(self, sequence: CachedSequence, computed: int) -> bool:
         """Whether the next block to write is shared. Only a block that is partly full can be."""
         blocks = sequence.block_table.blocks
-        index = (computed - sequence.num_evicted) // self.block_size
+        index = (computed - sequence.num_evicted) // self.layout.block_size
         return index < len(blocks) and self.pool.ref_counts[blocks[index]] > 1
 
     def computed(
@@ -172,8 +172,8 @@ class CacheManager:
             return 0
         if self.layout.prefix_caching and not sequence.num_evicted:
             nodes = sequence.prefix_nodes
-            if new := range(len(nodes), computed // self.block_size):
-                keys = block_keys(token_ids, self.block_size, new)
+            if new := range(len(nodes), computed // self.layout.block_size):
+                keys = block_keys(token_ids, self.layout.block_size, new)
                 for key, block in zip(keys, sequence.block_table.blocks[new.start :], strict=False):
                     parent = nodes[-1] if nodes else self.prefix.root
                     nodes.append(self.prefix.insert(parent, key, block))
@@ -204,7 +204,7 @@ class CacheManager:
         child.block_table.extend(blocks)
         child.num_evicted = parent.num_evicted
         child.block_scores = list(parent.block_scores)
-        child.prefix_nodes = parent.prefix_nodes[: computed // self.block_size]
+        child.prefix_nodes = parent.prefix_nodes[: computed // self.layout.block_size]
         self.counters.blocks_shared += len(blocks)
         return computed
 

@@ -82,7 +82,7 @@ class Launcher:
             self.runner.mark("draft")
             speculation.draft(plan)
             drafted_s = self.runner.mark("prepare")
-        packed = pack(plan.scheduled, self.cache.block_size)
+        packed = pack(plan.scheduled, self.cache.layout.block_size)
         num_rows = packed.shape.logit_rows
         of_prompts = num_rows != len(requests) + plan.num_drafts
         if num_rows != len(requests) or any(request.group is not None for request in requests):

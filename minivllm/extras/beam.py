@@ -66,7 +66,7 @@ class BeamSearch(Group):
         first, width = self.beams[0], len(self.beams)
         longest = first.max_num_tokens - 1  # the last token is never computed
         held = cache.footprint(longest)
-        shared = first.num_prompt_tokens // cache.block_size if held == longest else 0
+        shared = first.num_prompt_tokens // cache.layout.block_size if held == longest else 0
         blocks = shared + width * (cache.blocks_for(held) - shared)
         if cache.layout.retains_kv and blocks > cache.pool.num_usable:
             raise BadInput(

@@ -29,7 +29,7 @@ def insert_prefix(
     Returns:
         How many tokens the new blocks hold; 0 where the pool has no room for all of them.
     """
-    size, sequence = cache.block_size, CachedSequence()
+    size, sequence = cache.layout.block_size, CachedSequence()
     length = len(token_ids) // size * size
     count, _ = cache.admit(sequence, length, 0, length, whole=True, reusable=token_ids)
     if count:
@@ -42,7 +42,7 @@ def insert_prefix(
 
 def take_prefix(cache: CacheManager, transfers: BlockTransfers, token_ids: TokenSequence) -> bytes:
     """A copy of the cached blocks of the first tokens, see `BlockTransfers.give`."""
-    nodes = cache.prefix.match(token_ids, len(token_ids) // cache.block_size)
+    nodes = cache.prefix.match(token_ids, len(token_ids) // cache.layout.block_size)
     blocks = [node.block for node in takewhile(lambda node: node.block, nodes)]
     return transfers.give(blocks) if blocks else b""
 
@@ -63,7 +63,7 @@ def put_prefix(
         HandoverFailed: it is not whole blocks of this prompt; or see `taken`.
     """
     width = transfers.block_bytes
-    data = taken(content, len(token_ids) // cache.block_size * width)
+    data = taken(content, len(token_ids) // cache.layout.block_size * width)
     if not data:
         return 0
     if len(data) % width:
@@ -76,7 +76,7 @@ def put_prefix(
         transfers.run(cache.take_transfers())  # of cached blocks that these take the place of
         transfers.take(blocks, data[first * width :])
 
-    return insert_prefix(cache, token_ids[: len(data) // width * cache.block_size], write)
+    return insert_prefix(cache, token_ids[: len(data) // width * cache.layout.block_size], write)
 
 
 def wasted_slots(cache: CacheManager, requests: Iterable[Request]) -> int:
@@ -91,6 +91,6 @@ def wasted_slots(cache: CacheManager, requests: Iterable[Request]) -> int:
     for request in requests:
         blocks = request.cache.block_table.blocks
         if blocks:
-            held = len(blocks) * cache.block_size
+            held = len(blocks) * cache.layout.block_size
             empty[blocks[-1]] = max(0, held - request.num_cached_tokens)
     return sum(empty.values())

@@ -57,7 +57,7 @@ def sequence_logits(
             cache.grow(request.cache, start, start + count)
             engine.transfers.run(cache.take_transfers())  # of cached blocks that this takes
             parts = [ScheduledRequest(request, start, count)]
-            packed = pack(parts, cache.block_size, all_logits=True)._replace(
+            packed = pack(parts, cache.layout.block_size, all_logits=True)._replace(
                 inputs=engine.launcher.extensions.inputs(parts)
             )
             logits = engine.launcher.run(parts, packed).logits

@@ -65,7 +65,7 @@ class StepTiming:
             kv_blocks_used=used,
             kv_blocks_total=engine.cache.pool.num_usable,
             kv_slots_wasted=wasted,
-            kv_slots_allocated=used * engine.cache.block_size,
+            kv_slots_allocated=used * engine.cache.layout.block_size,
             schedule_ms=schedule,
             draft_ms=draft,
             prepare_ms=prepare,

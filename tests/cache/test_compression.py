@@ -74,7 +74,7 @@ def test_scales_move_with_their_blocks(kv_dtype: str) -> None:
     k, v = torch.randn(2, 4, 2, 8) * 10
     kv.write(0, torch.arange(4, 8), k, v)
     before = kv.gather(0, torch.tensor([1]), 1, 4)
-    transfers = BlockTransfers(kv.blocks, kv.layout)
+    transfers = BlockTransfers(kv)
     transfers.run(Transfers(saves=((1, 0),), copies=((1, 2),)))
     kv.write(0, torch.arange(4, 8), v, k)
     transfers.run(Transfers(loads=((0, 3),)))

@@ -137,7 +137,7 @@ class Machine:
 
     def carry_out(self, plan: StepPlan) -> list[Request]:
         """Move, write, check what would be read, and sample. The requests that ended."""
-        size = self.scheduler.cache.block_size
+        size = self.scheduler.cache.layout.block_size
         pool = self.scheduler.cache.pool
         self.disk.jobs += [
             (record, None, list(self.host[slot])) for slot, record in plan.transfers.spills
@@ -315,7 +315,7 @@ class Machine:
         cache = self.scheduler.cache
         assert cache.prefix is not None
         held: list[PrefixNode] = []
-        size, content = cache.block_size, {}
+        size, content = cache.layout.block_size, {}
         parents = [(cache.prefix.root, 0)]
         for parent, start in parents:
             for tokens, node in parent.children.items():

@@ -91,7 +91,7 @@ def test_logits_come_back_only_where_they_are_read(llm: LLM) -> None:
     runner, cache = llm.engine.runner, llm.engine.cache
     request = Request("a", [5, 6, 7], SamplingParams(), max_num_tokens=9, seed=0)
     cache.grow(request.cache, 0, 3)
-    packed = pack([ScheduledRequest(request, 0, 3)], cache.block_size, all_logits=True)
+    packed = pack([ScheduledRequest(request, 0, 3)], cache.layout.block_size, all_logits=True)
     result = runner.run(packed)
     assert result.logits is not None and len(result.logits) == 3 and result.tokens is None
     assert runner.run(packed._replace(needs_logits=False)).logits is None

@@ -116,7 +116,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             or n > self.policy.max_num_samples
             or (
                 self.policy.preemption == "reserve"
-                and n * -(-held // scheduler.cache.block_size) > scheduler.cache.pool.num_usable
+                and n * -(-held // scheduler.cache.layout.block_size)
+                > scheduler.cache.pool.num_usable
             )
         ):
             with pytest.raises(BadInput):
@@ -134,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, prompt: list[int], output: int, width: int, deadline_ms: float | None
     ) -> None:
         scheduler, longest = self.machine.scheduler, len(prompt) + output - 1
-        size, retains = scheduler.cache.block_size, scheduler.cache.layout.retains_kv
+        size, retains = scheduler.cache.layout.block_size, scheduler.cache.layout.retains_kv
         held = scheduler.cache.footprint(longest)
         needed = -(-held // size)
         if self.policy.preemption == "reserve":

@@ -154,7 +154,7 @@ def keep(engine: Engine, capture: Any = record) -> GraphExecutor:
     keeper = GraphExecutor(
         engine.runner,
         engine.launcher.one_by_one,
-        engine.cache.block_size,
+        engine.cache.layout.block_size,
         engine.scheduler.policy.max_num_seqs,
         engine.max_model_len,
         capture,

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from minivllm.cache.kv import zeros
-from minivllm.cache.spec import CacheLayout, Transfers
+from minivllm.cache.kv import KVCache, zeros
+from minivllm.cache.spec import Transfers
 from minivllm.cache.tiers.disk import DiskFile
 
 STAGING_BYTES = 1 << 26  # most memory that one copy takes between host and device
@@ -25,22 +25,21 @@ class BlockTransfers:
         block_bytes: what it takes on all ranks, see `give`.
 
     Args:
-        blocks: every tensor [num_blocks, ...] on the device that is stored by block.
-        layout: slots in host memory and records on disk.
+        kv: the cache on the device, whose layout has slots in host memory and records on disk.
     """
 
-    def __init__(self, blocks: Sequence[Tensor], layout: CacheLayout) -> None:
-        self.blocks = blocks
+    def __init__(self, kv: KVCache) -> None:
+        self.blocks = blocks = kv.blocks
         # A row of bytes for each slot, all layers side by side: one copy across the bus, and a
         # record on disk.
         self._widths = [part[0].nbytes for part in blocks]
         self.row_bytes = self.block_bytes = sum(self._widths)
-        rows = (layout.host_slots + layout.offload_slots, self.row_bytes)
+        rows = (kv.layout.host_slots + kv.layout.offload_slots, self.row_bytes)
         if blocks[0].is_cuda and rows[0]:
             self.host = torch.zeros(rows, dtype=torch.uint8, pin_memory=True)
         else:
             self.host = zeros(rows, torch.uint8, torch.device("cpu"))
-        self.disk = DiskFile(layout.offload_dir, rows[1]) if layout.disk_records else None
+        self.disk = DiskFile(kv.layout.offload_dir, rows[1]) if kv.layout.disk_records else None
         if self.disk is not None:  # for an engine without close()
             weakref.finalize(self, self.disk.close)
         # Moves of a call that failed: the next step makes them, since the pool relies on them.

@@ -312,7 +312,7 @@ class MinivllmEngine(Adapter):
             **({"vision": {**counts["vision"]}} if "vision" in counts else {}),
             "cache": {
                 **counts["cache"],
-                "block_size": float(self.engine.cache.block_size),
+                "block_size": float(self.engine.cache.layout.block_size),
                 "kv_dtype": kv.kv_dtype if kv.compressed else str(kv.dtype).removeprefix("torch."),
                 "kv_bytes_per_token": float(kv.bytes_per_token),
             },

@@ -160,7 +160,7 @@ def _prefix_cache(engine: Any) -> CacheShape | None:
     cache = engine.engine.cache
     if not cache.layout.prefix_caching:
         return None
-    return CacheShape(cache.block_size, cache.pool.num_usable)
+    return CacheShape(cache.layout.block_size, cache.pool.num_usable)
 
 
 if __name__ == "__main__":

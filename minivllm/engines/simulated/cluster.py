@@ -73,7 +73,7 @@ class SimulatedCluster(RoutedEngine):
             max_num_seqs=first.info.max_num_seqs * parallel.replicas,
             clock=self.clock,
         )
-        cache = CacheShape(first.cache.block_size, first.cache.pool.num_usable)
+        cache = CacheShape(first.cache.layout.block_size, first.cache.pool.num_usable)
         prefixes = cache if first.caches_prefixes else None
         self.routing = Routing(parallel)
         self.routing.begin(prefixes)

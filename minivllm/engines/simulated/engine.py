@@ -308,7 +308,7 @@ class SimulatedEngine(Adapter):
         leave it."""
         if self._num_steps % self._stride == 0:
             pool, running = self.cache.pool, self.scheduler.running
-            slots = wasted_slots(self.cache, running), pool.num_used * self.cache.block_size
+            slots = wasted_slots(self.cache, running), pool.num_used * self.cache.layout.block_size
             self._rows.append((*known, pool.num_used, pool.num_usable, *slots, *times))
             if len(self._rows) > self._step_rows:
                 self._rows = self._rows[::2]
@@ -373,7 +373,11 @@ class SimulatedEngine(Adapter):
         counts = since(self._base, self._counters())
         return {
             "batching": {**counts["batching"], "largest_batch": float(self._largest_batch)},
-            "cache": {**counts["cache"], "block_size": float(self.cache.block_size), **self._kv},
+            "cache": {
+                **counts["cache"],
+                "block_size": float(self.cache.layout.block_size),
+                **self._kv,
+            },
             "speculative": draft_counters(self.speculator),
             "engine": {"steps": float(self._num_steps), "steps_a_row": float(self._stride)},
         }

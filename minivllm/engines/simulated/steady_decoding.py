@@ -64,7 +64,7 @@ class SteadyDecoding:
         if not requests or self._needs_plan():
             self.requests = []
             return False
-        size = cache.block_size
+        size = cache.layout.block_size
         for request in requests:
             computed = request.num_computed_tokens
             if not computed % size and not cache.grow(request.cache, computed, computed + 1):

@@ -122,7 +122,7 @@ class StepObserver:
         policy = self.scheduler.policy
         return {
             "version": VERSION,
-            "block_size": self._cache.block_size,
+            "block_size": self._cache.layout.block_size,
             "num_blocks": self._cache.pool.num_usable,
             "max_num_seqs": policy.max_num_seqs,
             "max_num_batched_tokens": policy.max_num_batched_tokens,
@@ -256,7 +256,7 @@ class StepObserver:
         """Free blocks that a request needs to compute what a step has tokens for."""
         request, cache = held.request, self._cache
         nodes = cache.content.known(request.reusable_token_ids)
-        done = request.num_computed_tokens or len(nodes) * cache.block_size
+        done = request.num_computed_tokens or len(nodes) * cache.layout.block_size
         count = min(request.num_tokens - done, held.num_tokens)
         used = sum(cache.pool.ref_counts[node.block] > 0 for node in nodes if node.block)
         return cache.blocks_for(done - request.cache.num_evicted + count) - used

@@ -217,8 +217,8 @@ def room(scheduler: Scheduler, part: ScheduledRequest, most: int) -> int:
     """How many of `most` drafts have room: in the blocks that a request has, or in free blocks as
     long as one is left for each running request."""
     cache = scheduler.cache
-    held = len(part.request.cache.block_table.blocks) * cache.block_size
-    spare = max(0, cache.pool.num_free - len(scheduler.running)) * cache.block_size
+    held = len(part.request.cache.block_table.blocks) * cache.layout.block_size
+    spare = max(0, cache.pool.num_free - len(scheduler.running)) * cache.layout.block_size
     return min(most, held + spare - part.end)
 
 

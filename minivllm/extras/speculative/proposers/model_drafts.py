@@ -78,7 +78,7 @@ class ModelDrafts(Proposer):
     def attach(self, engine: Engine, attention: MakeAttention) -> None:
         self._extensions = engine.launcher.extensions
         self._one_by_one = engine.launcher.one_by_one
-        self._cache, self._block_size = engine.cache, engine.cache.block_size
+        self._cache, self._block_size = engine.cache, engine.cache.layout.block_size
         self._budget = engine.scheduler.policy.max_num_batched_tokens
 
     def cost(self, largest: int) -> StepCost:
