@@ -10,8 +10,6 @@ import sys
 import time
 from typing import Any, Protocol
 
-from fastapi import FastAPI
-
 from minivllm.bench.hardware.gpu import device_of, open_gpu
 from minivllm.config import plug_ins
 from minivllm.config.groups import Config
@@ -48,32 +46,6 @@ class FrontEnd(Protocol):
 
     async def stop(self) -> None:
         """Free what is left."""
-
-
-class OwnFrontEnd:
-    """Clients are answered by this process.
-
-    Args:
-        service: of this process.
-        app: its application.
-        listener: a socket with an address.
-    """
-
-    def __init__(self, service: EngineService, app: FastAPI, listener: socket.socket) -> None:
-        guard(app, service)
-        self._server, self._listener = HttpServer(app, service), listener
-
-    async def serve(self) -> None:
-        await self._server.serve(self._listener)
-
-    def drain(self) -> None:
-        """Nothing: the service refuses by itself."""
-
-    def end(self, at_once: bool = False) -> None:
-        self._server.end(at_once)
-
-    async def stop(self) -> None:
-        """Nothing is left."""
 
 
 async def serve(config: dict[str, Any]) -> int:
@@ -143,7 +115,8 @@ async def _front(
     app = build_app(service, open_gpu(device_of(config)))
     if service.options.api_server_count == 1:
         listener.listen()
-        return OwnFrontEnd(service, app, listener)
+        guard(app, service)
+        return HttpServer(app, service, listener)
     servers = ApiServers(config, service, app, app.state.of_the_whole)
     try:
         await servers.start(listener)

@@ -134,8 +134,8 @@ def scripted(folder: Path, script: Script) -> Iterator[tuple[str, ScriptedClient
     service = EngineService(options, cast(EngineClient, client), info, tokenizer, "scripted")
     app = build_app(service, NullGpu())
     guard(app, service)
-    server = HttpServer(app, service)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(listener)))
+    server = HttpServer(app, service, listener)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", client

@@ -79,7 +79,7 @@ class ApiServer:
         reporting = asyncio.ensure_future(self._report())
         self._post(ApiServerReady())
         with json_lines():
-            await server.serve(self._listener)
+            await server.serve()
         reporting.cancel()
         self._report_counts()
         self._transport.close()
@@ -95,7 +95,8 @@ class ApiServer:
             self._service = Service(options, self._engine, *facts)
             paths = {path for _, path in start.relayed}
             relay = partial(Relay, paths=paths, post=self._post_of_call, calls=self._calls)
-            return HttpServer(build_api_app(self._service, relay, start.relayed), self._service)
+            app = build_api_app(self._service, relay, start.relayed)
+            return HttpServer(app, self._service, self._listener)
         except Exception as error:
             if not isinstance(error, BadInput):
                 traceback.print_exc()

@@ -68,11 +68,16 @@ class RouteAccess:
 
     def __init__(self, accesses: Accesses) -> None:
         self._plain = {place: kind for place, kind in accesses.items() if "{" not in place[1]}
+        self._paths = frozenset(path for _, path in self._plain)
         self._patterns = [
             (method, compile_path(path)[0], kind)
             for (method, path), kind in accesses.items()
             if "{" in path and kind is not Access.DEFAULT
         ]
+
+    def has(self, path: str) -> bool:
+        """Whether a route has this very path, whatever the method."""
+        return path in self._paths
 
     def of(self, scope: Scope) -> Access:
         """The access of the route that a call is for."""

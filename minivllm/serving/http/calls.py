@@ -223,7 +223,9 @@ class Calls:
                 self._count("clients_left")
             self._statuses[status] += 1
             if Access.QUIET not in self._routes.of(scope):
-                words = {"method": scope["method"], "path": hide(scope["path"][:200])}
+                path = scope["path"][:200]
+                path = path if self._routes.has(path) else hide(path)  # a client's own words
+                words = {"method": scope["method"], "path": path}
                 log_call(call, {**words, "status": status, **call.summary(), **texts})
 
 

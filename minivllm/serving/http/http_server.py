@@ -34,9 +34,11 @@ class HttpServer:
     Args:
         app: the application.
         service: whose limits it has.
+        listener: a socket with an address.
     """
 
-    def __init__(self, app: FastAPI, service: Service) -> None:
+    def __init__(self, app: FastAPI, service: Service, listener: socket.socket) -> None:
+        self._listener = listener
         options, count = service.options, service.count
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
         self._server = _Server(
@@ -56,17 +58,16 @@ class HttpServer:
             )
         )
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Serve until `end`.
-
-        Args:
-            listener: a socket with an address.
-        """
+    async def serve(self) -> None:
+        """Serve until `end`."""
         watching = asyncio.ensure_future(watch(self._server.server_state.connections))
         try:
-            await self._server.serve([listener])
+            await self._server.serve([self._listener])
         finally:
             watching.cancel()
+
+    def drain(self) -> None:
+        """Nothing: the service refuses by itself."""
 
     def end(self, at_once: bool = False) -> None:
         """Take no new connections, and end once those that are open have their answers.
@@ -76,3 +77,6 @@ class HttpServer:
         """
         self._server.force_exit |= at_once
         self._server.should_exit = True
+
+    async def stop(self) -> None:
+        """Nothing is left."""

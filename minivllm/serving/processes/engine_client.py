@@ -15,7 +15,7 @@ from minivllm.errors import BadInput
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import Content
 from minivllm.processes.handover import Routing
-from minivllm.processes.link import EngineLink
+from minivllm.processes.link import EngineLink, end_silent
 from minivllm.processes.messages import (
     Abort,
     Piece,
@@ -94,7 +94,7 @@ class EngineClient:
             BadInput: the engine cannot be built with this configuration.
             Crashed: its process failed.
         """
-        self._watching = asyncio.ensure_future(self._fleet.watch(self.replicas.links))
+        self._watching = asyncio.ensure_future(end_silent(self.replicas.links))
         self.begin(await self._fleet.start(self.replicas.links))
         return self.replicas.info
 

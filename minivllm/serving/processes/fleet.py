@@ -16,7 +16,7 @@ from minivllm.errors import BadInput, first_line
 from minivllm.platform.threads import unpinned
 from minivllm.processes.actors import POLL_S
 from minivllm.processes.group import EngineGroup
-from minivllm.processes.link import EngineLink, end_silent
+from minivllm.processes.link import EngineLink
 from minivllm.processes.messages import Ready
 from minivllm.processes.started import ConnectedProcess, LocalProcess
 
@@ -147,10 +147,6 @@ class Fleet:
             return await asyncio.to_thread(self._group.start, number)
         with unpinned():
             return self._group.start(number)
-
-    async def watch(self, links: Sequence[EngineLink]) -> None:
-        """End replicas that are silent for too long, until this is cancelled."""
-        await end_silent(links, self._sleep)
 
     async def revive(self, link: EngineLink, left: int) -> bool:
         """Say that a replica has stopped, start it again, and wait until it serves. Each try comes

@@ -51,6 +51,7 @@ def test_a_route_declares_its_access_beside_itself() -> None:
     assert found.of(scope("/things/one", "POST")) == Access.DEFAULT
     assert found.of(scope("/socket", kind="websocket")) == Access.ENGINE
     assert found.of(scope("/nothing")) == Access.DEFAULT
+    assert found.has("/things") and not found.has("/things/one") and not found.has("/nothing")
 
 
 def test_keys_fit_whole() -> None:

@@ -42,6 +42,13 @@ def test_a_call_is_one_line_without_its_prompt_or_key(guarded: RunningServer) ->
     assert "confidential" not in text and KEY not in text
 
 
+def test_a_path_without_a_route_is_logged_without_its_secrets(guarded: RunningServer) -> None:
+    headers = WITH_KEY | {"x-request-id": "call-4"}
+    path = "/v1/models/sk-abcdefghijklmnop1"
+    assert ask(guarded.url, path, headers=headers, method="GET").status == 404
+    assert line_of(guarded, "call-4")["path"] == "/v1/models/***"
+
+
 def test_the_line_names_what_is_ignored(guarded: RunningServer) -> None:
     headers = WITH_KEY | {"x-request-id": "call-3"}
     fields = {"user": "me", "stream": True, "stream_options": {"include_obfuscation": False}}
