@@ -239,7 +239,7 @@ def _engine(
         scheduler,
         Launcher(runner, scheduler.cache, extras, invariant),
         *memory,
-        seed=config.measure.seed,
+        seed=config.measure.seed if "measure" in config else 0,
         overlap=config.runtime.overlap,
     )
 

@@ -13,6 +13,7 @@ import torch
 
 from minivllm import LLM
 from minivllm.assembly import _attention
+from minivllm.bench.options import MeasureOptions
 from minivllm.errors import BadInput
 from minivllm.kernels.device import BuildContext, select_device
 
@@ -108,6 +109,13 @@ HEAVY = (
     *("torch._dynamo", "torch._inductor", "transformers", "triton", "bitsandbytes", "matplotlib"),
     *("pandas", "prompt_toolkit", "pyarrow", "scipy"),
 )
+
+
+def test_the_seed_of_sampling_is_that_of_the_measurement() -> None:
+    for overrides, seed in (([], MeasureOptions().seed), (["measure.seed=3"], 3)):
+        with LLM("tiny", device="cpu", overrides=["cache.num_blocks=16", *overrides]) as llm:
+            assert ("measure" in llm.config) is bool(overrides)
+            assert llm.engine.input_processor.seed == seed
 
 
 def test_an_engine_imports_nothing_that_it_does_not_use() -> None:

@@ -39,9 +39,8 @@ GROUPS: dict[str, str] = {
 }
 # The names of the root configurations, and the groups of the second.
 ROOT, LLM_ROOT = "config", "llm"
-LLM_GROUPS = tuple(
-    group for group in GROUPS if group not in ("task", "workload", "arrival", "engine", "tracker")
-)
+_MEASURING = ("task", "workload", "arrival", "engine", "measure", "tracker")
+LLM_GROUPS = tuple(group for group in GROUPS if group not in _MEASURING)
 SECTIONS = ("quality", "sweep", "report", "view")  # settings below a key of the root configuration
 
 
