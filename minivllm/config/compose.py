@@ -26,6 +26,7 @@ from minivllm.config.groups import (
     SECTIONS,
     TARGETLESS,
     conf_dir,
+    is_known,
 )
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
@@ -230,7 +231,8 @@ def validate(
     Raises:
         BadInput: names the key, the group and the nearest valid name.
     """
-    config = with_targets(config, present)
+    if not all(map(is_known, config.values())):
+        config = with_targets(config, present)  # classes may have moved
     groups = {key: value for key, value in config.items() if key in GROUPS or key in choices}
     apart = ("choices", redaction.AS_WRITTEN, *SECTIONS)
     rest = {key: value for key, value in config.items() if key not in groups and key not in apart}

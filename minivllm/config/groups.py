@@ -107,6 +107,13 @@ OPTIONS: Mapping[str, type] = _Declared(with_class=True)
 TARGETLESS: Mapping[str, type] = _Declared(with_class=False)
 
 
+def is_known(node: Any) -> bool:
+    """Whether what a configuration has names no class, or one of minivllm's own as it is named
+    today."""
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    return target is None or target in OPTIONS
+
+
 @cache
 def _declared(name: str) -> type | None:
     """The option dataclass of a name, in the nearest `options.py` of the packages above its

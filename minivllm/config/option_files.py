@@ -48,7 +48,9 @@ def option_class(group: str, values: Mapping[Any, Any]) -> type | None:
     if isinstance(bases, list) and any(isinstance(b, str) and b != "_self_" for b in bases):
         return None
     target = values.get("_target_")
-    return TARGETLESS.get(group) if target is None else OPTIONS.get(present(str(target)))
+    if target is None:
+        return TARGETLESS.get(group)
+    return OPTIONS.get(target) or OPTIONS.get(present(str(target)))
 
 
 class OptionSource(ConfigSource):
