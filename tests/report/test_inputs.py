@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minivllm.bench.records.archive import read_archive
 from minivllm.platform.processes.process_pool import ProcessPool
-from minivllm.platform.untrusted import read_archive
 from minivllm.report.inputs import read
 from minivllm.report.page import write_report
 from minivllm.report.studies.listed import findings

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import glob
 import io
+import lzma
 import os
+import posixpath
+import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -21,6 +24,9 @@ DEPTH = 2  # folders from the root of all records to a record
 SUFFIX = ".tar.xz"
 # archives whose files stay in memory: the one that is read, and the one it is compared with
 KEPT_OPEN = 2
+MAX_ARCHIVE = 512 * untrusted.MIB  # of an archive, packed and unpacked
+MAX_ARCHIVE_FILES = 1 << 17
+UNPACKING_MEMORY = 128 * untrusted.MIB  # twice the largest dictionary of `xz -9`
 
 
 def record_files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
@@ -93,7 +99,7 @@ def split(path: PathLike) -> tuple[str, str] | None:
 
 
 def _files(archive: str) -> dict[str, bytes]:
-    """The files of an archive by their names in it. Raises BadInput as `untrusted.read_archive`."""
+    """The files of an archive by their names in it. Raises BadInput as `read_archive`."""
     try:
         status = os.stat(archive)
     except OSError as error:
@@ -103,7 +109,58 @@ def _files(archive: str) -> dict[str, bytes]:
 
 @lru_cache(KEPT_OPEN)
 def _unpacked(archive: str, changed_ns: int, size: int) -> dict[str, bytes]:
-    return untrusted.read_archive(Path(archive), archive)
+    return read_archive(Path(archive), archive)
+
+
+def read_archive(path: Path, what: str) -> dict[str, bytes]:
+    """The contents of the files in a .tar.xz archive, by name, such as "folder/file"; in memory.
+
+    Args:
+        path: the archive.
+        what: how messages begin.
+
+    Raises:
+        BadInput: as `untrusted.read_bytes`; the archive is damaged or unpacks to too many bytes; or
+            an entry is no file or folder, has an absolute name or one that leads outside, or comes
+            twice.
+    """
+    packed = untrusted.read_bytes(path, MAX_ARCHIVE, what)
+    try:
+        unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKING_MEMORY)
+        content = unpacking.decompress(packed, max_length=MAX_ARCHIVE + 1)
+    except (lzma.LZMAError, EOFError) as error:
+        raise BadInput(f"{what} is no archive that xz has packed, or damaged ({error})") from None
+    if len(content) > MAX_ARCHIVE:
+        raise BadInput(f"{what} holds more than {untrusted.size(MAX_ARCHIVE)}")
+    if not unpacking.eof or unpacking.unused_data:
+        raise BadInput(f"{what} is cut off, or goes on after its end")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            return _members(archive, what)
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError) as error:
+        raise BadInput(f"{what} is no tar archive, or damaged ({error})") from None
+
+
+def _members(archive: tarfile.TarFile, what: str) -> dict[str, bytes]:
+    """The contents of an open archive's files by name; see `read_archive`."""
+    members: dict[str, bytes] = {}
+    for number, member in enumerate(archive):
+        name = posixpath.normpath(member.name)
+        shown = f"{what}: {untrusted.printable(member.name):.80}"
+        if number == MAX_ARCHIVE_FILES:
+            raise BadInput(f"{what} holds more than {MAX_ARCHIVE_FILES:,} files")
+        if name.startswith(("/", "../")) or name == ".." or "\0" in name:
+            raise BadInput(f"{shown} lies outside the archive")
+        if member.isdir():
+            continue
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+            raise BadInput(f"{shown} is a link or a device, not a file")
+        if name in members:
+            raise BadInput(f"{shown} is in the archive twice")
+        file = archive.extractfile(member)
+        assert file is not None  # of a regular file
+        members[name] = file.read()
+    return members
 
 
 def names(archive: PathLike, file: str) -> list[str]:
@@ -147,7 +204,7 @@ def open_file(path: Path, what: str) -> io.BufferedReader | io.BytesIO:
     """Open a file for reading, be it in an archive.
 
     Raises:
-        BadInput: as `untrusted.open_file` and `untrusted.read_archive`.
+        BadInput: as `untrusted.open_file` and `read_archive`.
     """
     if (inside := split(path)) is None:
         return untrusted.open_file(path, what)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from minivllm.errors import BadInput
-from minivllm.platform.untrusted import place, read_text_lines
+from minivllm.platform.text_files import read_text_lines
+from minivllm.platform.untrusted import place
 
 # What each distribution needs, and what it may have besides.
 PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
 
 from minivllm.bench.records import archive
 from minivllm.bench.records.identity import cell_id
@@ -25,6 +26,7 @@ from minivllm.bench.records.tables import damaged_tables, read_table
 from minivllm.config.compose import compose
 from minivllm.errors import BadInput
 from minivllm.tasks import compare, report
+from tests.damage import damaged
 from tests.report.synthetic import make_record, make_sweep, write
 
 
@@ -170,3 +172,100 @@ def test_a_simulation_is_told_apart_by_the_steps_in_it(tmp_path: Path) -> None:
     folder = write(tmp_path / "runs", [make_record("nf4")])
     target = packed(tmp_path / "fit.tar.xz", folder)
     assert identity(folder) == identity(target) != identity(tmp_path / "none")
+
+
+def tarred(*members: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
+    """A tar archive of members without content, and of files."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for member in members:
+            if isinstance(member, tuple):
+                info = tarfile.TarInfo(member[0])
+                info.size = len(member[1])
+                tar.addfile(info, io.BytesIO(member[1]))
+            else:
+                tar.addfile(member)
+    return raw.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def test_the_files_of_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(
+        lzma.compress(tarred(special("cell", tarfile.DIRTYPE), ("cell/a", b"1"), ("./cell/b", b"")))
+    )
+    assert archive.read_archive(path, "a") == {"cell/a": b"1", "cell/b": b""}
+
+
+A = ("cell/a", b"12345")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is cut off"),
+        (b"no xz at all", "is no archive that xz has packed, or damaged"),
+        (lzma.compress(tarred(A))[:-30], "is cut off"),
+        (lzma.compress(tarred(A)) + b"more", "goes on after its end"),
+        (lzma.compress(b"no tar" * 200), "is no tar archive, or damaged"),
+        (lzma.compress(tarred(A)[:514]), "is no tar archive, or damaged"),
+        (lzma.compress(tarred(A, A)), "cell/a is in the archive twice"),
+        (lzma.compress(tarred(A, ("./cell//a", b""))), "is in the archive twice"),
+        (lzma.compress(tarred(("/etc/passwd", b""))), "/etc/passwd lies outside the archive"),
+        (lzma.compress(tarred(("cell/../../x", b""))), "lies outside the archive"),
+        (lzma.compress(tarred(special("..", tarfile.DIRTYPE))), "lies outside the archive"),
+        (lzma.compress(tarred(special("l", tarfile.SYMTYPE, "/etc"))), "l is a link or a device"),
+        (
+            lzma.compress(tarred(A, special("l", tarfile.LNKTYPE, "cell/a"))),
+            "l is a link or a device",
+        ),
+        (lzma.compress(tarred(special("p", tarfile.FIFOTYPE))), "p is a link or a device"),
+        (lzma.compress(tarred(special("s", tarfile.GNUTYPE_SPARSE))), "s is a link or a device"),
+    ],
+)
+def test_an_archive_that_cannot_be_taken_is_one_line(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=message) as error:
+        archive.read_archive(path, "a.tar.xz")
+    assert "\n" not in str(error.value) and str(error.value).startswith("a.tar.xz")
+
+
+def test_an_archive_is_bounded_in_size_files_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(lzma.compress(tarred(("zeros", bytes(3 << 20)))))  # some hundred bytes
+    monkeypatch.setattr(archive, "MAX_ARCHIVE", 2 << 20)
+    with pytest.raises(BadInput, match="holds more than 2 MiB"):
+        archive.read_archive(path, "a")
+    monkeypatch.setattr(archive, "UNPACKING_MEMORY", 1 << 20)
+    with pytest.raises(BadInput, match="Memory usage limit"):
+        archive.read_archive(path, "a")
+    monkeypatch.undo()
+    path.write_bytes(lzma.compress(tarred(*((str(number), b"") for number in range(4)))))
+    monkeypatch.setattr(archive, "MAX_ARCHIVE_FILES", 3)
+    with pytest.raises(BadInput, match="holds more than 3 files"):
+        archive.read_archive(path, "a")
+
+
+@pytest.mark.fuzz("records")
+@given(damaged(tarred(A, ("cell/long" * 40, b"x" * 600), special("cell", tarfile.DIRTYPE))))
+def test_a_damaged_archive_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, tar: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("archive") / "a.tar.xz"
+    path.write_bytes(lzma.compress(tar, preset=0))
+    try:
+        found = archive.read_archive(path, "a")
+    except BadInput as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(isinstance(content, bytes) for content in found.values())

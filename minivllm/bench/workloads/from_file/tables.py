@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minivllm.errors import BadInput
-from minivllm.platform import untrusted
+from minivllm.platform import text_files, untrusted
 
 PARQUET = b"PAR1"  # how such a file begins
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved dataset, and of several
@@ -49,7 +49,7 @@ def detect(path: Path, knob: str, advice: str = "", otherwise: str = "jsonl") ->
     Raises:
         BadInput: the file cannot be read.
     """
-    begin = untrusted.read_begin(path, knob, advice)
+    begin = text_files.read_begin(path, knob, advice)
     if begin.startswith(PARQUET):
         return "parquet"
     first = begin.removeprefix(untrusted.BYTE_ORDER_MARK).lstrip()[:1]
@@ -85,25 +85,25 @@ def read_rows(
     if kind == "jsonl":
         return json_rows(path, knob, advice)
     if kind == "list":
-        return _numbered(f"{path}: entry", untrusted.read_list(path, knob, advice))
+        return _numbered(f"{path}: entry", text_files.read_list(path, knob, advice))
     if kind == "parquet":
         return _parquet_rows(path, knob, advice)
     return _dataset_rows(path, knob, split)
 
 
 def json_rows(
-    path: Path, knob: str, advice: str = "", longest: int = untrusted.MAX_LINE
+    path: Path, knob: str, advice: str = "", longest: int = text_files.MAX_LINE
 ) -> Iterator[Row]:
     """The values of a file with one a line; blank lines are skipped.
 
     Args:
         path: the file.
-        knob, advice, longest: as for `untrusted.read_lines`.
+        knob, advice, longest: as for `text_files.read_lines`.
 
     Raises:
-        BadInput: as `untrusted.read_lines`; or a line is no JSON.
+        BadInput: as `text_files.read_lines`; or a line is no JSON.
     """
-    for number, line in enumerate(untrusted.read_lines(path, knob, advice, longest), start=1):
+    for number, line in enumerate(text_files.read_lines(path, knob, advice, longest), start=1):
         line = line.removeprefix(untrusted.BYTE_ORDER_MARK) if number == 1 else line
         if line.strip():
             where = f"{path}:{number}"
@@ -129,9 +129,9 @@ def check_once(header: Sequence[str], names: Iterable[str], where: str) -> None:
 
 def _csv_rows(path: Path, knob: str, advice: str, strict: bool) -> Iterator[Row]:
     """Rows of a file with a header; blank lines are skipped."""
-    csv.field_size_limit(untrusted.MAX_LINE)  # of this process: the default is 128 KiB
+    csv.field_size_limit(text_files.MAX_LINE)  # of this process: the default is 128 KiB
     file = str(path)
-    lines = untrusted.read_text_lines(path, knob, advice)
+    lines = text_files.read_text_lines(path, knob, advice)
     ended = (f"{line}\n" for line in lines)
     reader = csv.reader(ended, strict=strict, skipinitialspace=not strict)
     try:
