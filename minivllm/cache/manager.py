@@ -99,7 +99,7 @@ class CacheManager:
             How many tokens it may compute now, after how many; the first is 0, and nothing changed,
             if there is no room.
         """
-        nodes = self.content.known(reusable)
+        nodes = self.content.known(reusable) if self.layout.prefix_caching else []
         on_device = [node.block for node in nodes if node.block]
         done = computed or len(nodes) * self.layout.block_size
         count = min(num_tokens - done, most)

@@ -91,7 +91,9 @@ class Launcher:
         wants_logprobs = any(r.params.logprobs is not None for r in rows.requests)
         keeps_logits = wants_logprobs or (speculation is not None and speculation.needs_logits)
         needs_logits = of_prompts or keeps_logits or bool(rows.joint)
-        inputs = self.extensions.inputs(plan.scheduled) if plan.num_prefill_tokens else None
+        inputs = None
+        if plan.num_prefill_tokens and any(p.request.inputs is not None for p in plan.scheduled):
+            inputs = self.extensions.inputs(plan.scheduled)
         packed = packed._replace(
             sampling=sampling, has_placeholders=follows, needs_logits=needs_logits, inputs=inputs
         )
