@@ -32,6 +32,7 @@ from minivllm.analysis.cells import gather
 from minivllm.analysis.rows import read_rows
 from minivllm.bench.records import archive
 from minivllm.bench.records.events import LARGEST, read_events
+from minivllm.bench.records.reading import read_json
 from minivllm.bench.records.schema import migrated
 from minivllm.bench.records.storage import EVENTS, RECORD, REQUESTS, STEPS, TABLES, TELEMETRY
 from minivllm.bench.records.tables import read_table
@@ -89,7 +90,7 @@ def packed_record(row: dict[str, Any], left_out: tuple[str, ...]) -> dict[str, b
     if EVENTS not in left_out and archive.exists(directory / EVENTS):
         read_events(directory, {EVENTS: row[f"digests.{EVENTS}"]})
         found[EVENTS] = archive.read_bytes(directory / EVENTS, LARGEST, EVENTS)
-    record = migrated(archive.read_json(directory / RECORD, RECORD))
+    record = migrated(read_json(directory / RECORD))
     slimmed = {
         *(record.get("slimmed") or ()),
         *(n for n in left_out if archive.exists(directory / n)),

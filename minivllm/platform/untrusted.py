@@ -100,16 +100,24 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
         BadInput: as `open_file`; or the file is larger than `limit`.
     """
     with open_file(path, what, advice) as file:
-        try:
-            # `read` allocates as many bytes as its argument says
-            expected = min(limit, os.fstat(file.fileno()).st_size)
-            content = file.read(expected + 1)
-            if len(content) > expected:
-                content += file.read(limit + 1 - len(content))
-        except OSError as error:
-            raise BadInput(
-                with_advice(f"{what} cannot be read: {error.strerror or error}", advice)
-            ) from None
+        return whole(file, limit, what, advice)
+
+
+def whole(file: io.BufferedReader | io.BytesIO, limit: int, what: str, advice: str = "") -> bytes:
+    """The whole content of an open file; see `read_bytes`."""
+    try:
+        if isinstance(file, io.BytesIO):
+            length = file.getbuffer().nbytes
+        else:
+            length = os.fstat(file.fileno()).st_size
+        expected = min(limit, length)  # `read` allocates as many bytes as its argument says
+        content = file.read(expected + 1)
+        if len(content) > expected:
+            content += file.read(limit + 1 - len(content))
+    except OSError as error:
+        raise BadInput(
+            with_advice(f"{what} cannot be read: {error.strerror or error}", advice)
+        ) from None
     if len(content) > limit:
         raise BadInput(with_advice(f"{what} is larger than {size(limit)}", advice))
     return content

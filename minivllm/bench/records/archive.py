@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from minivllm.bench.records.schema import PathLike
 from minivllm.bench.records.storage import RECORD
@@ -218,16 +217,5 @@ def open_file(path: Path, what: str) -> io.BufferedReader | io.BytesIO:
 def read_bytes(path: Path, limit: int, what: str) -> bytes:
     """A file's whole content, be it in an archive. Raises BadInput as `open_file`; or the file is
     larger than the limit."""
-    if split(path) is None:
-        return untrusted.read_bytes(path, limit, what)
     with open_file(path, what) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise BadInput(f"{what} is larger than {untrusted.size(limit)}")
-    return content
-
-
-def read_json(path: Path, what: str) -> Any:
-    """A JSON file's value, be it in an archive. Raises BadInput as `read_bytes` and
-    `untrusted.parse_json`."""
-    return untrusted.parse_json(read_bytes(path, untrusted.MAX_JSON, what), what)
+        return untrusted.whole(file, limit, what)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm import redaction
 from minivllm.bench.records import archive
-from minivllm.bench.records.archive import read_json, record_files
+from minivllm.bench.records.archive import record_files
 from minivllm.bench.records.schema import DamagedFile, PathLike, checked, migrated
 from minivllm.bench.records.storage import RECORD
 from minivllm.config.support import is_elsewhere, is_told, supported_settings
 from minivllm.errors import BadInput, NotInstalled
+from minivllm.platform import untrusted
 
 if TYPE_CHECKING:
     import pandas
@@ -63,7 +64,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, _Part]]]:
     Of thousands of records most parts are the same few, which are checked, masked and flattened
     once.
     """
-    value = read_json(path, str(path))
+    value = read_json(path)
     parts: dict[str, dict[str, _Part]] = {}
     try:
         record = migrated(value)
@@ -81,6 +82,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, _Part]]]:
         return checked(record), parts
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file, be it in an archive. Raises BadInput."""
+    with archive.open_file(path, str(path)) as file:
+        content = untrusted.whole(file, untrusted.MAX_JSON, str(path))
+    return untrusted.parse_json(content, str(path))
 
 
 def _packed(value: Any, name: str) -> bytes:

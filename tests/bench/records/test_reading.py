@@ -25,7 +25,6 @@ from minivllm.bench.records.reading import (
 from minivllm.bench.records.record import Failure, Record
 from minivllm.bench.records.tables import read_table
 from minivllm.errors import BadInput
-from minivllm.platform.untrusted import read_json
 
 
 def put(directory: Path, run_id: str, status: str = "ok", tokens: float | None = 10.0) -> Path:
@@ -263,11 +262,12 @@ def test_what_many_records_share_is_worked_on_once(
         record["config"]["cache"] = {"block_size": 3}
         path.write_text(json.dumps(record))
     read: list[Path] = []
+    read_json = records_module.read_json
     masked: list[dict[str, object]] = []
     monkeypatch.setattr(
         records_module,
         "read_json",
-        lambda path, what: (read.append(path), read_json(path, what))[1],
+        lambda path: (read.append(path), read_json(path))[1],
     )
     shown = redaction.shown
     monkeypatch.setattr(redaction, "shown", lambda part: (masked.append(part), shown(part))[1])
