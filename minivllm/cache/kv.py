@@ -126,11 +126,6 @@ class KVCache:
             rows = [part.view(num_rows, -1, *part.shape[2:]) for part in gathered]
         return self.restored(rows)
 
-    def gather_slots(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of these slots, int64 [N]: two new tensors [N, num_kv_heads, head_dim] in
-        the model's dtype."""
-        return self.restored([part.index_select(0, slots) for part in self._slots[layer]])
-
 
 def kv_cache(
     specs: Sequence[AttentionSpec],
