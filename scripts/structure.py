@@ -42,7 +42,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOBS = ("runtime.device=cpu", "runtime.threads=1", "cache.num_blocks=64")
-BLOCK_SIZE = 24  # of the traced cache; no other number of the engine
+BLOCK_SIZE = 88  # of the traced cache; no other number of the engine, no length of its files
 # A cell whose median ITL no other figure equals.
 CELL = (
     *("engine=simulated", "engine.bandwidth_gb_s=10", "engine.tflops=1", "engine.overhead_ms=1"),

@@ -78,7 +78,7 @@ def test_files_of_what_runs_and_of_what_holds_a_value() -> None:
 
     package = structure.ROOT / "minivllm"
     assert structure.files_that_run(package, lambda: pool.BlockPool(4)) == ["cache/pool.py"]
-    for blocks, held in ((24, ["cache/pool.py"]), (4, [])):
+    for blocks, held in ((structure.BLOCK_SIZE, ["cache/pool.py"]), (4, [])):
         made = partial(pool.BlockPool, blocks)
         assert structure.files_that_hold(package, made, structure.has_block_size) == held
 
