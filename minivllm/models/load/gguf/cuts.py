@@ -58,7 +58,7 @@ _DEEPSEEK = (
     r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
     r"\s+$",
     _CJK,
-    DIGIT,
+    r"\p{N}+",
 )
 
 

@@ -10,12 +10,22 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE, Unigram
 
 from minivllm.errors import BadInput
-from minivllm.models.load.gguf.vocabulary import ADVICE, SPACE, TOKENS, Type, Vocabulary
+from minivllm.models.load.gguf.vocabulary import (
+    ADVICE,
+    SPACE,
+    TOKENS,
+    Type,
+    Vocabulary,
+    read_numbers,
+)
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 # Most characters that are copied to find merges: the cuts of a token are as many as its characters.
 # Published vocabularies need some 20 million; so many take seconds.
 _MOST_COPIED = 1_000_000_000
+# Most bytes of the tokens of a unigram model, each a node of its tree of some 350 bytes of memory.
+# Published ones have some 3 million.
+_MOST_BYTES = 5_000_000
 # Where text that is written as a token of a byte is cut, which is no such token.
 _IN_BYTE = r"<(?=0x[0-9A-F]{2}>)"
 
@@ -58,6 +68,7 @@ def unigram(vocabulary: Vocabulary) -> FastTokenizer:
     if scores is None or not unknown:
         what = "scores" if scores is None else "token for unknown text"
         raise BadInput(f"{path}: a unigram model of tokens needs {what}; {ADVICE}")
+    vocabulary.check_size(vocabulary.tokens, _MOST_BYTES)
     usual = [score for score, own in zip(scores, types, strict=True) if own == Type.NORMAL]
     least = min(usual, default=0.0)  # of tokens that are no part of a text
     pairs = [
@@ -80,7 +91,7 @@ def _with_spaces(fast: FastTokenizer, vocabulary: Vocabulary, prefix: bool) -> F
     file = vocabulary.file
     prefix = file.values.flag("tokenizer.ggml.add_space_prefix", prefix)
     before: list[Any] = []
-    if charsmap := file.numbers(_CHARSMAP):
+    if charsmap := read_numbers(file, _CHARSMAP):
         before.append(normalizers.Precompiled(bytes(number & 0xFF for number in charsmap)))
     if file.values.flag("tokenizer.ggml.remove_extra_whitespaces", False):
         before.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))

@@ -16,12 +16,13 @@ from minivllm.errors import BadInput
 from minivllm.models.load.gguf.cuts import GPT2, RULES, Rule
 from minivllm.models.load.gguf.file import GGUFFile
 from minivllm.models.load.gguf.sentencepiece import merging, unigram
-from minivllm.models.load.gguf.vocabulary import ADVICE, KIND, TOKENS, Type, Vocabulary
+from minivllm.models.load.gguf.vocabulary import ADVICE, KIND, TOKENS, Type, Vocabulary, read_texts
 from minivllm.models.load.tokenizer_files import MAX_TEMPLATE, TokenizerFiles, as_bad_input
 from minivllm.platform.untrusted import printable
 
 _PRE, _TEMPLATE = "tokenizer.ggml.pre", "tokenizer.chat_template"
 _MOST_TEMPLATES = 64
+_MOST_ADDED = 1 << 21  # bytes of all added tokens, which take seconds; published: some 100,000
 # Of Phi-3: tokens that leave the spaces after them as they are; all others take them in.
 _KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -90,7 +91,7 @@ def _byte_level(vocabulary: Vocabulary) -> FastTokenizer:
     """A BPE over bytes, with the merges of the file."""
     rule, file = _rule(vocabulary), vocabulary.file
     merges: list[Any] = []
-    for line in file.texts("tokenizer.ggml.merges") or ():
+    for line in read_texts(file, "tokenizer.ggml.merges"):
         pair = tuple(line.split(" "))
         if len(pair) != 2:
             raise BadInput(
@@ -114,6 +115,8 @@ def _byte_level(vocabulary: Vocabulary) -> FastTokenizer:
 def _add_tokens(fast: FastTokenizer, vocabulary: Vocabulary) -> None:
     """Make whole tokens of those that no text is cut through: control tokens and the unknown one,
     which are no part of a text (as in llama.cpp), and user-defined ones."""
+    added = (Type.CONTROL, Type.UNKNOWN, Type.USER_DEFINED)
+    vocabulary.check_size(vocabulary.of_type(*added), _MOST_ADDED)
     architecture = vocabulary.file.metadata.get("general.architecture")
     phi3 = vocabulary.kind == "llama" and architecture == "phi3"
     for kinds, special in (((Type.CONTROL, Type.UNKNOWN), True), ((Type.USER_DEFINED,), False)):

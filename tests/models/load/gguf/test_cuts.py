@@ -72,7 +72,7 @@ PARTS: dict[str, tuple[list[Any], bool, bool, bool]] = {
         ([DIGITS], True, False, False),
     ),
     "deepseek-llm": (
-        [*split(r"[\r\n]", CASED, MARKS, r"\s+$", CJK), DIGITS],
+        [*split(r"[\r\n]", CASED, MARKS, r"\s+$", CJK), Digits(individual_digits=False)],
         *(False, False, False),
     ),
     "deepseek-coder": (

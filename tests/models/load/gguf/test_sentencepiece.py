@@ -244,3 +244,10 @@ def test_a_vocabulary_whose_merges_would_take_minutes_is_one_line(tmp_path: Path
     given = {TOKENS: tokens, TYPES: [1] * len(tokens), SCORES: [0.0] * len(tokens)}
     with pytest.raises(BadInput, match=r"the 1,100 tokens of .* copies 1,1.* more than any"):
         made(tmp_path, SPM | given)
+
+
+def test_a_unigram_model_that_would_take_the_memory_is_one_line(tmp_path: Path) -> None:
+    tokens = [f"{index:04}" + SPACE * 1000 for index in range(1700)]
+    given = {TOKENS: tokens, TYPES: [2, *[1] * 1699], SCORES: [-1.0] * len(tokens)}
+    with pytest.raises(BadInput, match=r"1,700 tokens of .* have 5,106,800 bytes, more than in"):
+        made(tmp_path, UNIGRAM | given)

@@ -115,6 +115,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_added_tokens_that_would_take_minutes_are_one_line(tmp_path: Path) -> None:
+    tokens = [f"{index:04}" + "a" * 1000 for index in range(2100)]
+    values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [4] * len(tokens)}
+    with pytest.raises(BadInput, match=r"2,100 tokens of .* have 2,108,400 bytes, more than in"):
+        made(tmp_path, BYTES | values | {"tokenizer.ggml.merges": []})
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_one_line(case: str, tmp_path: Path) -> None:
     change, message = WRONG[case]

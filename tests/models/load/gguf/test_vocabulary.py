@@ -107,11 +107,12 @@ def test_a_vocabulary_that_cannot_be_is_one_line(case: str, tmp_path: Path) -> N
     assert "\n" not in str(raised.value)
 
 
-def test_more_tokens_than_any_vocabulary_has_are_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", [TOKENS, "tokenizer.ggml.token_type"])
+def test_more_values_than_any_vocabulary_has_are_not_read(key: str, tmp_path: Path) -> None:
     file = GGUFFile.open(file_of(tmp_path / "file.gguf", BYTES))
-    array = StoredArray(8, 1 << 31, 0, 1 << 40)
-    with pytest.raises(BadInput, match="tokens has 2,147,483,648 tokens, more than any"):
-        Vocabulary.read(replace(file, metadata=file.metadata | {TOKENS: array}))
+    array = StoredArray(8 if key == TOKENS else 5, 1 << 31, 0, 1 << 40)
+    with pytest.raises(BadInput, match=f"{key} has 2,147,483,648 values, more than any"):
+        Vocabulary.read(replace(file, metadata=file.metadata | {key: array}))
 
 
 def test_scores_must_be_numbers_of_each_token(tmp_path: Path) -> None:
