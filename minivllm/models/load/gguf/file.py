@@ -34,6 +34,7 @@ _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 _MOST_HEADER, _MOST_STRING = 256 * MIB, 4 * MIB
 _MOST_KEYS, _MOST_TENSORS, _MOST_NAME, _MOST_DIMENSIONS = 1 << 16, 1 << 18, 1 << 10, 4
 _MOST_SIDE, _MOST_ALIGNMENT = 1 << 31, 1 << 20
+_AHEAD, _LENGTH = 1 << 20, struct.Struct("<Q")  # bytes that are read at once; a text's length
 _AGAIN = "the file is damaged or its download was cut short; fetch it again"
 
 
@@ -298,15 +299,32 @@ class _Reader:
         kind, count = self.number("<I"), self.number("<Q")
         begin = self.at
         if kind == _Kind.STRING:
-            self._advance(0 if count <= self._end // 8 else self._end)  # or a count may take hours
-            for _ in range(count):
-                self.take(self.number("<Q"))
+            self._pass_texts(count)
         elif kind in _NUMBERS:
             self._advance(count * struct.calcsize(_NUMBERS[kind]))
             self._stream.seek(self.at)
         else:
             raise _Damaged(f"an array of type {kind} is unknown")
         return StoredArray(kind, count, begin, self.at)
+
+    def _pass_texts(self, count: int) -> None:
+        """Go past so many texts, each an 8-byte length and its bytes."""
+        if count > self._end // 8:  # or it may take hours
+            raise _Damaged(self._why)
+        begin, ahead, at = self.at, b"", 0  # what was read ahead begins there in the file
+        for _ in range(count):
+            if at + 8 > len(ahead):
+                begin, at = begin + at, 0
+                self._stream.seek(begin)
+                ahead = self._stream.read(_AHEAD)
+            if at + 8 > len(ahead):
+                raise _Damaged(self._why)
+            (length,) = _LENGTH.unpack_from(ahead, at)
+            at += 8 + length
+            if begin + at > self._end:
+                raise _Damaged(self._why)
+        self.at = begin + at
+        self._stream.seek(self.at)
 
     def tensor(self, path: Path) -> _Info:
         """The next tensor's name, shape, format and offset."""

@@ -75,6 +75,18 @@ def test_everything_is_read_as_the_package_reads_it(path: Path) -> None:
     }
 
 
+def test_long_arrays_of_texts_are_passed_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text may lie across what is read ahead, be longer than it, or be empty."""
+    texts = ["x" * (length % 40) for length in range(100)] + ["y" * 500, "", "z"]
+    path = write(tmp_path / "file.gguf", FILE | {"a.list": texts, "b.number": 3}, tensors())
+    for ahead in (8, 9, 31, 1 << 20):
+        monkeypatch.setattr("minivllm.models.load.gguf.file._AHEAD", ahead)
+        file = GGUFFile.open(path)
+        assert file.texts("a.list") == texts and file.metadata["b.number"] == 3
+
+
 WRONG = {
     "another format": (b"PK\3\4" + bytes(60), "does not begin with GGUF"),
     "empty": (b"", "ends within its header"),
@@ -90,6 +102,10 @@ WRONG = {
     "an array of arrays": (header("k", ("IIQ", 9, 9, 1)), "an array of type 9 is unknown"),
     "an array beyond the file": (header("k", ("IIQ", 9, 4, 1 << 61)), "ends within its header"),
     "texts beyond the file": (header("k", ("IIQ", 9, 8, 1 << 61)), "ends within its header"),
+    "a text of an array beyond the file": (
+        header("k", ("IIQ", 9, 8, 2), "ab", ("Q", 99)),
+        "ends within its header",
+    ),
     "a part of a model": (
         header("split.count", ("IH", 2, 3)),
         "is the first of 3 parts, which are found by their names: call it NAME-00001-of-00003.gguf",
