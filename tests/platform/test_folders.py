@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.platform.folders import TemporaryFolder
+from minivllm.errors import BadInput
+from minivllm.platform.folders import TemporaryFolder, new_folder
 
 
 def await_nothing(folder: Path) -> None:
@@ -89,3 +90,45 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path, writes_on: bo
         assert list(tmp_path.iterdir())
         os.killpg(process.pid, signal.SIGKILL)
     await_nothing(tmp_path)
+
+
+def test_a_new_folder_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    output = tmp_path / "below" / "made"
+    with new_folder(output) as folder:
+        (folder / "file").write_text("text")
+        assert not output.exists()
+    assert (output / "file").read_text() == "text" and output.stat().st_mode & 0o777 != 0o700
+    assert list((tmp_path / "below").iterdir()) == [output]
+    with (
+        pytest.raises(BadInput, match="made exists already: give a new folder"),
+        new_folder(output),
+    ):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "out=x cannot be written: No space left"),
+        (OSError("full"), "out=x cannot be written: full"),
+        (BadInput("FOLDER/file is wrong"), r"^\S+/made/file is wrong"),
+    ],
+)
+def test_nothing_is_left_of_a_new_folder_after_an_error(
+    error: Exception, message: str, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(BadInput, match=message) as caught,
+        new_folder(tmp_path / "made", "out=x") as folder,
+    ):
+        raise type(error)(*(str(a).replace("FOLDER", str(folder)) for a in error.args))
+    assert not list(tmp_path.iterdir()) and ".made." not in str(caught.value)
+
+
+def test_a_new_folder_needs_room(tmp_path: Path) -> None:
+    with (
+        pytest.raises(BadInput, match=r"made: .* will be written, and .* are free there"),
+        new_folder(tmp_path / "made", needed=1 << 60),
+    ):
+        raise AssertionError
+    assert not list(tmp_path.iterdir())

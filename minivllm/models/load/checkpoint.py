@@ -7,8 +7,10 @@ mapping, so that the process's memory does not include the file."""
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -155,6 +157,18 @@ def sample(tensor: StoredTensor, pieces: int = 64) -> bytes:
             stream.seek(tensor.begin + (size - 256) * piece // (pieces - 1))
             parts.append(stream.read(256))
         return b"".join(parts)
+
+
+def shard_name(number: int, count: int) -> str:
+    """The name of a .safetensors file, counted from 1, among so many of a checkpoint."""
+    return SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def write_index(folder: Path, weight_map: Mapping[str, str], total: int) -> None:
+    """Write the index of a checkpoint of several files: the file of each tensor, and the bytes of
+    all."""
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
 def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -84,6 +84,15 @@ def own_name(name: str) -> str:
     return name
 
 
+def published_name(name: str, architecture: str) -> str:
+    """What checkpoints of an architecture call the tensor of a text model that has this name."""
+    if architecture != "MixtralForCausalLM" or ".mlp." not in name:
+        return name
+    inner = {own: published for published, own in _MIXTRAL.items()}
+    parts = name.replace(".mlp.", ".block_sparse_moe.").split(".")
+    return ".".join(inner.get(part, part) for part in parts)
+
+
 def _of_expert(name: str) -> str:
     """The other families' names for Mixtral's mixtures and their matrices."""
     name = name.replace(".block_sparse_moe.", ".mlp.")

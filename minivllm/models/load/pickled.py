@@ -6,15 +6,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minivllm.errors import BadInput
-from minivllm.models.load.checkpoint import INDEX, SINGLE, Checkpoint
-from minivllm.platform.folders import TemporaryFolder
+from minivllm.models.load.checkpoint import INDEX, Checkpoint, shard_name, write_index
+from minivllm.platform.folders import new_folder
 from minivllm.platform.processes.children import module_path
 from minivllm.platform.untrusted import (
     MAX_TOKENIZER,
@@ -90,7 +89,7 @@ def convert(
 
     Args:
         path: the folder, or one file.
-        output: the folder to make; it must not exist, or be empty.
+        output: the folder to make; it must not exist.
         timeout_s: longest time that one file may take.
         memory_gb: most memory that reading one file may take; None: three times the file, and 1
             GiB.
@@ -108,26 +107,12 @@ def convert(
     copied = _other_files(folder)
     config = parse_json(copied.get("config.json", b"{}"), f"{folder / 'config.json'}")
     tied = isinstance(config, dict) and config.get("tie_word_embeddings") is True
-    _check_output(output, sum(file.stat().st_size for file in files))
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = TemporaryFolder(f".{output.name}.", str(output.parent))
-        place = Path(temporary.path)
-    except OSError as error:
-        raise BadInput(f"task.output={output} cannot be written: {error.strerror}") from None
-    try:
+    needed = sum(file.stat().st_size for file in files)
+    with new_folder(output, f"task.output={output}", needed) as made:
         for name, content in copied.items():
-            (place / name).write_bytes(content)
-        count = _convert_files(files, place, tied, timeout_s, memory_gb, report)
-        Checkpoint.open(place)
-        place.chmod(0o755)
-        os.replace(place, output)
-    except BadInput as error:  # of the folder that the user knows
-        raise BadInput(str(error).replace(str(place), str(output))) from None
-    except OSError as error:
-        raise BadInput(f"task.output={output} cannot be written: {error.strerror}") from None
-    finally:
-        temporary.close()
+            (made / name).write_bytes(content)
+        count = _convert_files(files, made, tied, timeout_s, memory_gb, report)
+        Checkpoint.open(made)
     return count
 
 
@@ -136,19 +121,6 @@ def _other_files(folder: Path) -> dict[str, bytes]:
     files = {file for pattern in _COPIED for file in folder.glob(pattern)}
     kept = sorted(file for file in files if file.name not in (_INDEX, INDEX))
     return {file.name: read_bytes(file, MAX_TOKENIZER, str(file)) for file in kept}
-
-
-def _check_output(output: Path, needed: int) -> None:
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise BadInput(f"task.output={output} exists already: name a folder that is not there")
-    above = next(
-        parent for parent in (output.absolute(), *output.absolute().parents) if parent.exists()
-    )
-    if (free := shutil.disk_usage(above).free) < needed:
-        raise BadInput(
-            f"task.output={output}: the weights take {size(needed)}, and {size(free)} are free "
-            "there"
-        )
 
 
 def _convert_files(
@@ -162,7 +134,7 @@ def _convert_files(
     weight_map: dict[str, str] = {}
     total = 0
     for number, file in enumerate(files, start=1):
-        name = SINGLE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        name = shard_name(number, len(files))
         task = {
             "source": str(file.absolute()),
             "target": str(place / name),
@@ -182,8 +154,7 @@ def _convert_files(
         total += sum(sizes.values())
         report(f"{file.name}: {len(sizes)} tensors, {size(sum(sizes.values()))}, to {name}")
     if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        (place / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        write_index(place, weight_map, total)
     return len(weight_map)
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
+from minivllm.models.load.checkpoint import shard_name, write_index
 from minivllm.models.load.filling import tensor_shapes
+from minivllm.models.load.names import published_name
 from minivllm.models.vision.registry import stored_name, vision_tower
-from minivllm.platform.folders import TemporaryFolder
+from minivllm.platform.folders import new_folder
+from minivllm.quant.base import Shapes
 
-
-def require_new(output: Path) -> None:
-    """Raise BadInput where there is such a file or folder."""
-    if output.exists():
-        raise BadInput(f"{output} exists already: give a new folder")
+SHARD = 4 << 30  # most bytes of a file, and of weights in memory, but for a larger tensor
 
 
 def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:
@@ -36,6 +35,7 @@ def save_checkpoint(
     config: Mapping[str, Any],
     fill: Callable[[str, Tensor], None],
     beside: Callable[[Path], None],
+    what: str = "",
 ) -> int:
     """Write a checkpoint in the dtype that its config.json names.
 
@@ -44,30 +44,65 @@ def save_checkpoint(
         config: its config.json.
         fill: writes the weights of a tensor, given the model's name for it.
         beside: writes further files into a folder.
+        what: how messages begin, such as "task.output=DIR"; the path where it is empty.
 
     Returns:
         The number of tensors.
 
     Raises:
-        BadInput: `output` exists.
+        BadInput: as `new_folder`.
     """
-    require_new(output)
     dtype, architecture = stored_dtype(config), str(config["architectures"][0])
     with torch.device("meta"):
         tower = vision_tower(config)
     shapes = tensor_shapes(ModelConfig.from_dict(config), dtype)
-    tensors = {}
-    for name, shape in (shapes | ({} if tower is None else tower.shapes)).items():
-        assert shape is not None
-        tensor = tensors[stored_name(name, architecture)] = torch.empty(shape, dtype=dtype)
-        fill(name, tensor)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFolder(f".{output.name}.", str(output.parent)) as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    shapes |= {} if tower is None else tower.shapes
+    sizes = {name: math.prod(shape or ()) * dtype.itemsize for name, shape in shapes.items()}
+    total, shards = sum(sizes.values()), _shards(sizes)
+    weight_map: dict[str, str] = {}
+    with new_folder(output, what, total) as made:
+        for number, names in enumerate(shards, start=1):
+            file = shard_name(number, len(shards))
+            tensors = _filled(names, shapes, dtype, fill, architecture)
+            try:
+                save_file(tensors, made / file, {"format": "pt"})
+            except SafetensorError as error:
+                raise OSError(str(error)) from None
+            weight_map |= dict.fromkeys(tensors, file)
+        if len(shards) > 1:
+            write_index(made, weight_map, total)
         text = json.dumps(dict(config), indent=2)
         (made / "config.json").write_text(f"{text}\n", encoding="utf-8")
         beside(made)
-        os.replace(made, output)
-    return len(tensors)
+    return len(weight_map)
+
+
+def _filled(
+    names: list[str],
+    shapes: Shapes,
+    dtype: torch.dtype,
+    fill: Callable[[str, Tensor], None],
+    architecture: str,
+) -> dict[str, Tensor]:
+    """The weights of some tensors, by the names that checkpoints of the architecture have."""
+    tensors = {}
+    for name in names:
+        shape = shapes[name]
+        assert shape is not None
+        own = published_name(stored_name(name, architecture), architecture)
+        tensor = tensors[own] = torch.empty(shape, dtype=dtype)
+        fill(name, tensor)
+    return tensors
+
+
+def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
+    """The names of the tensors of each file, in their order."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if shards[-1] and held + size > SHARD:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += size
+    return shards

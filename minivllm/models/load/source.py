@@ -57,7 +57,8 @@ class Source:
         if self.is_gguf:
             assert self.folder is not None
             raise BadInput(
-                f"{peer} takes a folder of .safetensors files, not the GGUF file {self.folder.name}"
+                f"{peer} takes a folder of .safetensors files, not the GGUF file "
+                f"{self.folder.name}: task=convert makes one of it"
             )
 
 

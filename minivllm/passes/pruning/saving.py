@@ -10,10 +10,11 @@ from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.filling import tensor_shapes
-from minivllm.models.load.saving import require_new, save_checkpoint, stored_dtype
+from minivllm.models.load.saving import save_checkpoint, stored_dtype
 from minivllm.models.load.weights import CheckpointWeights
 from minivllm.models.registry import sees
 from minivllm.passes.pruning.plan import PruningPlan
+from minivllm.platform.folders import require_new
 
 # Files of a checkpoint that stay as they are.
 BESIDE = (

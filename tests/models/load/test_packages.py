@@ -85,6 +85,7 @@ def test_random_weights_need_no_package(absent: None) -> None:
         ["preset=generate", "task.prompt=x"],
         ["preset=chat"],
         ["preset=serve"],
+        ["task=convert", "task.output=out"],
     ],
     ids=lambda words: words[0],
 )

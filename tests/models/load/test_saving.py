@@ -21,6 +21,7 @@ from tests.seeing import make_smolvlm
 
 MAKERS: dict[str, Any] = {
     "qwen3": make_checkpoint,
+    "mixtral": lambda folder: make_checkpoint(folder, "mixtral"),
     "smolvlm": make_smolvlm,
     "qwen2_5_vl": lambda folder: qwen_vl.make_checkpoint(folder, "qwen2_5_vl"),
     "qwen3_vl": lambda folder: qwen_vl.make_checkpoint(folder, "qwen3_vl"),
@@ -29,6 +30,8 @@ MAKERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", MAKERS)
 def test_names_and_weights_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    from transformers.core_model_loading import revert_weight_conversion
+
     reference = MAKERS[family](tmp_path / "first")
     config = json.loads((tmp_path / "first" / "config.json").read_text())
     weights = CheckpointWeights(Checkpoint.open(tmp_path / "first"))
@@ -36,7 +39,10 @@ def test_names_and_weights_are_those_of_transformers(family: str, tmp_path: Path
     count = save_checkpoint(
         again, config, weights.fill, lambda folder: (folder / "more.txt").write_text("x") and None
     )
-    saved, known = load_file(again / "model.safetensors"), reference.state_dict()
+    saved = load_file(again / "model.safetensors")
+    known = reference.state_dict()
+    if family == "mixtral":  # whose experts are fused in memory, not in files
+        known = revert_weight_conversion(reference, known)
     assert count == len(saved) and (again / "more.txt").is_file()
     assert known.keys() - saved.keys() <= {"lm_head.weight"} and saved.keys() <= known.keys()
     assert all(torch.equal(tensor, known[name]) for name, tensor in saved.items())
@@ -50,7 +56,7 @@ def test_nothing_is_left_of_what_is_not_complete(tmp_path: Path) -> None:
     def full(folder: Path) -> None:
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(BadInput, match="new/one cannot be written: no space left"):
         save_checkpoint(tmp_path / "new" / "one", config, weights.fill, full)
     assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(BadInput, match="exists already"):
