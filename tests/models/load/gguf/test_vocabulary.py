@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minivllm import LLM, SamplingParams
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf.file import GGUFFile, StoredArray
 from minivllm.models.load.gguf.vocabulary import TOKENS, Type, Vocabulary, read_ends
@@ -41,6 +42,24 @@ def test_several_tokens_end_an_answer(tmp_path: Path) -> None:
     tokenizer = made(tmp_path, values)
     assert tokenizer.decode([94, 98, 99, 100]) == "ab<|endoftext|>"
     assert {96, 98, 99, 101} <= {*tokenizer.special_ids}
+
+
+def test_a_generation_ends_at_each_of_them(tmp_path: Path) -> None:
+    """The file names one; whichever the model chooses ends the answer, and is not shown."""
+    values = BYTES | {
+        TOKENS: [*BYTES[TOKENS][:93], "<|im_end|>", "<|endoftext|>", "<s>"],
+        "tokenizer.ggml.token_type": [1] * 93 + [3, 3, 3],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 93,
+    }
+    values[TOKENS][92] = "ab"
+    path = write(tmp_path / "file.gguf", LLAMA | values, tensors())
+    with LLM(str(path), device="cpu", quant="fp32") as llm:
+        for token, ends in ((93, True), (94, True), (95, False), (64, False)):
+            chosen = SamplingParams(max_tokens=3, temperature=0.0, allowed_token_ids=[token])
+            (answer,) = llm.generate(["ab"], chosen)[0].outputs
+            assert answer.finish_reason == ("stop" if ends else "length")
+            assert answer.text == ("aaa" if token == 64 else "")
 
 
 def test_a_token_that_begins_or_ends_a_text_is_no_part_of_one(tmp_path: Path) -> None:
