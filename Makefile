@@ -3,6 +3,7 @@
 # make test    every test within the project (installs what tests, launchers and peers need first)
 # make test-real  the tests that start other programs: browsers, compilers, Slurm, Ray, agents' clients; each skips where its program is absent
 # make clients the agents' clients, of npm, that tests of the server start (0.7 GB)
+# make gpu     on a machine with a GPU: a quarter of an hour of checks and figures; gpu_results/targets.md, pages below reports/
 # make fuzz    thousands of damaged files and streams, and of configurations beside the plainest one
 # make check   lint, format, types
 # make docs    the documentation as a site, in build/site
@@ -29,7 +30,7 @@ GALLERY := $(filter $(shell grep -o '$(EXAMPLES)/[^/]*/index.html' docs/examples
 CLIENTS := $(VENV)/clients
 PINNED := tests/serving/clients
 
-.PHONY: run smollm2 test test-real clients fuzz check docs examples report install clean
+.PHONY: run smollm2 test test-real clients gpu fuzz check docs examples report install clean
 .DEFAULT_GOAL := run
 
 run: $(RUNNING)
@@ -55,6 +56,9 @@ test-real: install
 	$(BIN)/python -m pytest --tb short --disable-warnings -r fEs -m real
 
 clients: $(CLIENTS)/.installed
+
+gpu: install
+	PYTHON=$(BIN)/python scripts/gpu_suite.sh first second third
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz

@@ -361,6 +361,12 @@ class Event:
     def synchronize(self) -> None:
         Device.arrive(self.before)
 
+    def query(self) -> bool:
+        return not any(copy in Device.late for copy in self.before)
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1.0  # of a device that computes at once
+
 
 class Stream:
     """There is but one order."""
@@ -406,6 +412,7 @@ def graph(into: CUDAGraph, **_: Any) -> Iterator[None]:
 def pretend() -> None:
     """Replace what torch and Triton do with a GPU. For the rest of the process."""
     cuda: Any = torch.cuda
+    stream = Stream()
     constants = {
         "is_available": True,
         "is_initialized": True,
@@ -417,7 +424,8 @@ def pretend() -> None:
         ),
         "mem_get_info": (MEMORY, MEMORY),
         "graph_pool_handle": (0, 0),
-        "current_stream": Stream(),
+        "current_stream": stream,
+        "default_stream": stream,
         "stream": contextlib.nullcontext(),
         **dict.fromkeys(("memory_reserved", "max_memory_allocated", "max_memory_reserved"), 0),
         **dict.fromkeys(("_lazy_init", "set_device", "reset_peak_memory_stats", "empty_cache")),
@@ -492,8 +500,8 @@ def only_what_is_asked_for() -> None:
     from minivllm.kernels import device as places
 
     takes = places.takes_triton
-    places.takes_triton = lambda option, chosen, other, device: (
-        chosen != "auto" and takes(option, chosen, other, device)
+    places.takes_triton = lambda option, chosen, *where: (
+        chosen != "auto" and takes(option, chosen, *where)
     )
     auto.BACKENDS["cuda"] = auto.BACKENDS["cuda"][1:]
 

@@ -30,6 +30,7 @@ ACROSS = {
     "serving/test_clients.py": "clients that nobody here wrote, against the whole server",
     "serving/test_generic_tools.py": "tools of a template that takes none, by every API",
     "serving/test_malformed.py": "bodies and frames of every API",
+    "scripts/test_gpu_rehearsal.py": "every command of scripts/gpu_suite.sh",
     "test_compiled_ahead.py": "the bytecode that all test processes need",
     "test_docs.py": "the documentation",
     "test_forked.py": "what tests have in the place of subprocess",

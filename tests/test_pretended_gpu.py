@@ -24,6 +24,9 @@ CHOSEN = [
     "test_cuda.py::test_a_graph_holds_grouped_experts",
     "test_cuda.py::test_a_smaller_cache_is_that_of_the_cpu[qwen3-eviction=streaming]",
     "test_cuda.py::test_blocks_come_back_from_host_and_disk_as_they_left[qwen3]",
+    "test_faces.py::test_pictures_are_those_of_the_cpu",
+    "test_faces.py::test_a_gguf_file_gives_the_logits_of_the_cpu[Q6_K]",
+    "test_faces.py::test_a_conversation_is_remembered",
 ]
 
 

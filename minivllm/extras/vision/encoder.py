@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,8 +65,8 @@ class Encoder(SchedulingRule):
         self._needed: dict[bytes, int] = {}  # images that prompts are inside of; their rows
         self._planned: dict[bytes, int] = {}  # of the step that is being planned
         self._alive: set[Request] = set()  # requests with images
-        # Events of towers whose time is not read yet.
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        # Events of towers whose time is not read yet, the oldest first.
+        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self.step_ms = self.step_flops = 0.0  # of the step that was launched last
 
     @property
@@ -83,11 +83,16 @@ class Encoder(SchedulingRule):
 
     def counts(self) -> dict[str, float]:
         """The counters; waits for the towers that a GPU has not finished."""
-        for begin, end in self._events:
+        for _, end in self._events:
             end.synchronize()
-            self.counters["encoder_ms"] += begin.elapsed_time(end)
-        self._events.clear()
+        self._read_events()
         return {name: float(count) for name, count in self.counters.items()}
+
+    def _read_events(self) -> None:
+        """Count the time of the towers that a GPU has finished, and free their events."""
+        while self._events and self._events[0][1].query():
+            begin, end = self._events.popleft()
+            self.counters["encoder_ms"] += begin.elapsed_time(end)
 
     def clear(self) -> None:
         """Forget all embeddings."""
@@ -192,6 +197,7 @@ class Encoder(SchedulingRule):
         self.step_ms += 1e3 * (time.perf_counter() - start)
         if marks:
             marks[1].record()
+            self._read_events()  # a server has nobody who reads the counters
             self._events.append((marks[0], marks[1]))
         else:
             self.counters["encoder_ms"] += self.step_ms

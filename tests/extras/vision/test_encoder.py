@@ -106,6 +106,36 @@ def test_a_tower_runs_once_for_each_distinct_image(folder: Path) -> None:
         assert counters["images_encoded"] == 2
 
 
+class MadeUpEvent:
+    """An event of a GPU that is done, or is done once somebody has waited."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
+
+    def elapsed_time(self, end: MadeUpEvent) -> float:
+        assert end.done
+        return 2.0
+
+
+def test_events_of_towers_that_have_ended_are_freed(folder: Path) -> None:
+    """In a server nobody reads the counters."""
+    with engine(folder) as llm:
+        encoder = encoder_of(llm)
+        before = encoder.counts()["encoder_ms"]
+        pairs = [(MadeUpEvent(True), MadeUpEvent(done)) for done in (True, True, False, True)]
+        encoder._events.extend(pairs)  # type: ignore[arg-type]
+        encoder._read_events()
+        assert [end for _, end in encoder._events] == [end for _, end in pairs[2:]]
+        assert encoder.counters["encoder_ms"] == before + 4
+        assert encoder.counts()["encoder_ms"] == before + 8 and not encoder._events
+
+
 def test_without_a_cache_embeddings_last_as_long_as_the_prompt(folder: Path) -> None:
     overrides = ["vision.encoder_cache_tokens=0", "batching.max_num_batched_tokens=20"]
     with engine(folder, *overrides) as llm:
