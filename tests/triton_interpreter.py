@@ -16,9 +16,11 @@ EXPONENT, FRACTION = np.uint32(0x7F800000), np.uint32(0x007FFFFF)  # of a float3
 
 
 def prepare_once(patch: pytest.MonkeyPatch) -> None:
-    """Replace what takes most of the interpreter's time; nothing where no kernel has been
-    imported."""
+    """Replace what takes most of the interpreter's time; nothing where no kernel has been imported,
+    nor where kernels are compiled: types of the compiler are the interpreter's, too."""
     if (interpreter := sys.modules.get("triton.runtime.interpreter")) is None:
+        return
+    if not sys.modules["triton"].knobs.runtime.interpret:
         return
     patch.setattr(interpreter, "_patch_lang", _once(interpreter))
     patch.setattr(interpreter, "_patch_attr", _patch_attr(interpreter.interpreter_semantic))

@@ -14,13 +14,31 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
-def check_device(option: str, device: torch.device, instead: str) -> None:
-    """Raises BadInput where Triton's kernels cannot run on `device`; names `option` and what to use
-    `instead`."""
+def check_device(
+    option: str, device: torch.device, instead: str, below: tuple[int, int] | None = None
+) -> None:
+    """Check that Triton's kernels run on a device.
+
+    Args:
+        option: the knob and its value, for the message.
+        instead: what to use instead.
+        below: the first compute capability on which these kernels are not launched.
+
+    Raises:
+        BadInput: they cannot run there.
+    """
     if device.type == "cuda":
-        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        if torch.version.hip is not None:
+            return
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 0):
             raise BadInput(
                 f"{option} needs a GPU of compute capability 8.0 or later; use {instead}"
+            )
+        if below is not None and capability >= below:
+            raise BadInput(
+                f"{option} is not for compute capability {capability[0]}.{capability[1]}, where "
+                f"Triton has compiled such kernels wrongly; use {instead}"
             )
     elif not INTERPRETED:
         raise BadInput(

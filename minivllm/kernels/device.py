@@ -79,9 +79,21 @@ def thread_settings() -> Callable[[], None]:
     return apply
 
 
-def takes_triton(option: str, chosen: str, other: str, device: torch.device) -> bool:
+def takes_triton(
+    option: str,
+    chosen: str,
+    other: str,
+    device: torch.device,
+    below: tuple[int, int] | None = None,
+) -> bool:
     """Whether a knob with the values auto, triton and `other` selects Triton on a device; auto is
     triton on GPUs that Triton supports.
+
+    Args:
+        option, chosen: the knob's name and value.
+        other: its value without Triton.
+        device: of the tensors.
+        below: the first compute capability on which these kernels are not launched; None: none.
 
     Raises:
         BadInput: `chosen` is none of these, or triton where it cannot run; `option` is the knob's
@@ -94,7 +106,7 @@ def takes_triton(option: str, chosen: str, other: str, device: torch.device) -> 
     try:
         from minivllm.kernels.common import check_device
 
-        check_device(f"{option}=triton", device, f"{option}={other}")
+        check_device(f"{option}=triton", device, f"{option}={other}", below)
     except (ImportError, BadInput) as error:
         if chosen == "auto":
             return False

@@ -17,7 +17,7 @@ from minivllm.kernels.cpu.linear import PANEL, Format, PanelLinear, panels_for
 from minivllm.kernels.device import takes_triton
 from minivllm.quant.base import Quantizer, frozen
 from minivllm.quant.bnb import import_bitsandbytes, require_bitsandbytes
-from minivllm.quant.kernels.common import SLICE, triton_products
+from minivllm.quant.kernels.common import SLICE, TWO_PRODUCTS_BELOW, triton_products
 from minivllm.quant.options import NF4Options
 
 # bitsandbytes' AVX-512 kernel costs the same for each row of activations; above about 40 rows it
@@ -66,7 +66,9 @@ class NF4(Quantizer, NF4Options):
             return PanelLinear(
                 kernels, Format.NF4, packed, (rows, columns), bias, scales, group=state.blocksize
             )
-        triton = takes_triton("quant.kernel", self.kernel, "bitsandbytes", codes.device)
+        triton = takes_triton(
+            "quant.kernel", self.kernel, "bitsandbytes", codes.device, TWO_PRODUCTS_BELOW
+        )
         kernel_fits = (
             codes.device.type == "cpu"
             and not triton
@@ -186,6 +188,9 @@ def quantize(
     # A block that is not finite would spoil the second quantisation of all scales.
     double_quant = double_quant and bool(weight.isfinite().all())
     if weight.device.type != "cpu" or weight.numel() % block_size:
+        if weight.device.type == "cuda":  # on whose default stream quantize_4bit always launches
+            current = torch.cuda.current_stream(weight.device)
+            assert current == torch.cuda.default_stream(weight.device)
         codes, state = functional.quantize_4bit(
             weight, blocksize=block_size, compress_statistics=double_quant, quant_type="nf4"
         )

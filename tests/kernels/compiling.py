@@ -10,14 +10,13 @@ not hold, and with --loops how many instructions its longest loop has.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import triton
+from machine_code import disassembled, longest_loop, overwritten, spilled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -25,8 +24,10 @@ from minivllm.attention.kernels import paged, tiles, write
 from minivllm.engine import sampling_kernels
 from minivllm.passes import fused_kernels
 from minivllm.quant.kernels import few_rows, integers, narrow, products
+from minivllm.quant.kernels.common import TWO_PRODUCTS_BELOW
 
-SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}  # bytes that a program may have
+# Bytes that a program may have.
+SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448, 100: 232448}
 # its kernels stand for those of the others where they have the same instructions, in the memory of
 # each
 FIRST = 80
@@ -57,7 +58,9 @@ def kernels(capability: int) -> Iterator[Made]:
     """What is compiled for these GPUs."""
     yield from attention("bf16", torch.bfloat16)
     if capability != 89:  # which has the instructions of 80
-        yield from others("bf16", torch.bfloat16)
+        for made in others("bf16", torch.bfloat16):
+            if made[0] is not few_rows.four_bits or capability < 10 * TWO_PRODUCTS_BELOW[0]:
+                yield made
         yield from halves(capability)
     if capability == FIRST:  # whole float32 numbers are multiplied in the same way on all
         yield from attention("fp32", torch.float32)
@@ -67,28 +70,42 @@ def kernels(capability: int) -> Iterator[Made]:
 def attention(name: str, dtype: torch.dtype) -> Iterator[Made]:
     """Attention over the cache, and what writes into it."""
     floats = dict.fromkeys(FLOATS.split(), f"*{name}")
-    for dim, storage, window, capped in (
-        (128, 0, 0, False),
-        (64, 1, 0, False),
-        (256, 2, 4096, True),
+    for dim, storage, window, capped, block_size in (
+        (128, 0, 0, False, 16),
+        (64, 1, 0, False, 16),
+        (256, 2, 4096, True, 16),
+        (128, 0, 2047, False, 256),
     ):
         cache = dict.fromkeys(("keys", "values"), "*i8" if storage else f"*{name}")
         heads = {"HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": dim, "DIM": dim}
         keys = {"WINDOW": window, "BLOCK_N": tiles.keys_per_step(dim, dtype)}
-        for rows, split in ((16, 512), (tiles.prompt_rows(dim, dtype, bool(storage)), 0)):
+        prompt = tiles.prompt_rows(dim, dtype, bool(storage))
+        for rows, split in ((16, 512), (16, 128), (16, 0), (prompt, 0)):
             tile = {
                 "SPLIT_SIZE": split,
                 "BLOCK_M": rows,
-                "BLOCK_SIZE": 16,
+                "BLOCK_SIZE": block_size,
                 "CAPPED": capped,
                 "FORMAT": storage,
             }
             options = tiles.launch_options(rows, dim, bool(storage))
             yield paged._attend, {**floats, **cache}, {**heads, **keys, **tile}, options
-        pieces = {"SPLIT_SIZE": 512, "BLOCK_M": 16, "PIECES": paged.PIECES}
-        yield paged._combine, floats, {**heads, **keys, **pieces}, {"num_warps": 1}
-        written = {"ROTARY_DIM": dim, "NORM": 1, "CACHED": True, "FORMAT": storage}
-        yield write._write, {**floats, **cache}, {**heads, **written}, {"num_warps": 1}
+        for split in (512, 128):
+            pieces = {"SPLIT_SIZE": split, "BLOCK_M": 16, "PIECES": paged.PIECES}
+            yield paged._combine, floats, {**heads, **keys, **pieces}, {"num_warps": 1}
+        yield from writes({**floats, **cache}, dim, storage)
+
+
+def writes(kinds: dict[str, str], dim: int, storage: int) -> Iterator[Made]:
+    """Into the cache, with each norm or with keys and values as they are, and beside it."""
+    options = {"num_warps": 1 if dim <= 128 else 2}
+    cached = {"HEADS": 16, "KV_HEADS": 4, "CACHED": True, "FORMAT": storage}
+    alone = {"HEADS": 20, "KV_HEADS": 0, "CACHED": False, "FORMAT": 0}
+    turned = [{"NORM": norm, "ROTARY_DIM": dim} for norm in (0, 1, 2)]
+    forms = [{**form, **turning} for form in (cached, alone) for turning in turned]
+    forms.append({**cached, "HEADS": 0, "NORM": 0, "ROTARY_DIM": 0})
+    for form in forms:
+        yield write._write, kinds, {"HEAD_DIM": dim, "DIM": dim, **form}, options
 
 
 def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
@@ -141,17 +158,20 @@ def others(name: str, dtype: torch.dtype) -> Iterator[Made]:
     for rows in (2, 4):
         summed = {"SCALED": True, "BIASED": True, "FACTOR": 1.0, "BLOCK_M": rows, "BLOCK_N": 64}
         yield few_rows.add, floats, summed, {"num_warps": rows}
-    yield fused_kernels._norm, floats, {"ADD": True, "GEMMA": True, "BLOCK": 4096}, {}
+    for size in (1024, 4096):
+        warps = {"num_warps": min(16, max(4, size // 512))}
+        for add, gemma in ((True, False), (True, True), (False, False), (False, True)):
+            form = {"ADD": add, "GEMMA": gemma, "BLOCK": size}
+            yield fused_kernels._norm, floats, form, warps
     for draws in (True, False):
         logits = {"logits": f"*{name}"}
-        yield (
-            sampling_kernels._best_of_block,
-            logits,
-            {"DRAWS": draws, "BLOCK": sampling_kernels.BLOCK},
-            {},
-        )
-        yield sampling_kernels._best_of_row, {"out": "*i64"}, {"DRAWS": draws, "BLOCK": 128}, {}
-    yield fused_kernels._gated, floats, {"ACTIVATION": 1, "BLOCK": 1024}, {}
+        blocks = {"DRAWS": draws, "BLOCK": sampling_kernels.BLOCK}
+        yield sampling_kernels._best_of_block, logits, blocks, {}
+        for flag in (False, True):
+            form = {"DRAWS": draws, "FLAG": flag, "BLOCK": 128}
+            yield sampling_kernels._best_of_row, {"out": "*i64"}, form, {}
+    for activation in fused_kernels.ACTIVATIONS.values():
+        yield fused_kernels._gated, floats, {"ACTIVATION": activation, "BLOCK": 1024}, {}
 
 
 def narrow_products(floats: dict[str, str]) -> Iterator[Made]:
@@ -197,40 +217,6 @@ def ends(
         yield rows, {**end, "ADDING": adding if rows == least else 0}
 
 
-def tool_output(tool: str, option: str, binary: bytes) -> str:
-    """What a tool of CUDA's says of machine code."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        return subprocess.run(
-            [tool, option, file.name], capture_output=True, text=True, check=True
-        ).stdout
-
-
-def spilled(binary: bytes) -> int:
-    """Bytes of a thread's stack."""
-    found = re.search(
-        r"STACK:(\d+)", tool_output(triton.knobs.nvidia.cuobjdump.path, "-res-usage", binary)
-    )
-    assert found
-    return int(found[1])
-
-
-def longest_loop(binary: bytes) -> int:
-    """Instructions from the target of a branch backwards to the branch, those of loops within it
-    included."""
-    lines = tool_output(triton.knobs.nvidia.nvdisasm.path, "-c", binary).splitlines()
-    count, longest, labels = 0, 0, dict[str, int]()
-    for line in lines:
-        if label := re.match(r"(\.L_x_\d+):", line):
-            labels[label[1]] = count
-        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/", line):
-            count += 1
-            if (branch := re.search(r"BRA.*\((\.L_x_\d+)\)", line)) and branch[1] in labels:
-                longest = max(longest, count - labels[branch[1]])
-    return longest
-
-
 def main(capabilities: list[int], loops: bool = False) -> None:
     for capability in capabilities:
         target = GPUTarget("cuda", capability, 32)
@@ -252,6 +238,8 @@ def main(capabilities: list[int], loops: bool = False) -> None:
             assert stack <= SPILLED or kinds.get("out") == "*fp32", (kernel, constants, stack)
             if constants.get("ADDING"):  # the parts are there before the count, and read after it
                 assert re.search(ADDED, made.asm["ptx"], re.DOTALL), (kernel, constants)
+            code = disassembled(made.asm["cubin"])
+            assert not overwritten(code), (kernel, constants, overwritten(code))
             print(
                 capability,
                 kernel.__name__,
@@ -259,7 +247,7 @@ def main(capabilities: list[int], loops: bool = False) -> None:
                 constants,
                 made.metadata.shared,
                 stack,
-                longest_loop(made.asm["cubin"]) if loops else "",
+                longest_loop(code) if loops else "",
             )
 
 

@@ -11,6 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SLICE = 8 * 1024 * 1024  # weights converted at once, so that no whole layer exists in 16 bits
+# The compute capability from which on few_rows.four_bits is not launched: there Triton 3.6 to 3.8
+# compiles two products into one accumulator wrongly (triton#10821).
+TWO_PRODUCTS_BELOW = (10, 0)
 
 
 def triton_products() -> ModuleType:

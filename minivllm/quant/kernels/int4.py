@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from minivllm.kernels.device import takes_triton
 from minivllm.quant.base import frozen
-from minivllm.quant.kernels.common import SLICE, triton_products
+from minivllm.quant.kernels.common import SLICE, TWO_PRODUCTS_BELOW, triton_products
 
 Piece = tuple[Tensor, Tensor, Tensor | None]
 """Some outputs of a weight: codes, scales, zeros; see Int4Linear."""
@@ -153,7 +153,7 @@ def layout_for(
     Raises:
         BadInput: Triton's is asked for and cannot run here.
     """
-    triton = takes_triton("quant.kernel", kernel, "torch", device)
+    triton = takes_triton("quant.kernel", kernel, "torch", device, TWO_PRODUCTS_BELOW)
     tensor_cores = (
         dtype is torch.bfloat16
         and device.type == "cuda"
