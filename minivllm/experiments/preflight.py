@@ -22,6 +22,7 @@ from minivllm.config.support import support_of
 from minivllm.engines import installed
 from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
+from minivllm.experiments.filling import with_number
 from minivllm.parallel.handover import require_folder
 from minivllm.platform.threads import validate_cores
 from minivllm.processes.handover import require_splittable
@@ -88,8 +89,12 @@ def require_hardware(config: dict[str, Any]) -> None:
         )
 
 
-def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
+def check(config: dict[str, Any], filling: bool = False) -> tuple[dict[str, Any], str, list[str]]:
     """Check all of a configuration that can be checked before anything is written or loaded.
+
+    Args:
+        config: resolved.
+        filling: whether a pilot is to find workload.num_requests=auto.
 
     Returns:
         The configuration with `model.weights` settled (so that the worker does not ask the hub
@@ -119,7 +124,7 @@ def check(config: dict[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
         if view.parallel.disaggregated:
             require_splittable(params)
     require_folder(view.parallel, config.get("cache") or {})
-    workload = _check_load(config, simulated)
+    workload = _check_load(with_number(config, 1) if filling else config, simulated)
     if view.target("model") not in OPTIONS:
         return config, identity.digest(model), []
     from minivllm.extras.speculative.fit import require_drafts_fit

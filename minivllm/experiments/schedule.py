@@ -18,6 +18,7 @@ from minivllm.config import plug_ins
 from minivllm.config.groups import Config
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.experiments.arms import Load, compose, shuffled
+from minivllm.experiments.filling import PilotResult
 from minivllm.experiments.plan import Arm, Sweep, essential
 
 
@@ -48,6 +49,7 @@ class Plan:
     blocks: int = 0  # of every cell; 0 before `extend`
     recorded: dict[str, str] = field(default_factory=dict)  # run_id -> status
     jobs: list[list[Measurement]] = field(default_factory=list)  # pending measurements
+    filled: PilotResult | None = None  # the number of requests, where a pilot found it
     launched: set[str] = field(default_factory=set)  # run_ids that this process has launched
     rejected: bool = False  # whether every job of the last launch ended with bad input
 
@@ -207,7 +209,7 @@ def check_arms(cells: Sequence[PlannedArm], skip_absent: bool) -> list[str]:
         model = json.dumps(cell.config["model"], sort_keys=True)
         try:
             cell.config, cell.fingerprint, notes = check(
-                {**cell.config, "model": settled.get(model, cell.config["model"])}
+                {**cell.config, "model": settled.get(model, cell.config["model"])}, filling=True
             )
         except BadInput as error:
             cell.problem = str(error)
@@ -224,6 +226,7 @@ def make_plan(
     config: dict[str, Any],
     name: str,
     warnings: list[str],
+    filled: PilotResult | None = None,
 ) -> Plan:
     """Make the plan of checked arms, and look up its records.
 
@@ -232,11 +235,12 @@ def make_plan(
         config: see `Plan`.
         name: the name of the sweep.
         warnings: the warnings for the user.
+        filled: what a pilot found.
     """
     for problem in dict.fromkeys(cell.problem for cell in cells if cell.absent):
         print(f"left out: {problem}", file=sys.stderr)
     folder = Path(Config.of(config).runs_dir) / name
-    plan = Plan(name, folder, sweep, [*cells], config, warnings)
+    plan = Plan(name, folder, sweep, [*cells], config, warnings, filled=filled)
     plan.extend()
     # A dry run moves nothing, so it reads records that were put aside in their present place.
     if plan.settings.sweep.dry_run:

@@ -273,7 +273,7 @@ def _needed(name: str, config: dict[str, Any]) -> str | None:
     view = Config.of(config)
     known = view.target("workload") in OPTIONS
     requests = getattr(view.workload, "num_requests", None) if known else None
-    if group == "metrics" and figure in ONE_A_REQUEST and p and requests is not None:
+    if group == "metrics" and figure in ONE_A_REQUEST and p and isinstance(requests, int):
         least = fewest(int(p))
         if requests < least:
             return f"{least} requests: raise workload.num_requests={requests}"

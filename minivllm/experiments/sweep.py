@@ -20,8 +20,9 @@ from minivllm.bench.records.record import Failure, Validity
 from minivllm.config.groups import Config
 from minivllm.config.overrides import hidden, quoted
 from minivllm.errors import BadInput
-from minivllm.experiments import plain
+from minivllm.experiments import filling, plain
 from minivllm.experiments.arms import Load
+from minivllm.experiments.filling import PilotResult
 from minivllm.experiments.jobs import (
     FailedJob,
     JobsContinue,
@@ -80,9 +81,9 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
     require_writable_reports(first)
     warnings = check_arms(cells, Config.of(first).sweep.skip_absent)
     require_one(cells)
-    plan = make_plan(
-        sweep, cells, first, first["sweep"]["name"] or first["name"] or sweep.hash(), warnings
-    )
+    name = first["sweep"]["name"] or first["name"] or sweep.hash()
+    filled = _fill(cells, first, name)
+    plan = make_plan(sweep, cells, first, name, warnings, filled)
     if first["sweep"]["dry_run"]:
         from minivllm.experiments.preview import show_plan
 
@@ -105,6 +106,29 @@ def run_sweep(sweep: Sweep, load: Load, launch: Launch) -> int:
         return 2
     statuses = [recorded_status(measurement) for measurement in plan.measurements]
     return 0 if reported and not plan.invalid and all(status == "ok" for status in statuses) else 1
+
+
+def _fill(cells: Sequence[PlannedArm], first: dict[str, Any], name: str) -> PilotResult | None:
+    """Give every arm with workload.num_requests=auto the number that the sweep's plan has, or that
+    a pilot finds now, before any block; None where no arm has auto, or a dry run has no plan."""
+    arms = [
+        (cell.arm.name, cell.config, cell.fingerprint)
+        for cell in cells
+        if cell.problem is None and cell.config is not None and filling.is_auto(cell.config)
+    ]
+    if not arms:
+        return None
+    settings, root = Config.of(first).sweep, Path(first["runs_dir"])
+    filled = None if settings.fresh else filling.known(root / name / PLAN)
+    if filled is None and not settings.dry_run:
+        with folder_lock(root / name, "sweep", "sweep.name"):
+            filled = filling.find(arms, root, name)
+            files.write_json(root / name / PLAN, {"name": name, **filling.field(filled)})
+    if filled is not None:
+        for cell in cells:
+            if cell.config is not None:
+                cell.config = filling.with_number(cell.config, filled.num_requests)
+    return filled
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -200,7 +224,10 @@ def _launch(plan: Plan, launch: Launch) -> None:
     plan.launched.update(measurement.run_id for job in plan.jobs for measurement in job)
     stamps = {m.run_id: _stamp(m.path / storage.RECORD) for job in plan.jobs for m in job}
     try:
-        files.write_json(path, {"name": plan.name, "definition": definition, "jobs": public})
+        found = filling.field(plan.filled)
+        files.write_json(
+            path, {"name": plan.name, "definition": definition, **found, "jobs": public}
+        )
         with job_files(plan.folder, contents) as paths:
             ended = _run_jobs(launch, _job_overrides(plan, paths), paths) if paths else []
     except OSError as error:

@@ -17,6 +17,7 @@ from minivllm.bench.supervisor import Outcome
 from minivllm.bench.supervisor import run as supervise
 from minivllm.config.groups import Config
 from minivllm.errors import BadInput
+from minivllm.experiments import filling
 from minivllm.experiments.ending import conclude, require_writable_reports
 from minivllm.experiments.jobs import discard, read_measurements
 from minivllm.experiments.preflight import (
@@ -82,7 +83,7 @@ def _run_lone(config: dict[str, Any]) -> int:
     validate_single_run(config, allowed=("dry_run",))
     require_hardware(config)
     require_writable_reports(config)
-    config, fingerprint, warnings = check(config)
+    config, fingerprint, warnings = check(config, filling=True)
     view = Config.of(config)
     root = Path(view.runs_dir)
     for warning in warnings:
@@ -93,6 +94,10 @@ def _run_lone(config: dict[str, Any]) -> int:
         show_lone(_measurements(root, view.name or "<time>", config, fingerprint))
         return 0
     with run_folder(root, view.name) as name:
+        if filling.is_auto(config):
+            arm = identity.cell_name(config), config, fingerprint
+            filled = filling.find([arm], root, name)
+            config = filling.with_number(config, filled.num_requests)
         return _measure_into(root, name, config, fingerprint)
 
 

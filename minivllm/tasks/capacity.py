@@ -120,7 +120,7 @@ def _check(config: dict[str, Any]) -> str:
             f"{FEWEST_BLOCKS}; the default has the confidence that it says"
         )
     requests = getattr(workload, "num_requests", None)
-    if requests is not None and requests * criterion.max_blocks < criterion.least_requests:
+    if isinstance(requests, int) and requests * criterion.max_blocks < criterion.least_requests:
         raise BadInput(
             f"task.attainment={criterion.attainment:g} takes at least {criterion.least_requests} "
             f"requests to be known with {100 * criterion.confidence:g} % confidence: raise "

@@ -43,7 +43,7 @@ class Images(Synthetic, ImagesOptions):
             raise BadInput(NO_IMAGES.format(name=self.name))
         self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
-        count, lengths = self.num_requests, self.lengths
+        count, lengths = self.count, self.lengths
         inputs, outputs, numbers = (
             lengths[name].sample(rng, count) for name in ("input_len", "output_len", "images")
         )

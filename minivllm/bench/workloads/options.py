@@ -11,6 +11,7 @@ from minivllm.platform.options import Options, knob, option
 # A number of tokens, or a distribution of it, which the workload checks
 # (minivllm/bench/workloads/lengths.py).
 Length = int | dict[str, Any]
+AUTO = "auto"
 
 
 def distribution(kind: str, **given: float) -> dict[str, Any]:
@@ -36,8 +37,11 @@ class SyntheticOptions(Options):
     """What every workload of requests with drawn lengths has."""
 
     group = "workload"
-    num_requests: int = knob(32, at_least=1)
-    """Number of requests."""
+    num_requests: int | Literal["auto"] = knob(32, at_least=1)
+    """Number of requests; auto (task=bench): as many as fill fill_s on what should be the fastest
+    arm, found by one pilot for all arms."""
+    fill_s: float = knob(10.0, above=0, unasked=True)
+    """Seconds that num_requests=auto fills."""
     input_len: Length = knob(64, at_least=1)
     """Prompt tokens: a number, or a distribution: fixed (value), uniform (min, max), normal or
     lognormal (mean and std in tokens, clipped to min and max), empirical (values or a file of them
@@ -47,13 +51,20 @@ class SyntheticOptions(Options):
     ignore_eos: bool = True
     """Every engine generates exactly the drawn length, past an end-of-sequence token."""
 
+    @property
+    def count(self) -> int:
+        """Number of requests. Raises BadInput while it is auto."""
+        if isinstance(self.num_requests, str):
+            raise self.bad("num_requests", "is for task=bench: give a number")
+        return self.num_requests
+
 
 @option("minivllm.bench.workloads.synthetic.Smoke")
 @dataclass(frozen=True)
 class SmokeOptions(SyntheticOptions):
     """workload=smoke."""
 
-    num_requests: int = knob(16, at_least=1)
+    num_requests: int | Literal["auto"] = knob(16, at_least=1)
 
 
 @option("minivllm.bench.workloads.synthetic.Chat")
@@ -70,7 +81,7 @@ class ChatWorkloadOptions(SyntheticOptions):
 class LongDocumentOptions(SyntheticOptions):
     """workload=long_document."""
 
-    num_requests: int = knob(16, at_least=1)
+    num_requests: int | Literal["auto"] = knob(16, at_least=1)
     input_len: Length = uniform(8192, 32768)
     output_len: Length = uniform(64, 256)
 
@@ -114,7 +125,7 @@ class SharedPrefixOptions(SyntheticOptions):
 class ImagesOptions(SyntheticOptions):
     """workload=images."""
 
-    num_requests: int = knob(16, at_least=1)
+    num_requests: int | Literal["auto"] = knob(16, at_least=1)
     input_len: Length = knob(32, at_least=1)
     """Tokens of text, after the images; a number, or a distribution as in workload=chat."""
     images: Length = knob(1, at_least=1)

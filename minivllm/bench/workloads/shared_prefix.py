@@ -33,7 +33,7 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
     LENGTHS = (*Drawn.LENGTHS, "prefix_len")
 
     def check_lengths(self, max_model_len: int) -> None:
-        count, lengths = self.num_requests, self.lengths
+        count, lengths = self.count, self.lengths
         typical = self.depth * lengths["prefix_len"].typical + lengths["input_len"].typical
         check_amount("workload.num_requests", count, count * typical, "ask for fewer")
         longest = [lengths[name].longest for name in ("prefix_len", "input_len", "output_len")]
@@ -53,7 +53,7 @@ class SharedPrefix(Synthetic, SharedPrefixOptions):
         further = reader.encode_further
 
         requests = []
-        for i, output_len in enumerate(self.lengths["output_len"].sample(rng, self.num_requests)):
+        for i, output_len in enumerate(self.lengths["output_len"].sample(rng, self.count)):
             below = rng.integers(self.branching, size=self.depth - 1)
             way = (int(rng.integers(self.num_prefixes)), *map(int, below))
             prompt: tuple[int, ...] = ()

@@ -34,7 +34,7 @@ class Synthetic(Drawn, SyntheticOptions):
     name = "synthetic"
 
     def check_lengths(self, max_model_len: int) -> None:
-        count = self.num_requests
+        count = self.count
         check_amount(
             "workload.num_requests",
             count,
@@ -53,8 +53,8 @@ class Synthetic(Drawn, SyntheticOptions):
         """See `Generator.generate`; without a tokenizer prompts are of random ids."""
         self.check_lengths(reader.max_model_len)
         rng = np.random.default_rng([WORKLOAD_STREAM, seed])
-        inputs = self.lengths["input_len"].sample(rng, self.num_requests)
-        outputs = self.lengths["output_len"].sample(rng, self.num_requests)
+        inputs = self.lengths["input_len"].sample(rng, self.count)
+        outputs = self.lengths["output_len"].sample(rng, self.count)
         for i, lengths in enumerate(zip(inputs, outputs, strict=True)):
             check_fits(
                 f"workload={self.name}: request {i}", *lengths, reader.max_model_len, LENGTH_ADVICE
