@@ -3,13 +3,14 @@ took."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from minivllm.bench.hardware.energy import NullMeter, open_meter
-from minivllm.bench.hardware.gpu import device_of, open_gpu
+from minivllm.bench.hardware.gpu import NullGpu, device_of, open_gpu
 from minivllm.bench.hardware.limits import last_level_cache, probe
 from minivllm.bench.hardware.readings import DeviceEnergy, Energy, Roofline
 from minivllm.bench.hardware.telemetry import own_peak_rss, reset_own_peak_rss
@@ -23,6 +24,9 @@ from minivllm.engines.base import BenchEngine
 from minivllm.platform.devices import device_indices
 
 NOT_COMPUTED = "simulated: nothing was computed"
+# A clock that rises by less, or has so much of its greatest, is as high as it gets; and most
+# warm-ups that wait for it.
+RISING, HIGH, MOST_WARM_UPS = 1.05, 0.95, 8
 
 
 class EngineHardware:
@@ -43,6 +47,7 @@ class EngineHardware:
         self.notes: list[str] = []
         self._engine, self._config, self._emit = engine, config, emit
         self._load_peak = self._peak_rss()
+        self._gpu = NullGpu()
         self._meter: NullMeter = NullMeter(NOT_COMPUTED)
         self._idle_watts: float | None = None
         self._limits = Roofline()
@@ -53,6 +58,19 @@ class EngineHardware:
     def device(self) -> str:
         """Where the engine computes, as torch writes it."""
         return device_of(self._config, self._engine.info.model.get("device"))
+
+    @property
+    def assembler(self) -> str | None:
+        """Release of the assembler of Triton's kernels; None where a GPU has none of them."""
+        triton, torch = sys.modules.get("triton"), sys.modules.get("torch")
+        if triton is None or torch is None or not self.device.startswith("cuda"):
+            return None
+        newer = torch.cuda.get_device_capability(self._first) >= (10, 0)
+        try:
+            tools = triton.knobs.nvidia
+            return str((tools.ptxas_blackwell if newer else tools.ptxas).version)
+        except (AttributeError, RuntimeError):  # another release of Triton, or no such program
+            return None
 
     @property
     def _first(self) -> str:
@@ -68,7 +86,7 @@ class EngineHardware:
             return
         device, costs = self.device, self._engine.info.model
         # Before the probes, whose heat a GPU's counter still tells of when they have ended.
-        gpu = open_gpu(device)
+        gpu = self._gpu = open_gpu(device)
         self._names = [one.describe().get("name") for one in gpu.each]
         reason = self._engine.info.unmetered
         self._meter = (
@@ -111,6 +129,22 @@ class EngineHardware:
         if self.device.startswith("cuda") and torch is not None:
             return int(torch.cuda.get_device_properties(self._first).L2_cache_size)
         return last_level_cache()
+
+    def warmed_up(self, warm_up: Callable[[], float | None]) -> float | None:
+        """What the first warm-up returns; it is repeated while a GPU's clock, which was low while
+        the GPU waited, still rises."""
+        first, before = warm_up(), self._clock_mhz()
+        enough = HIGH * (self._gpu.describe().get("max_sm_mhz") or math.inf)
+        for _ in range(MOST_WARM_UPS - 1 if first is not None else 0):
+            if before is None or before >= enough:
+                break
+            warm_up()
+            now = self._clock_mhz()
+            before = None if now is None or now <= RISING * before else now
+        return first
+
+    def _clock_mhz(self) -> float | None:
+        return self._gpu.sample(()).get("gpu_sm_mhz")
 
     def begin_window(self) -> None:
         """Begin to count energy, and the peak of memory, which the kernel keeps from earlier

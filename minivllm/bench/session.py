@@ -198,16 +198,15 @@ class Session:
         """Seconds of the first batch, after which the engine is as empty as before; None where none
         was run."""
         self._emit("warmup")
-        setting = measure.warmup_requests
-        clock = self.engine.info.clock
-        warmed = 0 if clock is not None else None if setting == "auto" else int(setting)
+        setting, info = measure.warmup_requests, self.engine.info
+        warmed = 0 if info.clock is not None else None if setting == "auto" else int(setting)
         warm = measure.prefix_cache == "warm"
         if warm:  # every prompt has been seen
             warmed = max(warmed or 0, len(load.workload.openings))
-        info = self.engine.info
         others = (info.keeps_prefixes or info.warms_with_others) and not warm
-        timing = clock or Clock(), warmed, load.seed, others
-        first_batch = warm_up(self.engine, load.workload, load.arrival, load.params, *timing)
+        timing = info.clock or Clock(), warmed, load.seed, others
+        about = self.engine, load.workload, load.arrival, load.params
+        first_batch = self._hardware.warmed_up(lambda: warm_up(*about, *timing))
         self._has_steps = self._has_steps or bool(self.engine.steps())
         self.engine.reset()
         gc.collect()
@@ -325,7 +324,7 @@ class Session:
             weights=info.weights,
             attention_backend=info.attention_backend,
             served_model=info.served_model,
-            provenance={"weights_digest": self._digest},
+            provenance={"weights_digest": self._digest, "assembler": self._hardware.assembler},
             **fields,
         )
 

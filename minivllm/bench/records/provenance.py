@@ -211,6 +211,7 @@ def provenance(config: dict[str, Any], code_hash: str) -> dict[str, Any]:
         "threads": thread_count(runtime, (config.get("parallel") or {}).get("tensor", 1)),
         "seed": measure.get("seed"),
         "weights_digest": None,  # the worker knows
+        "assembler": None,  # and this too
         "started_at": times.now(),
         "host": platform.node() or None,
     }

@@ -97,6 +97,8 @@ class Provenance(TypedDict, total=False):
     weights_digest: str | None
     """XXH3 over all bytes of the weight files; null for random weights and for a server that
     somebody else started."""
+    assembler: str | None
+    """Release of ptxas; null without Triton's kernels."""
     started_at: str | None
     """UTC, so that the text sorts: `2026-01-31T12:00:00+0000`."""
     host: str | None

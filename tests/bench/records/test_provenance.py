@@ -19,6 +19,7 @@ from tests.bench.fake_nvml import FakeNVML
 
 FIELDS = {
     "weights_digest",
+    "assembler",
     "git_sha",
     "dirty_hash",
     "code_hash",
