@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CHOSEN = [
+STEPS = [
     *("test_device.py", "test_graphs.py::test_attention_without_graphs_says_so[qwen3]"),
     "test_graphs.py::test_a_decoding_step_waits_for_nothing[qwen3-false-false]",
     "test_graphs.py::test_a_decoding_step_waits_for_nothing[qwen3-true-true]",
     "test_graphs.py::test_drafts_of_one_request_at_a_time_are_replayed[qwen3]",
+]
+ENGINES = [
     "test_cuda.py::test_logits_equal_those_of_the_cpu[qwen3-sdpa-paged]",
     "test_cuda.py::test_every_family_is_that_of_the_cpu[gemma3_text]",
     "test_cuda.py::test_every_family_is_that_of_the_cpu[qwen3_moe]",
@@ -32,9 +34,16 @@ CHOSEN = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a real one")
-def test_on_a_pretended_gpu() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(STEPS, id="steps"),
+        pytest.param(ENGINES, id="engines", marks=pytest.mark.real),  # pytest, for longer
+    ],
+)
+def test_on_a_pretended_gpu(names: list[str]) -> None:
     plugins = ("-p", "tests.pretended_gpu", "-p", "no:cacheprovider")
-    chosen = [f"tests/gpu/{name}" for name in CHOSEN]
+    chosen = [f"tests/gpu/{name}" for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, "-rs", *chosen],
         cwd=ROOT,

@@ -21,7 +21,7 @@ from tests.forked import RUN, popen, take_terminal
 WHERE = b"\x1b[6n"  # a program asks where the cursor is
 PATIENCE_S = 200.0
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.real, pytest.mark.slow]  # the command line, and what it starts
 
 
 class Terminal:

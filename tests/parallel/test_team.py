@@ -188,6 +188,7 @@ def test_torchrun_starts_as_many_processes_as_there_are_ranks(
         LLM("tiny", overrides=OVERRIDES)
 
 
+@pytest.mark.real  # a rank as torchrun starts it
 def test_ranks_of_torchrun_are_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 is the command line as torchrun starts it on every machine: it finds rank 0 over
     TCP."""

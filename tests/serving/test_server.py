@@ -156,6 +156,7 @@ def test_an_address_of_another_machine_is_told_so() -> None:
         listen(ServeOptions(host="192.0.2.1", port=0))
 
 
+@pytest.mark.real  # a whole server of two engines, which are killed in turn
 def test_a_killed_replica_leaves_the_others_serving(tmp_path) -> None:
     log = tmp_path / "log"
     words = ("parallel.replicas=2", "parallel.router=round_robin")

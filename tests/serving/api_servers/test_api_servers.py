@@ -28,6 +28,7 @@ from tests.serving.running import RunningServer, serving, until_idle
 from tests.serving.view.following import metric, watching
 
 openai = Later("openai")
+REAL = pytest.mark.real  # a whole server of several processes
 GREEDY = ("decoding=greedy", "decoding.max_tokens=null")
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
 
@@ -61,6 +62,7 @@ def is_listening(process: psutil.Process) -> bool:
         return False
 
 
+@REAL
 def test_every_process_answers_as_one_server_does(
     several: RunningServer, server: RunningServer
 ) -> None:
@@ -90,6 +92,7 @@ def test_every_process_answers_as_one_server_does(
     assert ask(several.url, "/metrics", BODY).status == 405
 
 
+@REAL
 def test_what_is_of_the_whole_server_is_answered_as_one(several: RunningServer) -> None:
     before = metric(several, "generation_tokens_total")
     with ThreadPoolExecutor(4) as pool:
@@ -106,6 +109,7 @@ def test_what_is_of_the_whole_server_is_answered_as_one(several: RunningServer) 
     assert {"/v1/chat/completions", "/metrics", "/replicas", "/view/info"} <= paths.keys()
 
 
+@REAL
 def test_streams_and_what_ends_them(several: RunningServer) -> None:
     client = openai.OpenAI(base_url=f"{several.url}/v1", api_key="none", max_retries=0)
     chunks = client.completions.create(
@@ -121,6 +125,7 @@ def test_streams_and_what_ends_them(several: RunningServer) -> None:
     until_idle(several)
 
 
+@REAL
 def test_one_queue_for_all(several: RunningServer) -> None:
     """Requests beyond the limit are refused, whichever process has those that wait."""
     with ThreadPoolExecutor(24) as pool:
@@ -160,6 +165,7 @@ def test_requests_of_a_call_are_refused_together() -> None:
     asyncio.run(run())
 
 
+@REAL
 def test_the_live_view_sees_requests_of_all(several: RunningServer) -> None:
     with watching(several) as viewer:
         viewer.until(lambda one: one.bundles)
@@ -171,6 +177,7 @@ def test_the_live_view_sees_requests_of_all(several: RunningServer) -> None:
     assert len(seen) == 6 and all(times == sorted(times) for times in seen.values())
 
 
+@REAL
 def test_one_that_dies_is_started_again(several: RunningServer) -> None:
     first, second = api_servers(several)
     first.kill()
@@ -185,6 +192,7 @@ def test_one_that_dies_is_started_again(several: RunningServer) -> None:
     until_idle(several)
 
 
+@REAL
 def test_sigterm_drains_all_of_them(tmp_path: Path) -> None:
     words = ("task.api_server_count=2", "task.drain_s=20", "parallel.replicas=2")
     with serving(*GREEDY, *words) as server, ThreadPoolExecutor(4) as pool:
@@ -196,6 +204,7 @@ def test_sigterm_drains_all_of_them(tmp_path: Path) -> None:
         assert not psutil.wait_procs(children, timeout=60)[1]
 
 
+@REAL
 def test_a_second_signal_ends_all_of_them_at_once() -> None:
     words = ("task.api_server_count=2", "task.drain_s=600")
     with serving(*GREEDY, *words) as server, ThreadPoolExecutor(1) as pool:
@@ -229,6 +238,7 @@ def test_one_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@REAL
 def test_a_dead_engine_ends_all_of_them(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving("task.api_server_count=2", log=log) as server:
