@@ -302,7 +302,7 @@ def measured(checkout: Path) -> list[str]:
         for command in ([sys.executable, "run.py", *CELL, "name=traced", *folders], table):
             files = Path(place) / f"files-{len(seen)}"
             files.mkdir()
-            run(command, recording(checkout, str(files), RECORD_VALUE=repr(itl)))
+            run(command, recording(checkout, str(files), RECORD_VALUE=float(itl).hex()))
             found = {name for one in files.glob("*.json") for name in json.loads(one.read_text())}
             # the cell has a report of its own, all of it
             faces = () if command is table else ("analysis", "report", "experiments", "tasks")

@@ -3,12 +3,14 @@
 Python imports this module at the start of every process whose PYTHONPATH has this folder. The
 environment variable RECORD_CALLS names the folder for `<pid>.json`, the files. Without RECORD_VALUE
 these are the files whose functions are called between the signals SIGUSR1 and SIGUSR2, and
-`<pid>.ready` says that the signals are handled. RECORD_VALUE is a number: then these are the files
-of minivllm with a function that has it when it returns, written when the process ends.
+`<pid>.ready` says that the signals are handled. RECORD_VALUE is a number as `float.hex` writes it,
+which is no text of the number: then these are the files of minivllm with a function that has it
+when it returns, written when the process ends.
 
 A function has a number that is an argument, a local or what it returns, be it within a text; or
 where it returns an object that has the number, or has one that was not given to it. In analysis/
-and report/, where every function has all records, an object counts only where it is returned.
+and report/, where every function has all records, an object counts only where it is returned, and
+not what a comprehension makes, which has no frame of its own from Python 3.12 on.
 """
 
 from __future__ import annotations
@@ -93,8 +95,10 @@ def holders_of(number: float) -> Callable[[Any, str, object], None]:
         found = any(map(is_it, (arg, *values.values())))
         if is_near and not found:
             given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            own = [] if any(place in file for place in HOLDERS) else [*values.keys() - {*given}]
-            found = any(map(has, (arg, *(values[name] for name in own))))
+            holds = any(place in file for place in HOLDERS)
+            own = [] if holds else [*values.keys() - {*given}]
+            returned = () if holds and code.co_name.endswith("comp>") else (arg,)
+            found = any(map(has, (*returned, *(values[name] for name in own))))
         if found:
             _seen[file] = None
 
@@ -103,7 +107,7 @@ def holders_of(number: float) -> Callable[[Any, str, object], None]:
 
 if "RECORD_CALLS" in os.environ:
     if "RECORD_VALUE" in os.environ:
-        profiler = holders_of(float(os.environ["RECORD_VALUE"]))
+        profiler = holders_of(float.fromhex(os.environ["RECORD_VALUE"]))
         atexit.register(_end)
     else:
         signal.signal(signal.SIGUSR1, _begin)
