@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
 from minivllm.models.load.content import weight_files
@@ -16,6 +18,7 @@ from minivllm.models.load.gguf.file import GGUFFile
 from minivllm.models.load.gguf.parts import named_parts
 from minivllm.models.load.gguf.weights import GGUFWeights
 from minivllm.models.load.source import resolve
+from tests.damage import damaged
 from tests.gguf_files import LLAMA, blocks, tensors, write
 from tests.models.test_parity import load
 
@@ -141,3 +144,20 @@ def test_a_file_that_is_whole_may_have_such_a_name(tmp_path: Path) -> None:
     path = write(tmp_path / NAMES[0], LLAMA, tensors())
     assert len(named_parts(path)) == 3 and weight_files(path) == [path]
     assert GGUFFile.open(path).others == ()
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_any_damage_of_a_part_is_a_model_or_one_line(first: Path, data: st.DataObject) -> None:
+    part = first.with_name(NAMES[data.draw(st.integers(0, 2))])
+    content = part.read_bytes()
+    try:
+        part.write_bytes(data.draw(damaged(content)))
+        # Without its split.count the first part is a file of its own.
+        assert len(GGUFFile.open(first).tensors) <= 11
+    except BadInput as error:
+        assert "\n" not in str(error) and "model-0000" in str(error)
+    finally:
+        part.write_bytes(content)

@@ -80,11 +80,12 @@ def test_logits_of_every_family_are_those_of_transformers(
 
 
 @torch.no_grad()
-def test_transformers_reads_the_same_logits_from_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_1", "mxfp4"])
+def test_transformers_reads_the_same_logits_from_the_file(kind: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     make_checkpoint(tmp_path / "model", "llama", **SIZES)
-    script().save(str(tmp_path / "model"), tmp_path / "file.gguf", "q4_0")
+    script().save(str(tmp_path / "model"), tmp_path / "file.gguf", kind)
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="file.gguf", dtype=torch.float32
     )
