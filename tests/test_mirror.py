@@ -23,6 +23,7 @@ ACROSS = {
     "kernels/cpu/test_processors.py": "C++ sources, which are no Python",
     "kernels/test_compiling.py": "every Triton kernel of the package",
     "models/test_parity.py": "every family, layer by layer",
+    "models/test_smollm2.py": "a model that somebody else trained, beside other engines",
     "models/vision/test_qwen_parity.py": "two families, through the whole engine",
     "passes/test_plug_in.py": "a third party's pass",
     "quant/test_methods.py": "one property of every method",
