@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from minivllm.platform.options import Options, knob, option
@@ -40,8 +40,6 @@ class SyntheticOptions(Options):
     num_requests: int | Literal["auto"] = knob(32, at_least=1)
     """Number of requests; auto (task=bench): as many as fill fill_s on what should be the fastest
     arm, found by one pilot for all arms."""
-    fill_s: float = knob(10.0, above=0, unasked=True)
-    """Seconds that num_requests=auto fills."""
     input_len: Length = knob(64, at_least=1)
     """Prompt tokens: a number, or a distribution: fixed (value), uniform (min, max), normal or
     lognormal (mean and std in tokens, clipped to min and max), empirical (values or a file of them
@@ -50,6 +48,9 @@ class SyntheticOptions(Options):
     """Output tokens; the same."""
     ignore_eos: bool = True
     """Every engine generates exactly the drawn length, past an end-of-sequence token."""
+    _: KW_ONLY
+    fill_s: float = knob(10.0, above=0, unasked=True)
+    """Seconds that num_requests=auto fills."""
 
     @property
     def count(self) -> int:
