@@ -8,19 +8,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import psutil
 
 from minivllm.errors import BadInput
-from minivllm.platform.processes.children import CopiedOutput, family_ended
+from minivllm.platform.processes.children import ChildProcess
 
-EXIT_REASON_S = 1.0
 # Runs a command so that the kernel ends it with the process that started it: PR_SET_PDEATHSIG,
 # SIGTERM.
 LEASH = """
@@ -77,10 +74,9 @@ def listeners(url: str) -> tuple[int, ...] | None:
     return ()
 
 
-class Child:
-    """A process whose output is copied to this process's standard error.
-
-    It stays in this process's group, so that a signal to the group ends it as well.
+class Child(ChildProcess):
+    """A process that a peer engine needs. It stays in this process's group, so that a signal to the
+    group ends it as well.
 
     Args:
         command: program and arguments.
@@ -105,23 +101,13 @@ class Child:
         if shutil.which(program) is None:
             raise BadInput(f"{knob}: there is no program {command[0]}; give its path")
         leash = (sys.executable, "-I", "-S", "-c", LEASH, str(os.getpid()))
-        self.process = subprocess.Popen(
+        super().__init__(
             (*leash, program, *command[1:]),
+            listen=listen,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
-            env=None if environment is None else dict(environment),
+            env=environment,
         )
-        assert self.process.stdout is not None
-        self._output = CopiedOutput(listen=listen)
-        self._pump = threading.Thread(
-            target=self._output.copy,
-            args=(self.process.stdout,),
-            name=Path(program).name,
-            daemon=True,
-        )
-        self._pump.start()
 
     def say(self, line: bytes) -> None:
         """Write to its standard input. That it has ended shows elsewhere."""
@@ -129,25 +115,3 @@ class Child:
         with suppress(BrokenPipeError):
             self.process.stdin.write(line)
             self.process.stdin.flush()
-
-    def exit_reason(self) -> str:
-        """How it ended, if it has, and the last lines that it printed."""
-        code = None
-        with suppress(subprocess.TimeoutExpired):
-            code = self.process.wait(EXIT_REASON_S)
-            self._pump.join(EXIT_REASON_S)  # its last lines may still be on their way
-        state = "is still running" if code is None else f"ended with exit code {code}"
-        return f"{state}; it printed last: {self._output.last or 'nothing'}"
-
-    def stop(self, grace_s: float) -> None:
-        """End it and whatever it has started: politely, then not."""
-        with family_ended(self.process.pid):
-            if self.process.poll() is None:
-                assert self.process.stdin is not None
-                with suppress(OSError):
-                    self.process.stdin.close()
-                self.process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(grace_s)
-        self.process.wait()
-        self._pump.join(1)

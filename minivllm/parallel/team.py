@@ -14,7 +14,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -35,10 +34,10 @@ from minivllm.parallel.place import CALLS, JOIN, STORE, STUCK_S, launched, prepa
 from minivllm.parallel.ranks import LOOPBACK, GroupRanks
 from minivllm.parallel.watch import RankWatch
 from minivllm.platform.folders import TemporaryFolder
-from minivllm.platform.processes.children import CopiedOutput, module_path
+from minivllm.platform.processes.children import ChildProcess, module_path
 
 
-class Member:
+class Member(ChildProcess):
     """The process of a rank, started from here; its output is copied to this one's.
 
     Args:
@@ -50,21 +49,11 @@ class Member:
     def __init__(self, rank: int, command: Sequence[str], died: Callable[[Member], None]) -> None:
         self.rank, self._died = rank, died
         self._why_ended: str | None = None
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": module_path(), "PYTHONUNBUFFERED": "1"},
-        )
-        self._output = CopiedOutput(f"rank {rank}: ")
-        self.watch = threading.Thread(target=self._watch, name=f"rank {rank}", daemon=True)
-        self.watch.start()
+        environment = {**os.environ, "PYTHONPATH": module_path(), "PYTHONUNBUFFERED": "1"}
+        super().__init__(command, f"rank {rank}: ", env=environment)
 
-    def _watch(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            self._output.copy(lines)
+    def read(self) -> None:
+        super().read()
         self.process.wait()
         self._died(self)
 
@@ -75,7 +64,7 @@ class Member:
             why: what it did, for messages.
         """
         self._why_ended = f"{why}, and was ended"
-        self.process.kill()
+        self.kill()
 
     @property
     def fate(self) -> str:
@@ -146,7 +135,7 @@ class Team:
     @property
     def processes(self) -> tuple[int, ...]:
         """The ids of the processes that were started from here."""
-        return tuple(member.process.pid for member in self._members)
+        return tuple(member.pid for member in self._members)
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Let every other rank build its part of an engine, as this one does next.
@@ -312,8 +301,7 @@ class Team:
             channel.close()
         end = time.monotonic() + patience_s
         for member in self._members:
-            with suppress(subprocess.TimeoutExpired):
-                member.process.wait(max(0.0, end - time.monotonic()))
+            member.exit_code(max(0.0, end - time.monotonic()))
         self._end()
 
 
@@ -331,8 +319,8 @@ def _end(
     for channel in channels:
         channel.close()
     for member in members:
-        member.process.kill()
+        member.kill()
         member.process.wait()
-        member.watch.join(1.0)
+        member.reader.join(1.0)
     if folder is not None:
         folder.close()

@@ -26,11 +26,10 @@ from typing import Any
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.plug_ins import locate
 from minivllm.platform.processes.channel import Channel, prepare_tcp
-from minivllm.platform.processes.children import CopiedOutput, module_path
+from minivllm.platform.processes.children import STOP_S, CopiedOutput, module_path
 from minivllm.platform.threads import THREAD_VARIABLES, thread_count
 from minivllm.processes.placement import placements, reservation
 from minivllm.processes.ray_cluster import RayCluster
-from minivllm.processes.started import STOP_S
 
 TOKEN = 32  # bytes by which an actor shows that it is ours, before anything of it is unpickled
 GREETING = 512  # bytes of what an actor says of itself

@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, NoReturn, Protocol
 
 from minivllm.errors import BadInput, Crashed
 from minivllm.platform.processes.channel import Channel
-from minivllm.platform.processes.children import CopiedOutput, die_with, family_ended, module_path
+from minivllm.platform.processes.children import (
+    EXIT_REASON_S,
+    STOP_S,
+    ChildProcess,
+    die_with,
+    module_path,
+)
 from minivllm.platform.processes.heartbeat import Progress, beat_over, beating
 from minivllm.platform.threads import THREAD_VARIABLES
 from minivllm.processes.messages import failed
-
-STOP_S = 5.0  # for a process to end by itself
-FATE_S = 1.0  # for one whose connection has ended
 
 
 class ConnectedProcess(Protocol):
@@ -49,7 +50,7 @@ class ConnectedProcess(Protocol):
         """Free what is left of it, once its connection is closed; it ends if it runs."""
 
 
-class LocalProcess:
+class LocalProcess(ChildProcess):
     """A process of this machine: the program of a module, which ends with this process; see
     `run_child`.
 
@@ -67,54 +68,28 @@ class LocalProcess:
     def __init__(
         self, module: str, inherited: Sequence[socket.socket] = (), threads: int | None = None
     ) -> None:
-        ours, theirs = socket.socketpair()
+        self.connection, theirs = socket.socketpair()
         self._is_part = threads is not None
         variables = {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
-        output: dict[str, Any] = {}
-        if self._is_part:
-            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        own: dict[str, Any] = {} if self._is_part else {"stdout": None, "stderr": None}
+        self.by_itself_s = 0.0 if self._is_part else STOP_S
         with theirs:
             others = [one.fileno() for one in inherited]
             numbers = [theirs.fileno(), os.getpid(), *others]
-            self._process = subprocess.Popen(
+            super().__init__(
                 [sys.executable, "-m", module, *map(str, numbers)],
                 pass_fds=[theirs.fileno(), *others],
-                stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": module_path(), **variables},
                 # Ctrl-C in the terminal is for this process.
                 start_new_session=not self._is_part,
-                **output,
+                **own,
             )
-        self.connection, self.pid = ours, self._process.pid
-        self._output = CopiedOutput()
-        lines = self._process.stdout or ()
-        self._pump = threading.Thread(target=self._output.copy, args=(lines,), daemon=True)
-        self._pump.start()
 
     def exit_reason(self) -> str:
-        try:
-            state = f"ended with exit code {self._process.wait(FATE_S)}"
-        except subprocess.TimeoutExpired:
-            state = "is still running" if self._is_part else "has closed its connection"
-        if not self._is_part:
-            return state
-        self._pump.join(FATE_S)  # what it printed last may still be on its way
-        return f"{state}; it printed last: {self._output.last or 'nothing'}"
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def stop(self) -> None:
-        by_itself = [] if self._is_part else [lambda: None]
-        with family_ended(self.pid):
-            for end in (*by_itself, self._process.terminate):
-                end()
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(STOP_S)
-                    break
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)
-        self._pump.join(1)
+        if self._is_part:
+            return super().exit_reason()
+        code = self.exit_code(EXIT_REASON_S)
+        return "has closed its connection" if code is None else f"ended with exit code {code}"
 
 
 def run_child(serve: Callable[..., int]) -> None:

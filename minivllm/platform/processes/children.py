@@ -1,4 +1,4 @@
-"""Start, output and end of child processes. Torch-free."""
+"""Child processes: their start, their output and their end. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import psutil
 
@@ -17,6 +20,13 @@ from minivllm.redaction import hide
 
 TAIL_LINES = 15
 LAST = 3  # lines in an error
+EXIT_REASON_S = 1.0  # for a process that seems to have ended
+STOP_S = 5.0  # for a process to end
+PIPES: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.STDOUT,
+}
 PR_SET_PDEATHSIG = 1
 
 
@@ -84,3 +94,69 @@ class CopiedOutput:
     def last(self) -> str:
         """The last lines that are not empty, in one; empty where there are none."""
         return " | ".join([line for line in self._tail if line.strip()][-LAST:])
+
+
+class ChildProcess:
+    """A process that is started here: its output is copied to this process's log, and it is ended
+    together with all that it has started.
+
+    Args:
+        command: program and arguments.
+        prefix, listen: see CopiedOutput.
+        options: of `subprocess.Popen`, in place of no input and one pipe for all output.
+
+    Attributes:
+        by_itself_s: seconds that `stop` waits before it ends the process.
+    """
+
+    by_itself_s = 0.0
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        prefix: str = "",
+        listen: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> None:
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(command, **(PIPES | options))
+        self.pid = self.process.pid
+        self._output = CopiedOutput(prefix, listen)
+        self.reader = threading.Thread(target=self.read, name=f"output of {self.pid}", daemon=True)
+        self.reader.start()
+
+    def read(self) -> None:
+        """Copy the output until it ends; called in a thread of its own."""
+        if self.process.stdout is not None:
+            with self.process.stdout as lines:
+                self._output.copy(lines)
+
+    def exit_code(self, seconds: float) -> int | None:
+        """The exit code of a process that ends within so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        return None
+
+    def exit_reason(self) -> str:
+        """How it ended, if it has, and the last lines that it printed."""
+        state = "is still running"
+        if (code := self.exit_code(EXIT_REASON_S)) is not None:
+            self.reader.join(EXIT_REASON_S)  # its last lines may still be on their way
+            state = f"ended with exit code {code}"
+        return f"{state}; it printed last: {self._output.last or 'nothing'}"
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+
+    def stop(self, grace_s: float = STOP_S) -> None:
+        """End it and all that it has started, by force what has not ended within `grace_s`
+        seconds."""
+        with family_ended(self.pid):
+            if self.exit_code(self.by_itself_s) is None:
+                if self.process.stdin is not None:
+                    with contextlib.suppress(OSError):
+                        self.process.stdin.close()
+                self.process.terminate()
+                self.exit_code(grace_s)
+        self.exit_code(STOP_S)
+        self.reader.join(1)

@@ -4,13 +4,20 @@ one's log, without secrets, and its end is kept."""
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from minivllm import redaction
-from minivllm.platform.processes.children import TAIL_LINES, CopiedOutput, module_path
+from minivllm.platform.processes.children import (
+    TAIL_LINES,
+    ChildProcess,
+    CopiedOutput,
+    module_path,
+)
 
 
 def test_each_place_is_named_once_and_the_present_folder_by_its_name(
@@ -38,3 +45,24 @@ def test_a_secret_is_not_copied(capfd: pytest.CaptureFixture[str]) -> None:
     output = CopiedOutput()
     output.copy([b"key sk-a-secret-of-tests\n"])
     assert "a-secret" not in capfd.readouterr().err + output.last
+
+
+@pytest.mark.parametrize(("by_itself_s", "code"), [(60.0, 3), (0.0, -signal.SIGTERM)])
+def test_a_process_may_end_by_itself_before_it_is_ended(by_itself_s: float, code: int) -> None:
+    """It reads until its input is closed, which a process that is to end by itself knows."""
+    child = ChildProcess(
+        [
+            sys.executable,
+            "-c",
+            "import sys; print('up', flush=True); sys.stdin.read(); sys.exit(3)",
+        ],
+        stdin=subprocess.PIPE,
+    )
+    while "printed last: up" not in child.exit_reason():
+        pass
+    assert child.process.stdin is not None
+    child.by_itself_s = by_itself_s
+    if by_itself_s:
+        child.process.stdin.close()
+    child.stop()
+    assert child.process.returncode in ((code,) if by_itself_s else (code, 3))
