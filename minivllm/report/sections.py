@@ -203,6 +203,11 @@ def anchor(index: int) -> str:
     return f"records-{index + 1}"
 
 
+def anchors(cells: Sequence[Cell]) -> dict[int, str]:
+    """Links to each cell's lines in the list of records, by the cell's `id`."""
+    return {id(cell): f"#{anchor(index)}" for index, cell in enumerate(cells[:MAX_ROWS])}
+
+
 def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], int]:
     """What went wrong, blocks of a cell that failed alike together, and how many more there are."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}

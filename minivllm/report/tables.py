@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +175,53 @@ def entries(cell: Cell, columns: Sequence[Column]) -> list[dict[str, Any]]:
         {"text": text(cell, column), "sort": column.mean(cell), "spread": spread_text(cell, column)}
         for column in columns
     ]
+
+
+def page_row(
+    cell: Cell, names: list[str], columns: Sequence[Column], href: str | None
+) -> dict[str, Any]:
+    """A cell's row of a table of the page, whose figures lead to their records."""
+    return {
+        "names": names_of(cell, names),
+        "status": cell.marked_status,
+        "tone": cell.tone,
+        "href": href,
+        "figures": entries(cell, columns),
+    }
+
+
+def lines_of(
+    cells: Sequence[Cell],
+    names: list[str],
+    columns: Sequence[Column],
+    status: Callable[[Cell], str] = lambda cell: cell.marked_status,
+) -> list[list[str]]:
+    """A line for each cell: its names, its status, its figures."""
+    return [
+        [*names_of(cell, names), status(cell), *(text(cell, column) for column in columns)]
+        for cell in cells
+    ]
+
+
+def terminal_table(
+    names: list[str],
+    columns: Sequence[Column],
+    lines: Iterable[Sequence[str]],
+    further: Sequence[str] = (),
+) -> Table:
+    """Lines of cells for the terminal; `further` are headings after those of the columns."""
+    from rich.markup import escape
+
+    heads = [(column.title, column.unit) for column in columns]
+    table = rich_table(names, heads + [(head, "") for head in further])
+    for line in lines:
+        table.add_row(*map(escape, line))
+    return table
+
+
+def filled_columns(cells: Sequence[Cell], columns: Sequence[Column]) -> list[Column]:
+    """Columns of which some cell has a figure."""
+    return [column for column in columns if any(column.mean(cell) is not None for cell in cells)]
 
 
 def used_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list[Column]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minivllm.analysis.cell import Cell, like_for_like
 from minivllm.analysis.cells import name_columns, names_of
@@ -16,14 +15,13 @@ from minivllm.analysis.statistics import Estimate
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.opening import ForestRow, LoadLine, LoadPoint, forest, over_loads
 from minivllm.report.figures.palette import FAINT, PALETTE, SLATE
-from minivllm.report.figures.render import Described, Plot
+from minivllm.report.figures.render import Described
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS
 from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.studies.base import Study
-from minivllm.report.tables import Column, text
-from minivllm.report.terminal import rich_table
+from minivllm.report.studies.base import PageTable, Study
+from minivllm.report.tables import Column, filled_columns, terminal_table, text
 from minivllm.report.verdict import remarks
 
 if TYPE_CHECKING:
@@ -46,6 +44,8 @@ COLUMNS = (
     Column("jobs.cost_per_job", "Cost", "per job", terminal=True),
     Column("jobs.token_cost_per_job", "Cost by tokens", "per job", terminal=True),
 )
+
+TERMINAL = tuple(column for column in COLUMNS if column.terminal)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class AgentsStudy(Study[list[Cell]]):
 
     name = "agents"
     title = "What do the agents' jobs take, and what does the prefix cache give them?"
+    page_title = "What do agents' jobs take on {model}?"
     figure_names = ("agents",)
     file_names = ("agents.md",)
 
@@ -90,10 +91,6 @@ class AgentsStudy(Study[list[Cell]]):
     def leads_page(self, result: list[Cell], inputs: ReportInputs) -> bool:
         """Where it has something to say."""
         return bool(self.statements(result, inputs))
-
-    def question(self, result: list[Cell], inputs: ReportInputs) -> str:
-        """Names the model."""
-        return "What do agents' jobs take on {model}?"
 
     def conclusion(self, result: list[Cell], inputs: ReportInputs) -> Conclusion:
         """The first statement, and what has to be known of the records."""
@@ -140,12 +137,15 @@ class AgentsStudy(Study[list[Cell]]):
 
     def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
         """A row a cell, where there are several."""
-        return [_terminal_table(result)] if len(inputs.cells) > 1 else []
+        if len(inputs.cells) == 1:
+            return []
+        columns, names = filled_columns(result, TERMINAL), name_columns(result)
+        rows = _rows(result, names, columns, True)
+        return [terminal_table(names, columns, rows, _compared_heads(result))]
 
     def files(self, result: list[Cell], inputs: ReportInputs) -> dict[str, str]:
         """agents.md: the table, for a README."""
-        columns = [column for column in _used(result) if column.terminal]
-        names = name_columns(result)
+        columns, names = filled_columns(result, TERMINAL), name_columns(result)
         heads = [*(column.heading for column in columns), *_compared_heads(result)]
         table = markdown_table([*names, "status"], heads, _rows(result, names, columns, True))
         return {"agents.md": table}
@@ -154,23 +154,11 @@ class AgentsStudy(Study[list[Cell]]):
         """The hit rate by the size of the cache."""
         return [figure(ladders(result))]
 
-    def section(
-        self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
-    ) -> dict[str, Any]:
-        """Sentences, the figure and a table."""
-        columns = _used(result)
-        names = name_columns(result)
-        table = {
-            "title": "Jobs",
-            "headings": [
-                *names,
-                *(column.heading for column in columns),
-                *_compared_heads(result),
-            ],
-            "rows": _rows(result, names, columns, False),
-        }
-        sentences = self.statements(result, inputs)
-        return {"statements": sentences, "plots": plots, "tables": [table]}
+    def page_tables(self, result: list[Cell], inputs: ReportInputs) -> list[PageTable]:
+        """A row a cell."""
+        columns, names = filled_columns(result, COLUMNS), name_columns(result)
+        heads = [*names, *(column.heading for column in columns), *_compared_heads(result)]
+        return [PageTable("Jobs", heads, _rows(result, names, columns, False))]
 
 
 def compared(cell: Cell, first: Cell) -> Estimate | None:
@@ -315,19 +303,3 @@ def figure(found: Sequence[CacheSizes]) -> Chart | None:
     alt = " ".join(cliffs(found))
     caption = "Share of the prompt tokens that the prefix cache had, and that it could have had."
     return Chart("agents", "Where does the prefix cache become too small?", alt, caption, rows)
-
-
-def _used(cells: Sequence[Cell]) -> list[Column]:
-    return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in cells)]
-
-
-def _terminal_table(cells: list[Cell]) -> Table:
-    from rich.markup import escape
-
-    columns = [column for column in _used(cells) if column.terminal]
-    names = name_columns(cells)
-    heads = [(column.title, column.unit) for column in columns]
-    table = rich_table(names, heads + [(head, "") for head in _compared_heads(cells)])
-    for words in _rows(cells, names, columns, True):
-        table.add_row(*map(escape, words))
-    return table

@@ -3,19 +3,28 @@ figures and place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
+from minivllm.report.spreadsheet import markdown_table, markdown_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Result = TypeVar("Result")  # what a study finds, which its other methods are given
+
+
+class PageTable(NamedTuple):
+    """A table of words and figures, in a section and in a study's Markdown file."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 class Study(Generic[Result]):
@@ -28,6 +37,8 @@ class Study(Generic[Result]):
     Attributes:
         name: of its section on the page, unlike that of any other.
         title: heading of the section.
+        page_title: of a page that this study leads, with {model} and {knobs} where these are to be
+            named; empty: that of a sweep.
         leads: whether records are made for this study, see `leads_page`.
         template: file in templates/sections that shows what `section` returns.
         figure_names: of all figures that it may draw, so that those of an earlier report are
@@ -37,6 +48,7 @@ class Study(Generic[Result]):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    page_title: ClassVar[str] = ""
     leads: ClassVar[bool] = False
     template: ClassVar[str] = "study"
     figure_names: ClassVar[tuple[str, ...]] = ()
@@ -58,8 +70,8 @@ class Study(Generic[Result]):
         return self.leads
 
     def question(self, result: Result, inputs: ReportInputs) -> str:
-        """Title of a page that this study leads, see `sections.heading`; empty: that of a sweep."""
-        return ""
+        """`page_title`, unless it depends on the result."""
+        return self.page_title
 
     def conclusion(self, result: Result, inputs: ReportInputs) -> Conclusion:
         """Headline of a page that this study leads."""
@@ -84,15 +96,34 @@ class Study(Generic[Result]):
         return False
 
     def files(self, result: Result, inputs: ReportInputs) -> Mapping[str, str]:
-        """Text files beside the page, by name."""
-        return {}
+        """Text files beside the page, by name: NAME.md, where `file_names` has it, is what the
+        section says, without its figures."""
+        name = f"{self.name}.md"
+        if name not in self.file_names:
+            return {}
+        tables = self.page_tables(result, inputs)
+        parts = [f"* {markdown_text(line)}\n" for line in self.section_statements(result, inputs)]
+        for title, headings, rows in tables:
+            named = f"\n{markdown_text(title)}\n" if len(tables) > 1 else ""
+            parts.append(f"{named}\n{markdown_table([], list(headings), rows)}")
+        return {name: "".join(parts).lstrip("\n")}
 
     def figures(self, result: Result, inputs: ReportInputs) -> Iterable[Described | None]:
         """Descriptions of its figures; None for one that has nothing to show."""
+        return ()
+
+    def section_statements(self, result: Result, inputs: ReportInputs) -> list[str]:
+        """Sentences of its section, those for the terminal unless it has others."""
+        return self.statements(result, inputs) or []
+
+    def page_tables(self, result: Result, inputs: ReportInputs) -> Sequence[PageTable]:
+        """Tables of its section."""
         return ()
 
     def section(
         self, result: Result, inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> Any:
         """Its section as plain data for its template; `plots` are its figures."""
-        return {"statements": self.statements(result, inputs) or [], "plots": plots, "tables": []}
+        tables = [table._asdict() for table in self.page_tables(result, inputs)]
+        statements = self.section_statements(result, inputs)
+        return {"statements": statements, "plots": plots, "tables": tables}

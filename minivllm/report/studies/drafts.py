@@ -13,10 +13,16 @@ from minivllm.analysis.format import count, show, sig
 from minivllm.report.figures.drafts import acceptance, by_position
 from minivllm.report.figures.render import Described, Plot
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.sections import MAX_ROWS, anchor, unshown
+from minivllm.report.sections import MAX_ROWS, anchors, unshown
 from minivllm.report.studies.base import Study
-from minivllm.report.tables import Column, entries, text
-from minivllm.report.terminal import rich_table
+from minivllm.report.tables import (
+    Column,
+    filled_columns,
+    lines_of,
+    page_row,
+    terminal_table,
+    text,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,6 +40,8 @@ COLUMNS = (
     Column("speculation.token_acceptance", "Token acceptance", ""),
     Column("speculation.break_even_acceptance", "Break-even", "", terminal=True),
 )
+
+TERMINAL = tuple(column for column in COLUMNS if column.terminal)
 
 
 class DraftsStudy(Study[list[Cell]]):
@@ -53,7 +61,10 @@ class DraftsStudy(Study[list[Cell]]):
 
     def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
         """A row a cell, where there are several."""
-        return [_terminal_table(result)] if len(inputs.cells) > 1 else []
+        if len(inputs.cells) == 1:
+            return []
+        columns, names = filled_columns(result, TERMINAL), name_columns(result)
+        return [terminal_table(names, columns, lines_of(result, names, columns, status))]
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> Iterable[Described | None]:
         return [acceptance(result, inputs.styles)]
@@ -61,26 +72,23 @@ class DraftsStudy(Study[list[Cell]]):
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        columns, names = _used(result), name_columns(inputs.cells) if len(inputs.cells) > 1 else []
+        columns = filled_columns(result, COLUMNS)
+        names = name_columns(inputs.cells) if len(inputs.cells) > 1 else []
         headings = names if "speculative" in names else [*names, "Proposer"]
-        places = {
-            id(cell): f"#{anchor(index)}" for index, cell in enumerate(inputs.cells[:MAX_ROWS])
-        }
+        places = anchors(inputs.cells)
         rows: list[dict[str, Any]] = [
             {
+                **page_row(cell, names, columns, places.get(id(cell))),
                 "names": [*names_of(cell, names), show(cell.first("speculation.proposer"))][
                     : len(headings)
                 ],
                 "status": status(cell),
-                "tone": cell.tone,
-                "href": places.get(id(cell)),
-                "figures": entries(cell, columns),
                 "positions": [f"{100 * share:.1f}" for share in by_position(cell)],
             }
             for cell in result[:MAX_ROWS]
         ]
         return {
-            "statements": [sentence(result[0])] if len(inputs.cells) == 1 else [],
+            "statements": self.statements(result, inputs),
             "names": headings,
             "columns": columns,
             "positions": max(len(row["positions"]) for row in rows),
@@ -134,10 +142,6 @@ def sentence(cell: Cell) -> str:
     )
 
 
-def _used(shown: list[Cell]) -> list[Column]:
-    return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in shown)]
-
-
 def _notes(shown: list[Cell]) -> list[str]:
     notes = [
         "Accepted: share of all draft tokens. Length: tokens that a step gives to a request that "
@@ -155,19 +159,3 @@ def _notes(shown: list[Cell]) -> list[str]:
             "real, and outputs mean nothing."
         )
     return notes
-
-
-def _terminal_table(shown: list[Cell]) -> Table:
-    from rich.markup import escape
-
-    columns = [column for column in _used(shown) if column.terminal]
-    names = name_columns(shown)
-    table = rich_table(names, [(column.title, column.unit) for column in columns])
-    for cell in shown:
-        words = [
-            *names_of(cell, names),
-            status(cell),
-            *(text(cell, column) for column in columns),
-        ]
-        table.add_row(*map(escape, words))
-    return table

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.cell import Cell
@@ -15,12 +14,9 @@ from minivllm.analysis.rows import number
 from minivllm.analysis.statistics import Estimate
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.opening import ForestRow, forest
-from minivllm.report.figures.render import Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.spreadsheet import markdown_text as escaped
-from minivllm.report.studies.base import Study
+from minivllm.report.studies.base import PageTable, Study
 from minivllm.report.verdict import remarks
 
 TTFT = "metrics.ttft_ms.p50"
@@ -77,6 +73,7 @@ class ImagesStudy(Study[list[Seen]]):
     name = "images"
     leads = True
     title = "How much sooner does the answer about a picture begin that was seen before?"
+    page_title = title
     file_names = ("images.md",)
 
     def find(self, inputs: ReportInputs) -> list[Seen] | None:
@@ -84,9 +81,6 @@ class ImagesStudy(Study[list[Seen]]):
 
     def statements(self, result: list[Seen], inputs: ReportInputs) -> list[str]:
         return statements(result)
-
-    def question(self, result: list[Seen], inputs: ReportInputs) -> str:
-        return self.title
 
     def conclusion(self, result: list[Seen], inputs: ReportInputs) -> Conclusion:
         """The first statement, and what has to be known of the records."""
@@ -104,17 +98,8 @@ class ImagesStudy(Study[list[Seen]]):
         label = "TTFT p50 about new pictures / about these"
         return forest("How much sooner?", rows, label, "", even=1.0, span="95 % interval")
 
-    def files(self, result: list[Seen], inputs: ReportInputs) -> dict[str, str]:
-        """images.md: statements and the table."""
-        lines = "\n".join(f"* {escaped(line)}" for line in statements(result))
-        return {"images.md": f"{lines}\n\n{markdown_table([], list(HEADINGS), rows(result))}"}
-
-    def section(
-        self, result: list[Seen], inputs: ReportInputs, plots: list[Plot], out_dir: Path
-    ) -> dict[str, Any]:
-        """Statements and the table."""
-        table = {"title": "Cells", "headings": HEADINGS, "rows": rows(result)}
-        return {"statements": statements(result), "tables": [table], "plots": plots}
+    def page_tables(self, result: list[Seen], inputs: ReportInputs) -> list[PageTable]:
+        return [PageTable("Cells", HEADINGS, rows(result))]
 
 
 def seen_again(cells: Sequence[Cell]) -> list[Seen]:

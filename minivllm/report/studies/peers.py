@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minivllm.analysis.format import listing, ratio
 from minivllm.analysis.interleaving import apart, busy_words, in_brackets
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
 from minivllm.report.figures.palette import MARKERS, PALETTE
-from minivllm.report.figures.render import Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.studies.base import Study
+from minivllm.report.studies.base import PageTable, Study
 from minivllm.report.studies.peer_table import (
     DEFAULT,
     SETTINGS,
@@ -37,15 +35,12 @@ class PeersStudy(Study[PeersTable]):
 
     name = "peers"
     title = "How fast is each engine?"
+    page_title = "How fast is each engine with {model}?"
     leads = True
     file_names = ("peers.md",)
 
     def find(self, inputs: ReportInputs) -> PeersTable | None:
         return compare(inputs.cells)
-
-    def question(self, result: PeersTable, inputs: ReportInputs) -> str:
-        """Names the model."""
-        return "How fast is each engine with {model}?"
 
     def conclusion(self, result: PeersTable, inputs: ReportInputs) -> Conclusion:
         """Where minivllm is ahead, and what has to be known of the records; what the table's words
@@ -100,26 +95,13 @@ class PeersStudy(Study[PeersTable]):
             )
         }
 
-    def section(
-        self, result: PeersTable, inputs: ReportInputs, plots: list[Plot], out_dir: Path
-    ) -> dict[str, Any]:
+    def page_tables(self, result: PeersTable, inputs: ReportInputs) -> list[PageTable]:
         """The table, and the settings of each engine."""
-        return {
-            "statements": result.notes,
-            "plots": plots,
-            "tables": [
-                {
-                    "title": "Engines side by side",
-                    "headings": ["weights", "", *result.engines, TO_BEST],
-                    "rows": list(map(_words, result.lines)),
-                },
-                {
-                    "title": "Settings",
-                    "headings": list(SETTINGS),
-                    "rows": list(map(list, result.settings)),
-                },
-            ],
-        }
+        heads = ["weights", "", *result.engines, TO_BEST]
+        return [
+            PageTable("Engines side by side", heads, [*map(_words, result.lines)]),
+            PageTable("Settings", SETTINGS, result.settings),
+        ]
 
 
 def _words(line: PeerLine) -> list[str]:

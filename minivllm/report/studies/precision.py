@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.cells import name_columns, names_of
+from minivllm.analysis.cells import name_columns
 from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import distinct
 from minivllm.bench.records.identity import quality_wanted
@@ -19,11 +19,10 @@ from minivllm.report.figures.render import Described, Plot
 from minivllm.report.figures.scatter import chosen, frontier, point_series, thinning
 from minivllm.report.figures.style import short
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.sections import MAX_ROWS, anchor, unshown
+from minivllm.report.sections import MAX_ROWS, anchors, unshown
 from minivllm.report.spreadsheet import markdown_table
 from minivllm.report.studies.base import Study
-from minivllm.report.tables import Column, entries, text
-from minivllm.report.terminal import rich_table
+from minivllm.report.tables import Column, filled_columns, lines_of, page_row, terminal_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,6 +44,7 @@ COLUMNS = (
     Column("quality.prefix_mean", "Prefix, mean", terminal=True),
     Column("quality.prefix_min", "Prefix, least", whole=True, terminal=True),
 )
+TERMINAL = tuple(column for column in COLUMNS if column.terminal)
 # in other tables of the page
 BESIDE = ("metrics.ttft_ms.p50", "metrics.itl_ms.p50", "metrics.tpot_ms.p50")
 # nats; where a cell that equals the reference is drawn, since a logarithmic axis has no zero
@@ -82,7 +82,8 @@ class PrecisionStudy(Study[list[Cell]]):
 
     def tables(self, result: list[Cell], inputs: ReportInputs) -> list[Table]:
         """Quality, a row a cell."""
-        return [_quality_table(result)]
+        columns, names = filled_columns(result, TERMINAL), name_columns(result)
+        return [terminal_table(names, columns, lines_of(result, names, columns))]
 
     def replaces_summary(self, result: list[Cell], inputs: ReportInputs) -> bool:
         """Where quality is all that was measured."""
@@ -90,8 +91,10 @@ class PrecisionStudy(Study[list[Cell]]):
         return not timed and len(result) == len(inputs.cells)
 
     def files(self, result: list[Cell], inputs: ReportInputs) -> dict[str, str]:
-        """precision.md: every used column."""
-        return {"precision.md": markdown_text(result)}
+        """precision.md: every column that has a figure, a row a cell."""
+        columns, names = filled_columns(result, COLUMNS), name_columns(result)
+        heads, lines = [one.heading for one in columns], lines_of(result, names, columns)
+        return {"precision.md": markdown_table([*names, "status"], heads, lines)}
 
     def figures(self, result: list[Cell], inputs: ReportInputs) -> list[Described | None]:
         """See `pareto`: against speed, and against memory where cells differ in it."""
@@ -100,25 +103,13 @@ class PrecisionStudy(Study[list[Cell]]):
     def section(
         self, result: list[Cell], inputs: ReportInputs, plots: list[Plot], out_dir: Path
     ) -> dict[str, Any]:
-        columns, names = (
-            [column for column in used(result) if column.key not in BESIDE],
-            name_columns(result),
-        )
-        places = {
-            id(cell): f"#{anchor(index)}" for index, cell in enumerate(inputs.cells[:MAX_ROWS])
-        }
+        columns = [one for one in filled_columns(result, COLUMNS) if one.key not in BESIDE]
+        names, places = name_columns(result), anchors(inputs.cells)
         return {
             "names": names,
             "columns": columns,
             "rows": [
-                {
-                    "names": names_of(cell, names),
-                    "status": cell.marked_status,
-                    "tone": cell.tone,
-                    "href": places.get(id(cell)),
-                    "figures": entries(cell, columns),
-                }
-                for cell in result[:MAX_ROWS]
+                page_row(cell, names, columns, places.get(id(cell))) for cell in result[:MAX_ROWS]
             ],
             "notes": [*filter(None, [unshown(result, "precision.md")]), *_notes(result, columns)],
             "plots": plots,
@@ -141,11 +132,6 @@ def _asked(row: dict[str, Any]) -> bool:
             "measure": {"quality": row.get("config.measure.quality")},
         }
     )
-
-
-def used(cells: list[Cell]) -> list[Column]:
-    """The columns that hold at least one figure."""
-    return [column for column in COLUMNS if any(column.mean(cell) is not None for cell in cells)]
 
 
 def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:
@@ -175,31 +161,6 @@ def _notes(shown: list[Cell], columns: list[Column]) -> list[str]:
         )
         notes.append(f"J/token: {reasons}.")
     return notes
-
-
-def markdown_text(shown: list[Cell]) -> str:
-    """precision.md: every used column, a row a cell."""
-    columns, names = used(shown), name_columns(shown)
-    lines = [
-        [*names_of(cell, names), cell.marked_status, *(text(cell, column) for column in columns)]
-        for cell in shown
-    ]
-    return markdown_table([*names, "status"], [column.heading for column in columns], lines)
-
-
-def _quality_table(shown: list[Cell]) -> Table:
-    from rich.markup import escape
-
-    columns, names = [column for column in used(shown) if column.terminal], name_columns(shown)
-    table = rich_table(names, [(column.title, column.unit) for column in columns])
-    for cell in shown:
-        words = [
-            *names_of(cell, names),
-            cell.marked_status,
-            *(text(cell, column) for column in columns),
-        ]
-        table.add_row(*map(escape, words))
-    return table
 
 
 def pareto(cells: list[Cell], styles: CellStyles, gain: _Gain = SPEED) -> Chart | None:

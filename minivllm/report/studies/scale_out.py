@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.cell import Cell
@@ -16,12 +15,9 @@ from minivllm.analysis.rows import number
 from minivllm.analysis.statistics import Estimate
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.opening import ForestRow, forest
-from minivllm.report.figures.render import Plot
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.spreadsheet import markdown_text as escaped
-from minivllm.report.studies.base import Study
+from minivllm.report.studies.base import PageTable, Study
 from minivllm.report.verdict import remarks
 
 SPEED = "metrics.output_tokens_per_s"
@@ -129,6 +125,7 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
     name = "scale_out"
     leads = True
     title = "What does each further device give?"
+    page_title = "What does each further device give with {model}?"
     file_names = ("scale_out.md",)
 
     def find(self, inputs: ReportInputs) -> list[ScaledLoad] | None:
@@ -136,10 +133,6 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
 
     def statements(self, result: list[ScaledLoad], inputs: ReportInputs) -> list[str]:
         return statements(result)
-
-    def question(self, result: list[ScaledLoad], inputs: ReportInputs) -> str:
-        """Names the model."""
-        return "What does each further device give with {model}?"
 
     def conclusion(self, result: list[ScaledLoad], inputs: ReportInputs) -> Conclusion:
         """The first statement, and what has to be known of the records."""
@@ -163,24 +156,9 @@ class ScaleOutStudy(Study[list[ScaledLoad]]):
         label = "output tokens/s, one engine = 1"
         return forest(self.title, rows, label, "", even=1.0, span="95 % interval")
 
-    def files(self, result: list[ScaledLoad], inputs: ReportInputs) -> dict[str, str]:
-        """scale_out.md: statements and tables."""
-        parts = ["\n".join(f"* {escaped(line)}" for line in statements(result)) + "\n"]
-        parts += [
-            f"{escaped(load.name)}\n\n{markdown_table([], headings(load), rows(load))}"
-            for load in result
-        ]
-        return {"scale_out.md": "\n".join(parts)}
-
-    def section(
-        self, result: list[ScaledLoad], inputs: ReportInputs, plots: list[Plot], out_dir: Path
-    ) -> dict[str, Any]:
-        """Statements and a table a load."""
-        tables = [
-            {"title": load.name or "Cells", "headings": headings(load), "rows": rows(load)}
-            for load in result
-        ]
-        return {"statements": statements(result), "tables": tables, "plots": plots}
+    def page_tables(self, result: list[ScaledLoad], inputs: ReportInputs) -> list[PageTable]:
+        """A table a load."""
+        return [PageTable(load.name or "Cells", headings(load), rows(load)) for load in result]
 
 
 def _degree(cell: Cell, knob: str) -> int:

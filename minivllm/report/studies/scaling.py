@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from minivllm.analysis.cell import Cell, Summary
@@ -16,13 +15,11 @@ from minivllm.bench.metrics import roofline
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
 from minivllm.report.figures.palette import FAINT, MARKERS, MIST, PALETTE, SAND, SLATE, TAUPE
-from minivllm.report.figures.render import Described, Plot
+from minivllm.report.figures.render import Described
 from minivllm.report.figures.style import short
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.spreadsheet import markdown_text as escaped
-from minivllm.report.studies.base import Study
+from minivllm.report.studies.base import PageTable, Study
 from minivllm.report.verdict import remarks
 
 PRESET = "scaling"
@@ -102,16 +99,13 @@ class ScalingStudy(Study[list[Ladder]]):
 
     name = "scaling"
     title = "How does the cost grow with the work?"
+    page_title = "How does the cost of {model} grow with the work?"
     leads = True
     figure_names = ("scaling",)
     file_names = ("scaling.md",)
 
     def find(self, inputs: ReportInputs) -> list[Ladder] | None:
         return ladders(inputs.cells) or None
-
-    def question(self, result: list[Ladder], inputs: ReportInputs) -> str:
-        """Names the model."""
-        return "How does the cost of {model} grow with the work?"
 
     def conclusion(self, result: list[Ladder], inputs: ReportInputs) -> Conclusion:
         steep = [_title(ladder) for ladder in result if ladder.steep()]
@@ -142,21 +136,16 @@ class ScalingStudy(Study[list[Ladder]]):
         panels = [("", "time / limit, first = 1", lines)]
         return over_loads(self.title, panels, "work, first = 1", caption, even=1.0)
 
-    def files(self, result: list[Ladder], inputs: ReportInputs) -> dict[str, str]:
-        """scaling.md: statements and tables."""
-        return {"scaling.md": markdown_text(result)}
-
     def figures(self, result: list[Ladder], inputs: ReportInputs) -> list[Described | None]:
         return [figure(result)]
 
-    def section(
-        self, result: list[Ladder], inputs: ReportInputs, plots: list[Plot], out_dir: Path
-    ) -> dict[str, Any]:
-        tables = [
-            {"title": _title(ladder), "headings": HEADINGS, "rows": rows(ladder)}
-            for ladder in result
-        ]
-        return {"statements": statements(result), "tables": tables, "plots": plots}
+    def section_statements(self, result: list[Ladder], inputs: ReportInputs) -> list[str]:
+        """What each ladder comes to."""
+        return statements(result)
+
+    def page_tables(self, result: list[Ladder], inputs: ReportInputs) -> list[PageTable]:
+        """A table a ladder."""
+        return [PageTable(_title(ladder), HEADINGS, rows(ladder)) for ladder in result]
 
 
 def ladders(cells: list[Cell]) -> list[Ladder]:
@@ -296,16 +285,6 @@ def rows(ladder: Ladder) -> list[list[str]]:
         ]
         for rung in ladder.rungs
     ]
-
-
-def markdown_text(result: Sequence[Ladder]) -> str:
-    """Statements and tables."""
-    parts = ["\n".join(f"* {escaped(line)}" for line in statements(result)) + "\n"]
-    parts += [
-        f"{escaped(_title(ladder))}\n\n{markdown_table([], list(HEADINGS), rows(ladder))}"
-        for ladder in result
-    ]
-    return "\n".join(parts)
 
 
 def figure(result: Sequence[Ladder]) -> Chart:

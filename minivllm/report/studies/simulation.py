@@ -61,15 +61,12 @@ class SimulationStudy(Study[SimulationCheck]):
     """How well a simulation predicts what was measured."""
 
     name = "simulation"
-    title = "How well does the simulation predict?"
+    title = page_title = "How well does the simulation predict?"
     template = "simulation"
     leads = True
 
     def find(self, inputs: ReportInputs) -> SimulationCheck | None:
         return simulation_check(inputs.cells)
-
-    def question(self, result: SimulationCheck, inputs: ReportInputs) -> str:
-        return self.title
 
     def conclusion(self, result: SimulationCheck, inputs: ReportInputs) -> Conclusion:
         """The largest errors, and what has to be known of the records."""

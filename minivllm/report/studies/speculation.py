@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from minivllm.analysis.cell import Cell
 from minivllm.analysis.format import count, listing, ratio, sig, whole_percent
@@ -24,12 +22,10 @@ from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
 from minivllm.report.figures.palette import FAINT, MARKERS, MIST, PALETTE, SAND, SLATE, TAUPE
-from minivllm.report.figures.render import Described, Plot
+from minivllm.report.figures.render import Described
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
-from minivllm.report.spreadsheet import markdown_table
-from minivllm.report.spreadsheet import markdown_text as escaped
-from minivllm.report.studies.base import Study
+from minivllm.report.studies.base import PageTable, Study
 from minivllm.report.studies.simulation import twins
 from minivllm.report.verdict import remarks
 
@@ -101,15 +97,12 @@ class SpeculationStudy(Study[list[DraftGain]]):
     name = "speculation"
     leads = True
     title = "When do drafts pay?"
+    page_title = "When do drafts pay on {model}?"
     figure_names = ("speculation", "break_even")
     file_names = ("speculation.md",)
 
     def find(self, inputs: ReportInputs) -> list[DraftGain] | None:
         return draft_gains(inputs.cells) or None
-
-    def question(self, result: list[DraftGain], inputs: ReportInputs) -> str:
-        """Names the model."""
-        return "When do drafts pay on {model}?"
 
     def conclusion(self, result: list[DraftGain], inputs: ReportInputs) -> Conclusion:
         """The statements, and remarks on the cells."""
@@ -143,21 +136,13 @@ class SpeculationStudy(Study[list[DraftGain]]):
     def statements(self, result: list[DraftGain], inputs: ReportInputs) -> list[str]:
         return statements(result)
 
-    def files(self, result: list[DraftGain], inputs: ReportInputs) -> dict[str, str]:
-        """speculation.md: statements and table."""
-        lines = "\n".join(f"* {escaped(line)}" for line in statements(result))
-        return {"speculation.md": f"{lines}\n\n{markdown_table([], list(HEADINGS), rows(result))}"}
-
     def figures(self, result: list[DraftGain], inputs: ReportInputs) -> list[Described | None]:
         """Speed-up over load, and over given acceptance."""
         return [by_load(result), by_acceptance(result)]
 
-    def section(
-        self, result: list[DraftGain], inputs: ReportInputs, plots: list[Plot], out_dir: Path
-    ) -> dict[str, Any]:
-        """Statements, figures and a row for each cell."""
-        table = {"title": "Drafts, with / without", "headings": HEADINGS, "rows": rows(result)}
-        return {"statements": statements(result), "plots": plots, "tables": [table]}
+    def page_tables(self, result: list[DraftGain], inputs: ReportInputs) -> list[PageTable]:
+        """A row for each cell."""
+        return [PageTable("Drafts, with / without", HEADINGS, rows(result))]
 
 
 def draft_gains(cells: list[Cell]) -> list[DraftGain]:

@@ -48,16 +48,13 @@ class CapacityStudy(Study[list[CapacityRun]]):
 
     name = "capacity"
     title = "What rate can it serve?"
+    page_title = "What rate of requests can {model} serve?"
     leads = True
     template = "capacity"
     figure_names = ("capacity",)
 
     def find(self, inputs: ReportInputs) -> list[CapacityRun] | None:
         return find(inputs.rows) or None
-
-    def question(self, result: list[CapacityRun], inputs: ReportInputs) -> str:
-        """Names the model."""
-        return "What rate of requests can {model} serve?"
 
     def conclusion(self, result: list[CapacityRun], inputs: ReportInputs) -> Conclusion:
         return verdict(result, inputs.cells)

@@ -22,7 +22,7 @@ from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS, place_of, unshown
 from minivllm.report.studies.base import Study
 from minivllm.report.studies.searches.trials import Trial, Tuning, find
-from minivllm.report.tables import Column, entries, text
+from minivllm.report.tables import Column, page_row, text
 from minivllm.report.terminal import rich_table
 from minivllm.report.verdict import remarks
 
@@ -85,14 +85,10 @@ class TuningStudy(Study[Tuning]):
             "limited": bool(result.goal.limits),
             "columns": [{"title": c.title, "unit": _unit(result, c)} for c in result.columns],
             "rows": [
-                {
-                    "number": trial.number,
-                    "names": names_of(trial.cell, names),
-                    "status": result.status(trial),
-                    "tone": trial.tone,
-                    "href": place_of(trial.cell, trial.index, out_dir),
-                    "figures": entries(trial.cell, result.columns),
-                }
+                page_row(
+                    trial.cell, names, result.columns, place_of(trial.cell, trial.index, out_dir)
+                )
+                | {"number": trial.number, "status": result.status(trial), "tone": trial.tone}
                 for trial in result.ranked[:MAX_ROWS]
             ],
             "unshown": unshown(result.trials, "table.csv"),
