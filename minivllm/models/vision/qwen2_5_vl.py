@@ -17,8 +17,7 @@ from minivllm.models.vision.qwen_tower import (
     Grids,
     PatchEmbedding,
     QwenTower,
-    Runs,
-    TowerAttention,
+    TowerBlock,
     TowerSizes,
     in_runs,
     patch_positions,
@@ -42,21 +41,6 @@ class _MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[patches, hidden] to the same."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
-class _Block(nn.Module):
-    """Pre-norm transformer layer."""
-
-    def __init__(self, sizes: TowerSizes) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = RMSNorm(sizes.hidden, EPS), RMSNorm(sizes.hidden, EPS)
-        self.attn, self.mlp = TowerAttention(sizes), _MLP(sizes)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, runs: Runs) -> Tensor:
-        """[patches, hidden] to the same; see TowerAttention."""
-        x = x + self.attn(self.norm1(x), cos, sin, runs)
-        out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
 
@@ -89,7 +73,7 @@ class _Tower(nn.Module):
         super().__init__()
         self.sizes, self.window, self.whole = sizes, window, whole
         self.patch_embed = PatchEmbedding(sizes, bias=False)
-        self.blocks = nn.ModuleList(_Block(sizes) for _ in range(sizes.depth))
+        self.blocks = nn.ModuleList(TowerBlock(sizes, RMSNorm, _MLP) for _ in range(sizes.depth))
         self.merger = _Merger(sizes)
 
     def forward(self, patches: Tensor, grids: Grids) -> Tensor:

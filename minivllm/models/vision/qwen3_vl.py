@@ -17,8 +17,7 @@ from minivllm.models.vision.qwen_tower import (
     Grids,
     PatchEmbedding,
     QwenTower,
-    Runs,
-    TowerAttention,
+    TowerBlock,
     TowerSizes,
     in_runs,
     patch_positions,
@@ -41,21 +40,6 @@ class _MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[patches, hidden] to the same."""
         out: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
-        return out
-
-
-class _Block(nn.Module):
-    """Pre-norm transformer layer."""
-
-    def __init__(self, sizes: TowerSizes) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = (nn.LayerNorm(sizes.hidden, EPS) for _ in range(2))
-        self.attn, self.mlp = TowerAttention(sizes), _MLP(sizes)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, runs: Runs) -> Tensor:
-        """[patches, hidden] to the same; see TowerAttention."""
-        x = x + self.attn(self.norm1(x), cos, sin, runs)
-        out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
 
@@ -94,7 +78,9 @@ class _Tower(nn.Module):
         self.sizes, self.side, self.deep = sizes, side, deep
         self.patch_embed = PatchEmbedding(sizes, bias=True)
         self.pos_embed = nn.Embedding(side**2, sizes.hidden)
-        self.blocks = nn.ModuleList(_Block(sizes) for _ in range(sizes.depth))
+        self.blocks = nn.ModuleList(
+            TowerBlock(sizes, nn.LayerNorm, _MLP) for _ in range(sizes.depth)
+        )
         self.merger = _Merger(sizes, deep=False)
         self.deepstack_merger_list = nn.ModuleList(_Merger(sizes, deep=True) for _ in deep)
 

@@ -3,7 +3,7 @@ within segments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -236,6 +236,32 @@ class TowerAttention(nn.Module):
             parts.append(attended.transpose(1, 2).reshape(count * length, -1))
             start = end
         out: Tensor = self.proj(torch.cat(parts))
+        return out
+
+
+class TowerBlock(nn.Module):
+    """Pre-norm transformer layer.
+
+    Args:
+        sizes: of the tower.
+        norm: makes the norm of a width.
+        mlp: makes the feed-forward.
+    """
+
+    def __init__(
+        self,
+        sizes: TowerSizes,
+        norm: Callable[[int, float], nn.Module],
+        mlp: Callable[[TowerSizes], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm(sizes.hidden, EPS), norm(sizes.hidden, EPS)
+        self.attn, self.mlp = TowerAttention(sizes), mlp(sizes)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, runs: Runs) -> Tensor:
+        """[patches, hidden] to the same; see TowerAttention."""
+        x = x + self.attn(self.norm1(x), cos, sin, runs)
+        out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
 
