@@ -57,11 +57,7 @@ class LlamaServer(StartedServer):
 
     def command(self, source: Source, port: int) -> list[str]:
         batching, cache = self.view["batching"], self.view["cache"]
-        kv_dtype = cache["kv_dtype"]
-        if kv_dtype not in KV_TYPE:
-            raise self.unsupported(
-                f"cache.kv_dtype={kv_dtype}", "use auto or int8 (q8_0), or engine.args.cache_type_k"
-            )
+        kv_type = self.kv_dtype(KV_TYPE, "use auto or int8 (q8_0), or engine.args.cache_type_k")
         if source.weights == "random":
             raise self.unsupported("model.weights=random", "its weights are those of engine.gguf")
         speculation, pool = self.view["speculative"], cache["num_blocks"]
@@ -79,8 +75,8 @@ class LlamaServer(StartedServer):
             "threads-batch": threads,
             "cache-prompt": self.prefix_caching,
             "cache-ram": 0,  # the prompts that it would keep there cannot be emptied
-            "cache-type-k": KV_TYPE[kv_dtype],
-            "cache-type-v": KV_TYPE[kv_dtype],
+            "cache-type-k": kv_type,
+            "cache-type-v": kv_type,
             "spec-type": "ngram-simple" if drafts else None,
             "spec-ngram-simple-size-n": speculation["prompt_lookup_max"] if drafts else None,
             "spec-ngram-simple-size-m": speculation["num_speculative_tokens"] if drafts else None,

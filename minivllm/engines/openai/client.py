@@ -19,10 +19,15 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from minivllm.engines.openai.stream import MOST_EVENT
-from minivllm.engines.openai.stream_event import MOST_ERROR, ServerError, server_words
+from minivllm.engines.openai.stream_event import (
+    MOST_ERROR,
+    ServerError,
+    server_json,
+    server_words,
+)
 from minivllm.errors import BadInput
 from minivllm.platform.processes.channel import prepare_tcp
-from minivllm.platform.untrusted import MIB, parse_json, printable, size
+from minivllm.platform.untrusted import MIB, printable, size
 
 ASK_S = 30.0  # for an answer that should not take any computing, and for a connection
 EMPTYING_S = 5.0  # for requests of closed connections to let go of the prefix cache
@@ -155,11 +160,7 @@ class Client:
         """The JSON value of a short answer to GET; see `ask`. Raises ServerError for no JSON,
         too."""
         address = self.address(path)
-        body = await self.ask("GET", address)
-        try:
-            return parse_json(body, f"GET {address}: the answer")
-        except BadInput as error:
-            raise ServerError(printable(str(error))) from None
+        return server_json(await self.ask("GET", address), f"GET {address}: the answer")
 
     async def empty_cache(self, path: str) -> None:
         """Have a server empty its prefix cache, by a POST to a path.

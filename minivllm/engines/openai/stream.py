@@ -16,11 +16,12 @@ from minivllm.engines.openai.stream_event import (
     ServerError,
     StreamEvent,
     read_event,
+    server_json,
 )
-from minivllm.errors import BadInput
-from minivllm.platform.untrusted import BYTE_ORDER_MARK, MIB, parse_json, printable, size
+from minivllm.platform.untrusted import BYTE_ORDER_MARK, MIB, printable, size
 
 DATA, DONE = b"data:", b"[DONE]"
+EVENT = "an event of the stream"  # in errors
 MOST_EVENT = 8 * MIB  # of a stream: some repeat the prompt
 MOST_LINES = 1000  # that it is written in; all known servers write one
 # characters; the longest of known vocabularies, runs of spaces, have a few hundred
@@ -279,7 +280,7 @@ async def read_events(lines: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
         line = line.removeprefix(BYTE_ORDER_MARK) if at_start else line
         at_start = False
         if not line.strip() and parts:
-            yield _json("\n".join(parts))
+            yield server_json("\n".join(parts), EVENT)
             parts = []
         if not line.startswith(DATA):
             continue  # a comment, another field, or the empty line after each event
@@ -296,17 +297,10 @@ async def read_events(lines: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
             )
         if len(parts) == 1:
             try:
-                event = _json(parts[0])
+                event = server_json(parts[0], EVENT)
             except ServerError:
                 continue
             parts = []
             yield event
     if parts:
-        yield _json("\n".join(parts))
-
-
-def _json(text: str) -> Any:
-    try:
-        return parse_json(text, "an event of the stream")
-    except BadInput as error:
-        raise ServerError(printable(str(error))) from None
+        yield server_json("\n".join(parts), EVENT)

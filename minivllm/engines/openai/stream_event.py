@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from minivllm.errors import BadInput
 from minivllm.platform.given import whole
-from minivllm.platform.untrusted import printable
+from minivllm.platform.untrusted import parse_json, printable
 from minivllm.redaction import hide
 
 T = TypeVar("T")
@@ -30,6 +31,14 @@ class ServerError(ValueError):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+def server_json(data: bytes | str, what: str) -> Any:
+    """The JSON value of what a server sent; ServerError, which begins with `what`, for no JSON."""
+    try:
+        return parse_json(data, what)
+    except BadInput as error:
+        raise ServerError(printable(str(error))) from None
 
 
 def server_words(text: str) -> str:

@@ -190,6 +190,21 @@ class StartedServer(OpenAIEngine):
         """The words that start the server at HOST. Raises BadInput for a value of a knob that the
         engine has not."""
 
+    def dummy_weights(self, source: Source) -> dict[str, Any]:
+        """Arguments for random weights: SGLang's and vLLM's dummy ones of the same architecture,
+        without a tokenizer."""
+        if source.weights != "random":
+            return {}
+        (self.folder / "config.json").write_text(json.dumps(source.config), encoding="utf-8")
+        return {"load-format": "dummy", "skip-tokenizer-init": True}
+
+    def kv_dtype(self, known: Mapping[str, str | None], instead: str) -> str | None:
+        """The server's own name of `cache.kv_dtype`. Raises BadInput for one that it has not."""
+        dtype = self.view["cache"]["kv_dtype"]
+        if dtype not in known:
+            raise self.unsupported(f"cache.kv_dtype={dtype}", instead)
+        return known[dtype]
+
     def weights_from(self, source: Source) -> Path | None:
         """The folder or file that the server reads weights from."""
         return source.weights_from

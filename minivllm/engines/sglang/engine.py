@@ -6,7 +6,6 @@ tested against a stand-in server and not against SGLang itself.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -57,9 +56,7 @@ class SglangServer(StartedServer):
 
     def command(self, source: Source, port: int) -> list[str]:
         batching, cache, quant = (self.view[group] for group in ("batching", "cache", "quant"))
-        kv_dtype, device = cache["kv_dtype"], self.view.runtime.device
-        if kv_dtype not in KV_DTYPE:
-            raise self.unsupported(f"cache.kv_dtype={kv_dtype}", "use auto or fp8")
+        device = self.view.runtime.device
         tensor, replicas = degrees(self.view)
         usual_page = is_default("cache", "block_size", cache["block_size"])
         step = batching["max_num_batched_tokens"]
@@ -81,14 +78,14 @@ class SglangServer(StartedServer):
             "chunked-prefill-size": step if batching["chunked_prefill"] else -1,
             "disable-radix-cache": not self.prefix_caching,
             "page-size": None if usual_page else cache["block_size"],
-            "kv-cache-dtype": KV_DTYPE[kv_dtype],
+            "kv-cache-dtype": self.kv_dtype(KV_DTYPE, "use auto or fp8"),
             "speculative-algorithm": "NGRAM" if drafts else None,
             "speculative-num-draft-tokens": (
                 speculation["num_speculative_tokens"] if drafts else None
             ),
             "enable-metrics": True,
             "enable-cache-report": True,  # so that each answer says what was cached
-            **self._weights(source),
+            **self.dummy_weights(source),
         }
         given = words(merged(arguments, self.own.args), negated=False)
         return [interpreter(self.own.python), "-m", "sglang.launch_server", *given]
@@ -96,13 +93,6 @@ class SglangServer(StartedServer):
     def environment(self) -> dict[str, str]:
         """The GPUs that the server may see."""
         return visible_devices(self.view.runtime.device)
-
-    def _weights(self, source: Source) -> dict[str, Any]:
-        """Random weights are SGLang's dummy ones of the same architecture, without a tokenizer."""
-        if source.weights != "random":
-            return {}
-        (self.folder / "config.json").write_text(json.dumps(source.config), encoding="utf-8")
-        return {"load-format": "dummy", "skip-tokenizer-init": True}
 
     def derived(
         self, now: MetricsPage, before: MetricsPage, counted: Mapping[str, float | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -70,9 +69,6 @@ class VllmServer(StartedServer):
 
     def command(self, source: Source, port: int) -> list[str]:
         batching, cache, quant = (self.view[group] for group in ("batching", "cache", "quant"))
-        kv_dtype = cache["kv_dtype"]
-        if kv_dtype not in KV_DTYPE:
-            raise self.unsupported(f"cache.kv_dtype={kv_dtype}", "use auto or fp8")
         kv_cache_gb = self.own.kv_cache_gb
         if kv_cache_gb is None and not open_gpu(self.view.runtime.device).present:
             kv_cache_gb = CPU_KV_CACHE_GB  # vLLM would take nearly all of the memory
@@ -92,24 +88,17 @@ class VllmServer(StartedServer):
             "enable-chunked-prefill": batching["chunked_prefill"],
             "enable-prefix-caching": self.prefix_caching,
             "block-size": None if usual_block else cache["block_size"],
-            "kv-cache-dtype": KV_DTYPE[kv_dtype],
+            "kv-cache-dtype": self.kv_dtype(KV_DTYPE, "use auto or fp8"),
             "kv-cache-memory-bytes": kv_cache_gb and int(kv_cache_gb * 1e9),
             "speculative-config": self._speculation(),
             "disable-uvicorn-access-log": True,
             "enable-prompt-tokens-details": True,  # so that each answer says what was cached
-            **self._weights(source),
+            **self.dummy_weights(source),
         }
         given = words(merged(arguments, self.own.args), negated=True)
         model = str(self.folder if source.weights == "random" else source.folder)
         whole = "vllm" in (peer_packages(self.own.python) or {})
         return [interpreter(self.own.python), *(SERVE if whole else SERVE_CPU), model, *given]
-
-    def _weights(self, source: Source) -> dict[str, Any]:
-        """Random weights are vLLM's dummy ones of the same architecture, without a tokenizer."""
-        if source.weights != "random":
-            return {}
-        (self.folder / "config.json").write_text(json.dumps(source.config), encoding="utf-8")
-        return {"load-format": "dummy", "skip-tokenizer-init": True}
 
     def _speculation(self) -> dict[str, Any] | None:
         knobs = self.view["speculative"]
