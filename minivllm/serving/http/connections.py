@@ -29,13 +29,34 @@ CHECK_S = 0.5
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what the kernel has not sent is dropped
 
 
-class _Watched:
-    """What both protocols share: a client that takes nothing is cut off."""
+class _Watched(asyncio.Protocol):
+    """What both protocols share: a client that takes nothing is cut off, and its calls end when it
+    leaves.
+
+    Args:
+        options: the limits.
+        count: counts what clients did, by name.
+        others: as of uvicorn's protocol.
+    """
 
     transport: asyncio.Transport
-    options: ServeOptions
-    count: Callable[[str], None]
     full_since: float | None = None  # since when something waits to be written
+
+    def __init__(self, options: ServeOptions, count: Callable[[str], None], **others: Any) -> None:
+        super().__init__(**others)
+        self.options, self.count = options, count
+        self.on_lost: set[Callable[[], None]] = set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the calls of a client that has left."""
+        super().connection_lost(exc)
+        for leave in list(self.on_lost):
+            leave()
+
+    def resume_writing(self) -> None:
+        """Note that the client has taken most of what waited."""
+        self.full_since = None
+        super().resume_writing()
 
     def cut_off(self) -> None:
         """Close the connection at once, with what waits to be written."""
@@ -63,18 +84,15 @@ class HttpConnection(_Watched, HttpToolsProtocol):
     """One connection of HTTP.
 
     Args:
-        options: the limits.
-        count: counts what clients did, by name.
+        options, count, others: as of every protocol.
         most: connections at a time; more are refused and closed.
-        others: as of uvicorn's protocol.
     """
 
     def __init__(
         self, options: ServeOptions, count: Callable[[str], None], most: int, **others: Any
     ) -> None:
-        super().__init__(**others)
-        self.options, self.count, self._most = options, count, most
-        self.on_lost: set[Callable[[], None]] = set()
+        super().__init__(options, count, **others)
+        self._most = most
         self._head_bytes, self._in_head = 0, False
         self._head_since: float | None = None  # the first byte of a head that is not complete
         self._idle_since = time.monotonic()
@@ -86,12 +104,6 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         if len(self.connections) > self._most:
             self.count("connections_refused")
             self._refuse(503, "too many connections")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the calls of a client that has left."""
-        super().connection_lost(exc)
-        for leave in list(self.on_lost):
-            leave()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, of a head only so many."""
@@ -120,11 +132,6 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         """Begin to wait for the next request."""
         self._idle_since = time.monotonic()
         super().on_response_complete()
-
-    def resume_writing(self) -> None:
-        """Note that the client has taken most of what waited."""
-        self.full_since = None
-        super().resume_writing()
 
     @property
     def _is_idle(self) -> bool:
@@ -159,34 +166,12 @@ class HttpConnection(_Watched, HttpToolsProtocol):
 
 
 class SocketConnection(_Watched, WebSocketsSansIOProtocol):
-    """One WebSocket.
-
-    Args:
-        options: the limits.
-        count: counts what clients did, by name.
-        others: as of uvicorn's protocol.
-    """
-
-    def __init__(self, options: ServeOptions, count: Callable[[str], None], **others: Any) -> None:
-        super().__init__(**others)
-        self.options, self.count = options, count
-        self.on_lost: set[Callable[[], None]] = set()
+    """One WebSocket."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, "connection": self}
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the calls of a client that has left."""
-        super().connection_lost(exc)
-        for leave in list(self.on_lost):
-            leave()
-
-    def resume_writing(self) -> None:
-        """Note that the client has taken most of what waited."""
-        self.full_since = None
-        super().resume_writing()
 
 
 if TYPE_CHECKING:
