@@ -19,13 +19,13 @@ from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.parallel.options import ParallelOptions
 from minivllm.processes.link import EngineLink
-from minivllm.processes.messages import EngineState, Piece, Ready, Step
+from minivllm.processes.messages import EngineState, Piece, Ready
 from minivllm.serving.app import build_app, guard
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.replicas import Replicas
-from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
+from minivllm.serving.processes.token_stream import Streams, TokenStream
 from minivllm.serving.server import listen
 from minivllm.serving.service import EngineService
 
@@ -56,7 +56,7 @@ class Alive:
     ready = Ready(CONTEXT, 0, (0,), 8, 0, 16, SamplingParams(), [])
 
 
-class ScriptedClient:
+class ScriptedClient(Streams):
     """Stands in for an EngineClient: answers each request as a script says, a piece a turn of the
     event loop.
 
@@ -66,9 +66,8 @@ class ScriptedClient:
     """
 
     def __init__(self, tokenizer: Tokenizer, script: Script) -> None:
+        super().__init__()
         self.replicas = Replicas(ParallelOptions(), lambda _: cast(EngineLink, Alive()))
-        self.streams: dict[str, TokenStream] = {}
-        self.listeners: list[Callable[[Step], None]] = []
         self.submitted: list[Callable[[TokenStream], None]] = []
         self._tokenizer, self._script = tokenizer, script
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,11 +75,6 @@ class ScriptedClient:
 
     is_alive = True
     replica_events: dict[str, int] = {}
-
-    @property
-    def queue(self) -> Queued:
-        """What waits for its first token."""
-        return queued_of(self.streams.values())
 
     def submit_all(
         self, prompts: list[list[int]], params: SamplingParams, *_: Any
@@ -101,7 +95,7 @@ class ScriptedClient:
         return stream
 
     def _end(self, stream: TokenStream) -> None:
-        self.streams.pop(stream.request_id, None)
+        self._forget(stream.request_id)
 
     async def _answer(self, stream: TokenStream, text: str, params: SamplingParams) -> None:
         pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]

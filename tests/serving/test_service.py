@@ -11,7 +11,7 @@ import pytest
 from minivllm.processes.messages import Piece
 from minivllm.serving.errors import ApiError
 from minivllm.serving.options import ServeOptions
-from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
+from minivllm.serving.processes.token_stream import Streams, TokenStream
 from minivllm.serving.service import Service
 
 MOST = 8
@@ -21,14 +21,11 @@ MOST = 8
 def service() -> Iterator[Service]:
     """One whose engine holds the streams that a test puts there."""
 
-    class Client(SimpleNamespace):
-        @property
-        def queue(self) -> Queued:
-            return queued_of(self.streams.values())
+    class Client(Streams):
+        is_alive = True
 
-    client = Client(listeners=[], is_alive=True, streams={})
     options = ServeOptions(max_num_queued_reqs=MOST, max_num_queued_tokens=100)
-    yield Service(options, cast(Any, client), cast(Any, None), None, "m")
+    yield Service(options, cast(Any, Client()), cast(Any, None), None, "m")
 
 
 def add(service: Service, name: str, num_completions: int, num_tokens: int = 10) -> TokenStream:

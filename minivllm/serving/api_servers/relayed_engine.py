@@ -16,10 +16,10 @@ from minivllm.serving.api_servers.messages import (
     RequestFailed,
 )
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.token_stream import Queued, TokenStream, queued_of
+from minivllm.serving.processes.token_stream import Queued, Streams, TokenStream
 
 
-class RelayedEngine:
+class RelayedEngine(Streams):
     """Serves requests with the engines of another process.
 
     Args:
@@ -31,8 +31,7 @@ class RelayedEngine:
     is_alive = True  # else the other process ends this one
 
     def __init__(self, number: int, slow_reader_pieces: int, post: Callable[[Any], None]) -> None:
-        self.streams: dict[str, TokenStream] = {}  # that have not ended
-        self.listeners: list[Callable[[Step], None]] = []  # called with every step
+        super().__init__()
         self._number, self._most_waiting, self._post = number, slow_reader_pieces, post
         self._requests, self._call_numbers = itertools.count(1), itertools.count(1)
         self._calls: dict[Call, int] = {}  # that have requests
@@ -42,8 +41,7 @@ class RelayedEngine:
     def queue(self) -> Queued:
         """What waits for the engine in the whole server, as far as it is known here: the other
         process refuses what is too much."""
-        own = queued_of(self.streams.values())
-        return Queued(*map(max, own, self._of_all))
+        return Queued(*map(max, super().queue, self._of_all))
 
     def submit_all(
         self,
@@ -83,28 +81,16 @@ class RelayedEngine:
         return self._calls[call], call.began_s
 
     def _abort(self, stream: TokenStream) -> None:
-        if self.streams.pop(stream.request_id, None) is not None:
+        if self._forget(stream.request_id) is not None:
             self._post(Abort(stream.request_id))
 
     def take(self, message: Step | Queued | RequestFailed) -> None:
         """Take a message of the other process."""
         match message:
             case Step():
-                self._take_step(message)
+                self.take_step(message)
             case Queued():
                 self._of_all = message
             case RequestFailed(request_id, error):
                 if (stream := self.streams.pop(request_id, None)) is not None:
                     stream.fail(error)
-
-    def _take_step(self, step: Step) -> None:
-        for request_id, time_s in step.begun:
-            if (stream := self.streams.get(request_id)) is not None:
-                stream.begun_s = time_s
-        for piece in step.pieces:
-            if (stream := self.streams.get(piece.request_id)) is not None:
-                stream.push(piece, step.time_s)
-                if stream.is_over:
-                    self.streams.pop(piece.request_id, None)
-        for listener in self.listeners:
-            listener(step)

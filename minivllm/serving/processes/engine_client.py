@@ -33,18 +33,17 @@ from minivllm.serving.processes.fleet import Fleet
 from minivllm.serving.processes.replicas import CacheReset, Replicas
 from minivllm.serving.processes.resizing import Resizing
 from minivllm.serving.processes.token_stream import (
-    Queued,
     RequestOrigin,
+    Streams,
     TokenStream,
     Unfinished,
-    queued_of,
 )
 
 DIED = "the engine has stopped"
 DIED_MIDWAY = "the replica that was answering has stopped"
 
 
-class EngineClient:
+class EngineClient(Streams):
     """Starts the engine's processes and serves requests with them.
 
     A request goes to the replica that the router chooses. Where that replica dies or falls silent,
@@ -63,12 +62,11 @@ class EngineClient:
     def __init__(
         self, config: dict[str, Any], slow_reader_pieces: int, step_limit_s: float = math.inf
     ) -> None:
+        super().__init__()
         self._config, self._most_waiting = config, slow_reader_pieces
         view = Config.of(config)
         self._parallel, self._seed = view.parallel, view.measure.seed
         self.routing = Routing(self._parallel, config.get("cache") or {})
-        self.streams: dict[str, TokenStream] = {}  # that have not ended
-        self.listeners: list[Callable[[Step], None]] = []  # called with every step
         self.submitted: list[Callable[[TokenStream], None]] = []  # called with every request
         self.viewers: list[Callable[[ViewFrame], None]] = []  # called with every frame
         self.ended = asyncio.Event()  # no replica is left
@@ -117,11 +115,6 @@ class EngineClient:
     def is_alive(self) -> bool:
         """Whether requests can be served."""
         return self.replicas.can_serve
-
-    @property
-    def queue(self) -> Queued:
-        """What waits for the engine."""
-        return queued_of(self.streams.values())
 
     async def exit_reason(self) -> str:
         """Why the engines have stopped."""
@@ -279,13 +272,7 @@ class EngineClient:
     def _receive(self, link: EngineLink, message: Any) -> None:
         match message:
             case Step():
-                for request_id, time_s in message.begun:
-                    if (stream := self.streams.get(request_id)) is not None:
-                        stream.begun_s = time_s
-                for piece in message.pieces:
-                    self._deliver(piece, message.time_s)
-                for listener in self.listeners:
-                    listener(message)
+                self.take_step(message)
             case ViewFrame():
                 for viewer in self.viewers:
                     viewer(message)
@@ -298,14 +285,9 @@ class EngineClient:
             case Reset(done):
                 self._reset.note(link, done)
 
-    def _deliver(self, piece: Piece, time_s: float) -> None:
-        if (stream := self.streams.get(piece.request_id)) is None:
-            return
+    def _note(self, piece: Piece) -> None:
         if (one := self._unfinished.get(piece.request_id)) is not None:
             one.note(piece)
-        stream.push(piece, time_s)
-        if stream.is_over:
-            self._forget(piece.request_id)
 
     # ---- replicas that come and go
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from minivllm.processes.link import EngineLink
-from minivllm.processes.messages import Piece, Submit
+from minivllm.processes.messages import Piece, Step, Submit
 from minivllm.processes.router import RoutedRequest
 from minivllm.serving.errors import ApiError, internal, too_late
 
@@ -160,6 +160,49 @@ class TokenStream:
             self.end(internal("the request was ended"))
 
 
+class Streams:
+    """The requests of a process that answers clients, and the steps of engines in another one.
+
+    Attributes:
+        streams: of requests that have not ended, by their ids.
+        listeners: called with every step.
+    """
+
+    def __init__(self) -> None:
+        self.streams: dict[str, TokenStream] = {}
+        self.listeners: list[Callable[[Step], None]] = []
+
+    @property
+    def queue(self) -> Queued:
+        """What waits for the engine."""
+        waiting = [(one.num_waiting, one) for one in self.streams.values()]
+        tokens = sum(
+            one.num_prompt_tokens for count, one in waiting if count == one.num_completions
+        )
+        return Queued(sum(count for count, _ in waiting), tokens)
+
+    def take_step(self, step: Step) -> None:
+        """Take what a step gave."""
+        for request_id, time_s in step.begun:
+            if (stream := self.streams.get(request_id)) is not None:
+                stream.begun_s = time_s
+        for piece in step.pieces:
+            if (stream := self.streams.get(piece.request_id)) is not None:
+                self._note(piece)
+                stream.push(piece, step.time_s)
+                if stream.is_over:
+                    self._forget(piece.request_id)
+        for listener in self.listeners:
+            listener(step)
+
+    def _note(self, piece: Piece) -> None:
+        """Note a piece of an answer that has not ended."""
+
+    def _forget(self, request_id: str) -> object:
+        """Note that a request has ended."""
+        return self.streams.pop(request_id, None)
+
+
 class RequestOrigin(NamedTuple):
     """What another process calls a request, and when it came there."""
 
@@ -217,10 +260,3 @@ class Unfinished:
         params = replace(params, prompt_logprobs=None)  # the client has them
         tokens = list(self.token_ids)
         return self.message._replace(params=params, hands_over=None, output_token_ids=tokens)
-
-
-def queued_of(streams: Iterable[TokenStream]) -> Queued:
-    """What waits of these requests."""
-    waiting = [(one.num_waiting, one) for one in streams]
-    tokens = sum(one.num_prompt_tokens for count, one in waiting if count == one.num_completions)
-    return Queued(sum(count for count, _ in waiting), tokens)
