@@ -11,7 +11,6 @@ that measures. It may be deleted at any time.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -100,9 +99,9 @@ def reference_id(config: dict[str, Any]) -> str:
     if view.target("model") in OPTIONS:
         source = resolve(config["model"], allow_random=True)[1]
         tokenizer = source.folder and source.folder / "tokenizer.json"
-        words = _file_hash(tokenizer) if tokenizer and tokenizer.is_file() else None
+        words = files.sha256(tokenizer) if tokenizer and tokenizer.is_file() else None
         checkpoint = [source.fingerprint, words, view.model.max_model_len]
-    text = _file_hash(text_path(knobs))
+    text = files.sha256(text_path(knobs))
     engine = engine_id({**_usual(knobs), "model": checkpoint})
     where = code_hash(), environment_hash(device), device
     return digest([engine, {**config["quality"], "text": text}, *where])
@@ -112,11 +111,6 @@ def _usual(knobs: QualityOptions) -> dict[str, Any]:
     """The configuration of default options, in the reference's precision and with a place for each
     prompt."""
     return compose([f"quant={knobs.reference}", f"batching.max_num_seqs={knobs.prompts}"])
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(folder: Path) -> Reference | None:

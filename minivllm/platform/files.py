@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -49,6 +50,12 @@ def atomically(
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content. Raises OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 from minivllm.errors import BadInput
 from minivllm.platform.given import whole
@@ -80,7 +80,7 @@ class Values:
             return default
         value: Any = self._values.get(key)
         if (
-            not _is_number(value)
+            not is_number(value)
             or not (value > above if least is None else value >= least)
             or value > high
         ):
@@ -128,7 +128,7 @@ class Values:
         """A list of finite numbers greater than 0 and at most `high`."""
 
         def read(item: Any) -> float | None:
-            return float(item) if _is_number(item) and 0 < item <= high else None
+            return float(item) if is_number(item) and 0 < item <= high else None
 
         return self._list(key, read, f"numbers above 0 and at most {high:g}")
 
@@ -146,7 +146,7 @@ class Values:
         return tuple(items)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number, and no NaN or infinity."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False

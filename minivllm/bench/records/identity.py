@@ -23,6 +23,7 @@ from minivllm.config.support import is_told, supported_settings
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.passes.pruning.options import NOT_PRUNING, WORKLOAD
+from minivllm.platform.files import sha256
 from minivllm.platform.given import whole
 from minivllm.platform.options import default_of
 from minivllm.redaction import anonymous
@@ -117,15 +118,10 @@ def _content(path: Any) -> Any:
     if not isinstance(path, str) or not os.path.exists(place := Path(os.path.expanduser(path))):
         return path
     if not place.is_dir():
-        return _file_digest(place)
+        return sha256(place)
     files = saved_files(place) or sorted(place.glob("*.json"))
-    below = {str(file.relative_to(place)): _file_digest(file) for file in files}
+    below = {str(file.relative_to(place)): sha256(file) for file in files}
     return digest(below) if below else path
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _with_content(knobs: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.bench.records.record import Record, portable
-from minivllm.platform.files import write_json, write_parquet, write_text, write_yaml
+from minivllm.platform.files import sha256, write_json, write_parquet, write_text, write_yaml
 from minivllm.redaction import clean
 
 RECORD = "record.json"
@@ -135,6 +134,6 @@ def digests(directory: Path) -> dict[str, str]:
     are there."""
     hashes = {}
     for name in (*TABLES, EVENTS):
-        with suppress(FileNotFoundError), (directory / name).open("rb") as file:
-            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        with suppress(FileNotFoundError):
+            hashes[name] = sha256(directory / name)
     return hashes

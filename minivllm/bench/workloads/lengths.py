@@ -15,6 +15,7 @@ import numpy as np
 from minivllm.errors import BadInput
 from minivllm.platform.text_files import read_text_lines
 from minivllm.platform.untrusted import place
+from minivllm.platform.values import is_number
 
 # What each distribution needs, and what it may have besides.
 PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -82,7 +83,7 @@ class Lengths:
             if key in given:
                 _tokens(f"{knob}.{key}", given[key])
         for key, least in (("mean", 1.0), ("std", 0.0)):
-            if key in given and not (_is_number(given[key]) and least <= given[key] <= LONGEST):
+            if key in given and not (is_number(given[key]) and least <= given[key] <= LONGEST):
                 raise BadInput(
                     f"{knob}.{key}={given[key]!r} must be a number of tokens, at least {least:g}"
                 )
@@ -146,7 +147,7 @@ def _sample(knob: str, values: Any = None, weights: Any = None, path: Any = None
     if (
         not isinstance(weights, Sequence)
         or len(weights) != len(values)
-        or not all(_is_number(weight) and 0 <= weight < math.inf for weight in weights)
+        or not all(is_number(weight) and 0 <= weight < math.inf for weight in weights)
         or not 0 < math.fsum(weights) < math.inf
     ):
         raise BadInput(
@@ -172,10 +173,6 @@ def _tokens(knob: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LONGEST:
         raise BadInput(f"{knob}={value!r} must be a whole number of tokens, at least 1")
     return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_fits(

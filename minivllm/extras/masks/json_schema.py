@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, TypeGuard
+from typing import Any
 
 from minivllm.errors import BadInput, NotInstalled, install
 from minivllm.extras.masks.chains import require_short_schema
+from minivllm.platform.values import is_number
 
 # Space between the parts of a text: bounded, since a model may go on with it for ever.
 MOST_SPACE = 32
@@ -135,20 +136,16 @@ def _with_plain_numbers(node: dict[str, Any]) -> dict[str, Any]:
     that of the others -0.
     """
     step, kinds = node.get("multipleOf"), node.get("type")
-    if _is_number(step) and step % 1 == 0:
+    if is_number(step) and step % 1 == 0:
         if kinds == "number":
             node["type"] = "integer"
         elif isinstance(kinds, list):
             node["type"] = ["integer" if kind == "number" else kind for kind in kinds]
-    if _is_number(node.get("exclusiveMaximum")) and node["exclusiveMaximum"] == 0:
+    if is_number(node.get("exclusiveMaximum")) and node["exclusiveMaximum"] == 0:
         del node["exclusiveMaximum"]
         most = node.get("maximum", 0)
-        node["maximum"] = min(most, -1e-9) if _is_number(most) else most
+        node["maximum"] = min(most, -1e-9) if is_number(most) else most
     return node
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _with_plain_classes(pattern: str) -> str:
