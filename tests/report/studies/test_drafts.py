@@ -7,9 +7,8 @@ from typing import Any
 
 from minivllm.bench.records.feature_figures import SpeculationFigures
 from minivllm.bench.records.record import Record
-from minivllm.report.figures.drafts import MOST_CELLS, by_position
 from minivllm.report.inputs import ReportInputs, read
-from minivllm.report.studies.drafts import DraftsStudy
+from minivllm.report.studies.drafts import MOST_CELLS, DraftsStudy, by_position
 from tests.report.pagereader import build
 from tests.report.synthetic import make_record, make_sweep
 

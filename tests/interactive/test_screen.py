@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from minivllm.interactive.status_line import StatusLine, has_status_line
+from minivllm.interactive.screen import StatusLine, has_status_line
 
 
 class Terminal:
