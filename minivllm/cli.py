@@ -284,7 +284,7 @@ def _complain(error: BadInput, debug: bool) -> int:
         argument.startswith("query=") for argument in sys.argv
     ):
         return 2  # a shell completes the command, and would print this amid it
-    if debug:  # the user asked Hydra for full errors
+    if debug:  # of Hydra, for full errors
         traceback.print_exc()
     print(f"error: {error}", file=sys.stderr)
     return 2

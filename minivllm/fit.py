@@ -66,7 +66,7 @@ def pruned_sizes(config: Config, source: Source) -> dict[str, Any]:
 
 
 def require_one_engine(config: Config) -> None:
-    """Raise BadInput where several replicas are asked for, each of which is built by itself."""
+    """Raise BadInput where there are several replicas, each of which is built by itself."""
     if (replicas := config.parallel.replicas) > 1:
         raise BadInput(
             f"parallel.replicas={replicas}: this is one engine in one process; leave out the knob"

@@ -62,8 +62,8 @@ class TuneSweeper(Sweeper):
         logging.set_verbosity(30)  # warnings
         self.settings = finish(config)
         self.view = Config.of(self.settings)
-        asked = self.settings["sweep"]
-        if unsupported := next((key for key in UNSUPPORTED if asked[key]), None):
+        knobs = self.settings["sweep"]
+        if unsupported := next((key for key in UNSUPPORTED if knobs[key]), None):
             raise BadInput(
                 f"sweep.{unsupported} is not for a search: its trials depend on earlier results"
             )
@@ -73,7 +73,7 @@ class TuneSweeper(Sweeper):
                     f"hydra.sweeper.{knob}={count!r} must be a whole number of at least 1"
                 )
         require_writable_reports(self.settings)
-        goal = goal_of(asked)
+        goal = goal_of(knobs)
         launcher = make_launcher(hydra_context, task_function, config)
         loader = remembering(hydra_context.config_loader)
         self.search = Search(
@@ -84,7 +84,7 @@ class TuneSweeper(Sweeper):
         )
         sweeper = OptunaSweeper(
             sampler=_sampler(self.sampler),
-            direction=asked["direction"],
+            direction=knobs["direction"],
             params=self.params,
             storage=None,
             study_name=None,

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from minivllm.config.groups import OPTIONS, TARGETLESS
-from minivllm.config.support import is_told
+from minivllm.config.support import is_reported
 from minivllm.platform.options import default_of
 
 OFF = ("none", "off")
@@ -32,7 +32,7 @@ def fill(rows: Sequence[dict[str, Any]]) -> None:
             target = row.get(f"config.{group}._target_")
             for name, default in _defaults(group, target if isinstance(target, str) else ""):
                 missing = name in known and name not in row and not _nested(names, name)
-                if missing and is_told(row.get("supported"), group, name.rpartition(".")[2]):
+                if missing and is_reported(row.get("supported"), group, name.rpartition(".")[2]):
                     row[name] = default
 
 

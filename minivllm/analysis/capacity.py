@@ -294,7 +294,7 @@ def search(
         criterion: see there.
         start_rate: the first rate tried.
         min_rate: no lower one is tried.
-        on_probe: told of each rate when it is done with.
+        on_probe: called with each rate once it is decided.
     """
     capacity = Capacity((), criterion)
     while len(capacity.probes) < criterion.max_rates:

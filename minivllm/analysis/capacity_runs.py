@@ -60,7 +60,7 @@ def met(
     One that did not complete met none; one of a single token meets any TPOT. A measurement that
     timed out counts as one whose queue grew without end: no request met them. Of other failures,
     where there was no time for all requests to come, where their table is missing or torn, and
-    where a TPOT is not known (see `is_met`), nothing can be said.
+    where a TPOT is not known (see `is_met`), nothing is known.
 
     Args:
         directory: of the record.
@@ -106,7 +106,7 @@ def from_records(directories: Iterable[Path]) -> list[CapacityRun]:
     """The searches that records are of, and what each has found.
 
     Of one cell in one sweep the newest search counts, with its objectives and its criterion;
-    records by other code or on another device, and those whose search cannot be told from their
+    records by other code or on another device, and those whose search cannot be known from their
     configuration, are not of it.
 
     Args:
@@ -154,7 +154,7 @@ def _cell(config: Mapping[str, Any], knob: str) -> str:
 
 
 def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> CapacityRun | None:
-    """What the newest of the records is part of; None where nothing can be said of any rate."""
+    """What the newest of the records is part of; None where nothing is known of any rate."""
 
     def when(member: tuple[Path, dict[str, Any]]) -> float:
         return moment_of((member[1].get("provenance") or {}).get("started_at"))
@@ -164,7 +164,7 @@ def _newest(members: Sequence[tuple[Path, dict[str, Any]]]) -> CapacityRun | Non
     knob = rate_knob(config["arrival"])
     assert knob is not None
     blocks: dict[float, dict[Any, Sequence[bool]]] = {}  # of a rate, by block
-    kept = [(place, record) for place, record in members if _alike(record, newest)]
+    kept = [(place, record) for place, record in members if _is_comparable(record, newest)]
     # of a block that was measured again the newest counts
     for place, record in sorted(kept, key=when):
         if (seen := met(place, record, config["measure"]["slo"])) is not None:
@@ -186,7 +186,7 @@ def _block(record: Mapping[str, Any]) -> tuple[Any, Any]:
     return record["config"]["measure"].get("seed"), (record.get("provenance") or {}).get("host")
 
 
-def _alike(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_comparable(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether both are by one version of the code on one device; a record that cannot say is like
     any."""
 

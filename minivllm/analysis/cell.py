@@ -208,7 +208,7 @@ class Cell:
         return None
 
     def named(self, key: str) -> str:
-        """A field for people; of the configuration a null is told from a knob that the option does
+        """A field for people; of the configuration a null differs from a knob that the option does
         not have."""
         value = self.first(key)
         known = value is not None or (
@@ -218,8 +218,8 @@ class Cell:
 
 
 def like_for_like(first: Cell, second: Cell) -> bool:
-    """Whether both did the same work, as fast as asked, on the same device, so that one may be
-    divided by the other."""
+    """Whether both did the same work, at the same requested rate, on the same device, so that one
+    may be divided by the other."""
     same = ("workload_hash",) if first.simulated else ("workload_hash", DEVICE)
     return (
         first.simulated == second.simulated

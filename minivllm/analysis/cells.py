@@ -173,14 +173,14 @@ def _telling(cells: list[Cell]) -> list[str]:
     from those before are left out, but for the engine where there is room, since what a cell lacks
     does not say what it is."""
 
-    def told_apart(titles: list[str]) -> int:
+    def num_distinct(titles: list[str]) -> int:
         return len({tuple(cell.varying[title] for title in titles) for cell in cells})
 
     kept = list(cells[0].varying)
-    most = told_apart(kept)
+    most = num_distinct(kept)
     for title in reversed(kept.copy()):
         rest = [other for other in kept if other != title]
-        if told_apart(rest) == most:
+        if num_distinct(rest) == most:
             kept = rest
     engine = cells[0].columns.get("choices.engine")
     if engine is not None and engine not in kept and len(kept) < MAX_LABEL_PARTS:

@@ -63,11 +63,11 @@ class Draft:
             self.problem = (
                 f"the first run has no {self.metric.name} of it ({_why(self.first, self.metric)})"
             )
-        elif not self._alike():
+        elif not self._is_comparable():
             self.problem = "other devices or other requests; compare runs of one machine"
-        self.alike = self.problem is None  # so that at most the blocks are too few
+        self.is_comparable = self.problem is None  # so that at most the blocks are too few
 
-    def _alike(self) -> bool:
+    def _is_comparable(self) -> bool:
         """Whether both are of one machine and the same requests, as far as a run that has no
         figures can say."""
         if self.after:
@@ -125,7 +125,7 @@ class Draft:
         if verdict == "none" and (loss is None or loss > margin):
             verdict, reason = "undecided", self._not_excluded(loss)
         newly = self.second.crashed and not self.first.crashed
-        if self.alike and self.after and newly and verdict != "slower":
+        if self.is_comparable and self.after and newly and verdict != "slower":
             verdict, reason = (
                 "failed",
                 f"{count(self.second.crashed, 'block')} failed, in the second run only",

@@ -187,7 +187,7 @@ def _matched(first: Cells, second: Cells) -> list[tuple[Cell, Cell]]:
 
 
 def _figures(first: Cell, second: Cell, metric: str | None) -> list[MetricRef]:
-    """What of a cell is compared: what was asked for, or what ranks the two, as far as the first
+    """What of a cell is compared: what was requested, or what ranks the two, as far as the first
     run has it."""
     if metric is not None:
         return [find_metric(metric)]
@@ -200,7 +200,7 @@ def _figures(first: Cell, second: Cell, metric: str | None) -> list[MetricRef]:
 
 
 def _notes(matched: Sequence[tuple[Cell, Cell]], metric: str | None) -> list[str]:
-    """Whether the load sets what was asked for, and which cells do not keep up with it any more."""
+    """Whether the load sets what was requested, and which cells do not keep up with it any more."""
     both = [(one, other) for one, other in matched if one.timed and other.timed]
     rankings = [rank(pair) for pair in both]
     notes = []

@@ -1,5 +1,5 @@
-"""Whether cells took turns, so that what changed on the machine met all of them alike: the one rule
-for every ratio with an interval."""
+"""Whether cells took turns, so that what changed on the machine met all of them equally: the one
+rule for every ratio with an interval."""
 
 from __future__ import annotations
 

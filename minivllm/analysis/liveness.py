@@ -124,8 +124,8 @@ def liveness(cells: list[Cell]) -> list[Liveness]:
         del settings["engine"]  # what a simulation goes by, or all that two engines differ in
     for cell in cells[1:]:
         for group, fields in settings.items() if cell.ok else ():
-            told = _told_of_both(fields, base, cell)
-            knobs, at_first = _knobs(cell, told), _knobs(base, told)
+            reported = _reported_by_both(fields, base, cell)
+            knobs, at_first = _knobs(cell, reported), _knobs(base, reported)
             if knobs == at_first:
                 continue
             changed = _changed(group, knobs, at_first)
@@ -162,8 +162,8 @@ def undistinguished(cells: list[Cell]) -> list[list[Cell]]:
             groups.setdefault(_ran(cell), []).append(cell)
     found = []
     for group in groups.values():
-        alike = [cell for cell in group if cell.varying == group[0].varying]
-        group = alike if group[0] is cells[0] else group
+        same = [cell for cell in group if cell.varying == group[0].varying]
+        group = same if group[0] is cells[0] else group
         if len(group) > 1:
             found.append(group)
     return found
@@ -209,7 +209,7 @@ def _settings(moving: set[str], group: str) -> dict[str, str]:
     return knobs | {"": option} if knobs or option in moving else {}
 
 
-def _told_of_both(settings: dict[str, str], base: Cell, cell: Cell) -> dict[str, str]:
+def _reported_by_both(settings: dict[str, str], base: Cell, cell: Cell) -> dict[str, str]:
     """Those of the settings that say something of both cells: two engines may support others."""
     rows = base.timed[0], cell.timed[0]
     return {name: key for name, key in settings.items() if all(tells(row, key) for row in rows)}

@@ -17,7 +17,7 @@ from minivllm.errors import BadInput
 
 USUAL = THROUGHPUT
 ENERGY = "energy.joules_per_output_token"
-OTHERS = (USUAL, "ttft_ms.p50", "itl_ms.p50", ENERGY)  # told beside the first
+OTHERS = (USUAL, "ttft_ms.p50", "itl_ms.p50", ENERGY)  # reported beside the first
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ class Ranking:
         return notes
 
     def notice(self, metric: str) -> str | None:
-        """What to say of a metric that was asked for although the arrivals set it; None where they
-        do not."""
+        """A sentence about a metric that was requested although the arrivals set it; None where
+        they do not."""
         if not self.sets(metric):
             return None
         return (

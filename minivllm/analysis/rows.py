@@ -20,7 +20,7 @@ from minivllm.bench.records.measurement import SIMULATED
 from minivllm.bench.records.reading import flat_rows_of
 from minivllm.bench.records.schema import DamagedFile
 from minivllm.bench.records.tables import read_table
-from minivllm.config.support import is_told
+from minivllm.config.support import is_reported
 from minivllm.errors import BadInput
 from minivllm.platform.processes.process_pool import ProcessPool
 from minivllm.platform.times import moment_of
@@ -203,12 +203,12 @@ def differing(rows: Sequence[Row], prefixes: tuple[str, ...] = ("",)) -> set[str
     for row in rows:
         kinds.setdefault(tuple(row), []).append(row)
     varied: set[str] = set()
-    for names, alike in kinds.items():
+    for names, same in kinds.items():
         for name in names:
-            values = [row[name] for row in alike] if name.startswith(prefixes) else []
+            values = [row[name] for row in same] if name.startswith(prefixes) else []
             if values and values.count(values[0]) < len(values):
                 varied.add(name)
-    one, *others = (alike[0] for alike in kinds.values())
+    one, *others = (same[0] for same in kinds.values())
     for other in others:
         varied |= other.keys() ^ one.keys()
         varied.update(name for name in other.keys() & one.keys() if other[name] != one[name])
@@ -222,7 +222,7 @@ def tells(row: Row, field: str) -> bool:
     group, _, name = path.partition(".")
     if kind not in ("config", "choices") or (kind == "choices" and field in row):
         return True
-    return is_told(row.get("supported"), group, name.partition(".")[0])
+    return is_reported(row.get("supported"), group, name.partition(".")[0])
 
 
 def record_folder(row: Row) -> Path | None:

@@ -24,11 +24,11 @@ EXACT = 1 << 14  # permutations of two samples up to this number are all tried
 FEWEST = 4  # samples for an interval
 FEWEST_RANKED = 6  # for one by ranks: of five pairs all of one sign is no 95 % yet
 MANY = 40  # samples of each side from which the rank sum is taken for normal
-# standard deviations from the median, told from the median deviation, beyond which a block is a
+# standard deviations from the median, by the median deviation, beyond which a block is a
 # spike
 FAR = 6.0
 SMALLEST = 0.005  # a change of less than this fraction reads as 1.00x, and is none however certain
-WITHIN = 0.05  # of the product of what two give alone: so near two are said to multiply
+WITHIN = 0.05  # of the product of what two give alone: two that are so near multiply
 # standard deviation of logarithms that the search for spikes takes for granted
 LEAST_SCATTER = 0.002
 SEED = 0
@@ -114,7 +114,7 @@ def contrast(
 
     From `blocks_needed` blocks it is what `paired` says of the blocks. Of fewer it is the analysis
     of variance of a factorial with repeats (Fisher 1935): Student's interval from the scatter
-    within all groups, which is taken for alike, also in those that are no part of the ratio.
+    within all groups, which is taken to be the same, also in those that are no part of the ratio.
 
     Args:
         groups: natural logarithms, float64 [samples] each, at least one.

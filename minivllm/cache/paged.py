@@ -29,7 +29,7 @@ def with_tiers(layout: CacheLayout, options: PagedOptions, block_bytes: int) -> 
     """A layout with as many slots in host memory and records on disk as the knobs allow.
 
     Raises:
-        BadInput: a tier that is asked for holds not one block of `block_bytes` bytes.
+        BadInput: a tier holds not one block of `block_bytes` bytes.
     """
     for name in ("offload_gb", "offload_disk_gb"):
         if 0 < getattr(options, name) * 1e9 < block_bytes:

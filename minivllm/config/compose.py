@@ -190,7 +190,7 @@ def finish(
     finished = {str(key): value for key, value in plain.items()}
     if written:
         finished[redaction.AS_WRITTEN] = written
-    redaction.learn(finished)  # before anything is said of it
+    redaction.learn(finished)  # before anything of it is printed
     checked = validate(finished, names, groups)
     if "task" in checked and checked["task"].get("_target_") in ANSWERING:
         overrides = OmegaConf.select(cfg, "hydra.overrides.task")

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf complain about, said in one line that names what to write instead."""
+"""What Hydra and OmegaConf complain about; one line that names what to write instead."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ OF_OTHERS = {
     "target": "engine=openai engine.url",
     "url": "engine=openai engine.url",
 }
-# What vLLM has to be told of a model.
+# What vLLM needs to know of a model.
 FOUND = ("enable_auto_tool_choice", "generation_config", "reasoning_parser", "tool_call_parser")
 # Options that there were, and what to use instead.
 REMOVED = {
@@ -281,7 +281,7 @@ def _unknown_key(
     }
     config: DictConfig | None = None
     for attempt in (list(others), [text for text, group in others.items() if group in GROUPS], []):
-        with contextlib.suppress(Exception):  # whatever else is wrong is told once this is right
+        with contextlib.suppress(Exception):  # other errors are reported once this is right
             config = load(attempt)
             break
     if config is None:

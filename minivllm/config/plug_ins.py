@@ -104,9 +104,11 @@ def look_at(configurations: Iterable[Mapping[str, Any]]) -> None:
     none. Where that process does not answer, each has a process of its own."""
     path = module_path()
     named = dict.fromkeys(filter(None, map(_nodes, configurations)))
-    asked = [nodes for nodes in named if (nodes, path) not in _known]
-    if len(asked) > 1 and isinstance(answers := _answers(asked, path), list):
-        _known.update(((nodes, path), answer) for nodes, answer in zip(asked, answers, strict=True))
+    unknown = [nodes for nodes in named if (nodes, path) not in _known]
+    if len(unknown) > 1 and isinstance(answers := _answers(unknown, path), list):
+        _known.update(
+            ((nodes, path), answer) for nodes, answer in zip(unknown, answers, strict=True)
+        )
 
 
 def _nodes(settings: Mapping[str, Any]) -> str | None:
@@ -157,13 +159,13 @@ def _problem(nodes: str, path: str) -> str | None:
     return _known[nodes, path]
 
 
-def _answers(asked: Sequence[str], path: str) -> list[str | None] | str:
+def _answers(unknown: Sequence[str], path: str) -> list[str | None] | str:
     """What another process finds wrong with each of several nodes, or why it found nothing out.
     What it finds engines to support is kept."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
-            input=f"[{','.join(asked)}]",
+            input=f"[{','.join(unknown)}]",
             capture_output=True,
             text=True,
             timeout=SECONDS,

@@ -49,7 +49,7 @@ def _options(target: str) -> type[EngineOptions] | None:
 def supported_settings(config: Mapping[str, Any]) -> list[str] | None:
     """The settings of an engine's groups that say something of what is measured: "quant" for the
     option of a group, "quant.dtype" for a knob, "batching.*" for every one. What a server does that
-    is known by its answers alone is not told by the option of `model`.
+    is known by its answers alone is not known from the option of `model`.
 
     Returns:
         None: all of them; or the class of the user's own has not been looked at.
@@ -83,7 +83,7 @@ def _known_support(config: Mapping[str, Any]) -> Support | None:
     return support_of(config) if known else None
 
 
-def is_told(settings: Sequence[str] | None, group: str, name: str = "") -> bool:
+def is_reported(settings: Sequence[str] | None, group: str, name: str = "") -> bool:
     """Whether a setting of a configuration says something of what was measured.
 
     Args:

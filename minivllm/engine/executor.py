@@ -28,7 +28,7 @@ class StepResult(NamedTuple):
     tokens: Tensor | None = None  # int64 [S], see `sampler.choose`
     argmax: Tensor | None = None  # int64 [S], the model's own; None where that is what was chosen
     logits: Tensor | None = None  # [L, vocab]; None where the step does not need them
-    attention_scores: Tensor | None = None  # float32 [R, B], of each block, if asked for
+    attention_scores: Tensor | None = None  # float32 [R, B], of each block, if they are needed
 
 
 class Executor(Protocol):
@@ -70,7 +70,7 @@ class ModelRunner:
         attention: the backend, which holds the cache's tensors.
         device: where the model runs.
         ops: to choose tokens with.
-        eviction: says which queries' attention is asked for.
+        eviction: selects the queries whose attention is returned.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class ModelRunner:
     def sample(
         self, packed: PackedStep, logits: Tensor, prepared_s: float, scores: Tensor | None = None
     ) -> StepResult:
-        """The result of a step with logits [L, vocab] and, if asked for, attention scores."""
+        """The result of a step with logits [L, vocab] and, where they are needed, attention
+        scores."""
         computed_s = self.mark("sample")
         tokens = argmax = None
         if packed.sampling is not None:

@@ -23,7 +23,7 @@ class JointDecoding(Protocol):
     counters: dict[str, int]  # liveness
 
     def group(self, members: Sequence[Request]) -> Group:
-        """A joint group of these requests; the first one is the one that the user asked for."""
+        """A joint group of these requests; the first one is the user's request."""
 
     def choose(self, logits: Tensor, members: Sequence[Request]) -> Any:
         """The choices of members from the logits [R, vocab] of a step; row i belongs to
@@ -108,7 +108,7 @@ class Extensions(Protocol):
         models/vision/tower.py."""
 
     def sampled_rows(self, plan: StepPlan) -> SampledRows:
-        """Which rows of the logits choose tokens, where requests have drafts or groups, or ask for
+        """Which rows of the logits choose tokens, where requests have drafts or groups, or want
         logits of their prompts."""
 
     def prepare_params(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
@@ -127,9 +127,9 @@ class Extensions(Protocol):
     def logprobs(
         self, logits: Tensor, token_ids: Sequence[int], requests: Sequence[Request]
     ) -> Sequence[dict[int, float] | None]:
-        """The log-probabilities that requests ask for of chosen tokens; row i of the logits
+        """The log-probabilities of chosen tokens; row i of the logits
         [R, vocab] belongs to requests[i]."""
 
     def prompt_logprobs(self, plan: StepPlan, logits: Tensor) -> None:
-        """Keep the log-probabilities that prompts ask for. Logits [L, vocab] are those of every
+        """Keep the log-probabilities of prompts. Logits [L, vocab] are those of every
         token of such requests, and of the last known one of others."""

@@ -18,7 +18,7 @@ from minivllm.engine.step import SampledRows, ScheduledRequest, StepPlan
 
 
 class SampledToken(NamedTuple):
-    """The chosen token of one request, with log-probabilities if it asked for them."""
+    """The chosen token of one request, with log-probabilities if it wants them."""
 
     token_id: int  # below 0: there is none, its logits are not finite
     logprobs: dict[int, float] | None = None  # token id -> natural log of the model's probability

@@ -70,7 +70,7 @@ class Request:
     num_preemptions: int = field(default=0, init=False)
     finish_reason: str | None = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)  # ends it with the reason "error"
-    # An entry for each prompt token after the first, if they are asked for: token id -> natural log
+    # An entry for each prompt token after the first, if they are wanted: token id -> natural log
     # of its probability.
     prompt_logprobs: list[dict[int, float]] | None = field(default=None, init=False)
 

@@ -72,7 +72,7 @@ class IntegerQuantizer(Quantizer, IntegerOptions):
 
     def _takes_triton(self, device: torch.device) -> bool:
         """Whether Triton's kernel multiplies activations in 8 bits. Raises BadInput where it is
-        asked for and cannot run, or is what a GPU needs."""
+        required and cannot run, or is what a GPU needs."""
         chosen = "triton" if device.type == "cuda" else self.kernel
         return takes_triton(_KNOB, chosen, "torch", device)
 

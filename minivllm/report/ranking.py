@@ -69,7 +69,7 @@ class Tie:
 
 
 def not_separated(cells: list[Cell]) -> list[str]:
-    """That the first two cells cannot be told apart by what ranks them, if so."""
+    """Notes a tie between the two best cells."""
     done = [cell for cell in cells if cell.summary(THROUGHPUT)]
     if (latency := _by_latency(done)) is not None:
         tie = tie_of(latency[1], f"metrics.{latency[0]}", "lowest")
@@ -92,8 +92,8 @@ def tie_of(ranked: Sequence[tuple[Cell, Summary]], key: str, called: str) -> Tie
 def _separation(ranked: Sequence[tuple[Cell, Summary]], key: str, other: Cell) -> Separation:
     """Of the first of a ranking and another, among those that did the same work."""
     best = ranked[0][0]
-    alike = [cell for cell, _ in ranked if like_for_like(best, cell)]
-    return Separations(alike, key).between(best, other)
+    comparable = [cell for cell, _ in ranked if like_for_like(best, cell)]
+    return Separations(comparable, key).between(best, other)
 
 
 def _caveat(tie: Tie | None, best: Cell, worst: Cell) -> str:

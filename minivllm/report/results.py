@@ -46,8 +46,10 @@ def section(
     }
     names = name_columns(cells)
     ratios = speedups(cells)
-    alike = [cell for cell in cells if cell.summary(THROUGHPUT) and like_for_like(cells[0], cell)]
-    separations = Separations(alike, THROUGHPUT)
+    comparable = [
+        cell for cell in cells if cell.summary(THROUGHPUT) and like_for_like(cells[0], cell)
+    ]
+    separations = Separations(comparable, THROUGHPUT)
     rows = []
     for index, cell in enumerate(cells[:MAX_ROWS]):
         rows.append(

@@ -209,7 +209,8 @@ def anchors(cells: Sequence[Cell]) -> dict[int, str]:
 
 
 def failures(cells: list[Cell], out_dir: Path) -> tuple[list[dict[str, Any]], int]:
-    """What went wrong, blocks of a cell that failed alike together, and how many more there are."""
+    """What went wrong, blocks of a cell with the same failure together, and how many more there
+    are."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for cell in cells:
         for row in cell.failed:
@@ -332,11 +333,11 @@ def liveness(cells: list[Cell], knobs: list[Liveness]) -> dict[str, Any] | None:
         return None
     dead = sum(item.verdict == "not live" for item in ordered)
     shown = dead if len(ordered) > MOST_KNOBS else len(ordered)
-    alike = not_told_apart(cells)
+    groups = not_told_apart(cells)
     return {
         "knobs": ordered[: min(shown, MAX_ROWS)],
         "folded": ordered[shown:MAX_ROWS],
-        "alike": alike if len(alike) > MOST_GROUPS else [],
+        "alike": groups if len(groups) > MOST_GROUPS else [],
         "baseline": cells[0].label,
         "unshown": unshown(ordered, "the records"),
     }

@@ -48,7 +48,7 @@ def rich_table(names: list[str], figures: list[tuple[str, str]], status: str = "
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table and an empty line.
 
-    A terminal too narrow for all figures gets those that fit, and is told of the others. A file or
+    A terminal too narrow for all figures gets those that fit, and names the others. A file or
     a pipe has no width and gets each row in one line.
     """
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""task=report: the report of existing records, built anew."""
+"""task=report: the report of existing records, built again."""
 
 from __future__ import annotations
 

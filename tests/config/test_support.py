@@ -9,13 +9,13 @@ import pytest
 from minivllm.bench.records.identity import cell_name
 from minivllm.bench.records.reading import flatten
 from minivllm.config.compose import compose
-from minivllm.config.support import is_elsewhere, is_remote, is_told, supported_settings
+from minivllm.config.support import is_elsewhere, is_remote, is_reported, supported_settings
 from minivllm.platform.support import Knobs, Support
 
 
 def test_every_setting_of_the_own_engine_says_something() -> None:
     assert supported_settings(compose([])) is None
-    assert is_told(None, "quant") and is_told(None, "cache", "block_size")
+    assert is_reported(None, "quant") and is_reported(None, "cache", "block_size")
     config = compose(["quant=nf4"])
     columns = flatten({"config": config})
     assert {f"config.{key}" for key in ("quant._target_", "cache.block_size")} <= columns.keys()
@@ -35,9 +35,9 @@ def test_what_an_engine_does_not_support_says_nothing_of_it(
     engine: str, told: list[str], untold: list[str]
 ) -> None:
     settings = supported_settings(compose([f"engine={engine}"]))
-    said = {key: is_told(settings, *key.split(".")) for key in (*told, *untold)}
+    said = {key: is_reported(settings, *key.split(".")) for key in (*told, *untold)}
     assert said == dict.fromkeys(told, True) | dict.fromkeys(untold, False)
-    assert is_told(settings, "workload", "input_len"), "the harness's own"
+    assert is_reported(settings, "workload", "input_len"), "the harness's own"
 
 
 def test_a_servers_model_has_the_servers_name() -> None:

@@ -20,7 +20,7 @@ AGAIN = "baseline again"  # the A/A arm: the same cell under another name
 
 @dataclass(frozen=True)
 class Contrast:
-    """What is said of one optimisation: pairs of arms, with it and without it, and alike in all
+    """The comparison of one optimisation: pairs of arms, with it and without it, the same in all
     else.
 
     One pair, or, in a factorial, one for each set of the others.
@@ -32,7 +32,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class PairContrast:
-    """What is said of two together: arms with both, with the first, with the second, with
+    """The comparison of two together: arms with both, with the first, with the second, with
     neither."""
 
     first: str

@@ -202,7 +202,7 @@ class _Reading:
             cells = [(arms[with_], arms[without]) for with_, without in pairs]
             busy = busy_blocks(*chain.from_iterable(cells))
             effect = replace(effect, reason=reason, busy=busy)
-            if metric == self.metric:  # the outputs are the same whatever else is told of them
+            if metric == self.metric:  # the outputs are the same whatever else is measured
                 effect = replace(effect, same_tokens=self.token_agreement.share(cells))
             effects.append(effect)
         return tuple(effects)

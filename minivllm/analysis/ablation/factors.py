@@ -15,7 +15,7 @@ from minivllm.analysis.metric import MetricRef, find_metric, logarithms
 from minivllm.analysis.ranking import NAMES, rank
 
 Place = tuple[str, str]  # of a cell: its value of either knob
-MAX_MORE = 3  # pairs told beside the first
+MAX_MORE = 3  # pairs that are named beside the first
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that is said of an ablation."""
+    """All findings of an ablation."""
 
     design: str  # "leave_one_out" | "add_one_in" | "pairs" | "factorial"
     sweep: str

@@ -25,7 +25,8 @@ class TokenAgreement:
         both have.
 
         Returns:
-            None where no tokens were recorded, as of simulated engines, or a server told no ids.
+            None where no tokens were recorded, as of simulated engines and of servers that
+            report no ids.
         """
         same, every = 0, 0
         for one, other in pairs:

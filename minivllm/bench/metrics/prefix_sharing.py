@@ -74,8 +74,8 @@ def shareable_tokens(workload: Workload) -> int:
         for prompt in each
         if not isinstance(prompt, LazyPrompt)
     )
-    alike = [0, *(common(a, b) for (a, _), (b, _) in pairwise(prompts)), 0]
-    saved = zip(prompts, map(max, pairwise(alike)), strict=False)
+    common_lengths = [0, *(common(a, b) for (a, _), (b, _) in pairwise(prompts)), 0]
+    saved = zip(prompts, map(max, pairwise(common_lengths)), strict=False)
     later = sum(request.history_len for request in workload.requests)
     return lazy + sum(times * most for (_, times), most in saved) + later
 
@@ -114,14 +114,14 @@ _Nodes = dict[Hashable, "tuple[Sequence[int], _Nodes]"]
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many elements two sequences that begin alike have in common there."""
+    """How many elements two sequences have in common at their beginnings."""
     if isinstance(a, range) and isinstance(b, range):
         return min(len(a), len(b))
     return common(a, b)
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """How many tokens two sequences have in common at their beginnings."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )

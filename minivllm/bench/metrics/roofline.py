@@ -31,8 +31,8 @@ Formulas, after PaLM (Chowdhery et al. 2022, appendix B) and gpt-fast:
                     + attention flops of the causal pairs + those of towers of images
     MFU           = prefill flops / seconds of those steps / measured matrix rate
 
-Decode flops and prefill bytes are counted alike, so that flops / bytes is the arithmetic intensity
-of each kind of step (Williams, Waterman and Patterson 2009).
+Decode flops and prefill bytes are counted in the same way, so that flops / bytes is the arithmetic
+intensity of each kind of step (Williams, Waterman and Patterson 2009).
 
 A pure decode step computes one token of each of its requests and no prompt token; a pure prefill
 step computes prompt tokens alone. How many experts a step runs depends on the tokens: an engine
@@ -77,11 +77,11 @@ def timed(
     that is followed by two of its kind, the second without idleness before it (which is no gap):
     none is charged what another kind took.
     """
-    alike = [kind(step) for step in steps]
+    flags = [kind(step) for step in steps]
     if not overlapped:
-        return [i for i, is_one in enumerate(alike) if is_one]
+        return [i for i, is_one in enumerate(flags) if is_one]
     return [
-        i for i in range(len(steps) - 2) if all(alike[i : i + 3]) and steps[i + 2].get("gap_ms")
+        i for i in range(len(steps) - 2) if all(flags[i : i + 3]) and steps[i + 2].get("gap_ms")
     ]
 
 
@@ -210,8 +210,8 @@ def _flops(costs: dict[str, Any], step: dict[str, Any]) -> float:
     there.
     """
     tokens, requests = step["num_tokens"], max(1, step["num_requests"])
-    alike = decodes(step) or prefills(step)
-    each, length = tokens / requests if alike else 1.0, step["context_tokens"] / requests
+    is_uniform = decodes(step) or prefills(step)
+    each, length = tokens / requests if is_uniform else 1.0, step["context_tokens"] / requests
     pairs = requests * (each * length - each * (each - 1) / 2)
     if (window := costs.get("window")) is not None:
         near = requests * causal_pairs(length, each, window)

@@ -22,7 +22,7 @@ from minivllm.bench.workloads.workload import Workload
 LITTLE_TOLERANCE = 0.05
 LATE_SHARE = 0.1  # of the mean latency, spent before the driver got round to submitting
 WINDOW_TOLERANCE = 0.1  # between the energy's window and the throughput's
-LONG_ANSWER = 8  # tokens, of which all are alike by accident in no text
+LONG_ANSWER = 8  # tokens, of which all are the same by accident in no text
 NAMED = 3  # examples named in a sentence
 ANSWERED = ("ok", "empty", "shed")  # statuses of requests that did not fail
 
@@ -141,12 +141,12 @@ def _failures(traces: Sequence[RequestTrace], stopping: Stopping) -> tuple[list[
 
 
 def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]:
-    """Every request asked for was answered, with the tokens it asked for."""
-    asked = {request.request_id: request for request in workload.requests}
-    if [trace.request_id for trace in traces] != list(asked):
+    """Every request of the workload was answered, with as many tokens as it wanted."""
+    requested = {request.request_id: request for request in workload.requests}
+    if [trace.request_id for trace in traces] != list(requested):
         yield (
-            f"{len(traces)} requests were traced and {len(asked)} asked for, or they are not the "
-            "same"
+            f"{len(traces)} requests were traced and {len(requested)} asked for, or they are not "
+            "the same"
         )
         return
     empty = [trace.request_id for trace in traces if trace.status == "empty"]
@@ -155,7 +155,7 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
     wrong_prompts, wrong_outputs = [], []
     lengths = {trace.request_id: trace.input_tokens + len(trace.token_ids) for trace in traces}
     for trace in traces:
-        request = asked[trace.request_id]
+        request = requested[trace.request_id]
         got, limit = len(trace.token_ids), request.max_tokens
         prompt_len = len(request.prompt_token_ids) + lengths.get(request.follows or "", 0)
         if trace.submitted_s is not None and trace.input_tokens != prompt_len:
@@ -169,7 +169,7 @@ def _counts(traces: Sequence[RequestTrace], workload: Workload) -> Iterator[str]
 
 
 def _shed(traces: Sequence[RequestTrace]) -> Iterator[str]:
-    """A policy that sheds does what it was asked to, but the latencies are then those of the
+    """A policy that sheds does what it is for, but the latencies are then those of the
     others."""
     shed = [trace.request_id for trace in traces if trace.status == "shed"]
     if shed:
@@ -221,14 +221,14 @@ def one_token_answers(traces: Sequence[RequestTrace], served: bool) -> list[str]
         for t in traces
         if len(t.token_ids) >= LONG_ANSWER and not (served and UNKNOWN_TOKEN in t.token_ids)
     ]
-    alike = [
+    repeated = [
         f"{t.request_id}: token {t.token_ids[0]}" for t in answers if len(set(t.token_ids)) == 1
     ]
-    if not alike or 2 * len(alike) < len(answers):
+    if not repeated or 2 * len(repeated) < len(answers):
         return []
     return [
-        f"{len(alike)} of {len(answers)} answers of at least {LONG_ANSWER} tokens are one token "
-        f"throughout ({_examples(alike)})"
+        f"{len(repeated)} of {len(answers)} answers of at least {LONG_ANSWER} tokens are one token "
+        f"throughout ({_examples(repeated)})"
     ]
 
 

@@ -19,7 +19,7 @@ from minivllm.bench.records.storage import STEPS
 from minivllm.bench.workloads.from_file.tables import saved_files
 from minivllm.config.groups import OPTIONS, TARGETLESS
 from minivllm.config.moved import FORMER_KNOBS, first, present, with_targets
-from minivllm.config.support import is_told, supported_settings
+from minivllm.config.support import is_reported, supported_settings
 from minivllm.errors import BadInput
 from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.passes.pruning.options import NOT_PRUNING, WORKLOAD
@@ -348,8 +348,10 @@ def cell_name(config: dict[str, Any]) -> str:
     )  # batches as it does; the option says nothing of it
     always = [group for group in NAMED_ALWAYS if not (peer and group == "batching")]
     settings = supported_settings(config)
-    words = [choices[group] for group in always if group in choices and is_told(settings, group)]
-    if not is_told(settings, "model"):  # a server's own
+    words = [
+        choices[group] for group in always if group in choices and is_reported(settings, group)
+    ]
+    if not is_reported(settings, "model"):  # a server's own
         words = [str(config["engine"].get("model") or ""), *words]
     words += [choices[g] for g, usual in NAMED_IF_CHANGED.items() if choices.get(g, usual) != usual]
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(filter(None, words))).strip("-.")

@@ -19,7 +19,7 @@ from minivllm.bench.records import archive
 from minivllm.bench.records.archive import record_files
 from minivllm.bench.records.schema import DamagedFile, PathLike, checked, migrated
 from minivllm.bench.records.storage import RECORD
-from minivllm.config.support import is_elsewhere, is_told, supported_settings
+from minivllm.config.support import is_elsewhere, is_reported, supported_settings
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.platform import untrusted
 
@@ -270,7 +270,7 @@ def _supported(columns: dict[str, Any]) -> dict[str, Any]:
         del columns[name]
     if (served := columns.get("served_model")) is not None:
         columns["choices.model"] = served
-    if not is_told(settings, "runtime", "threads"):
+    if not is_reported(settings, "runtime", "threads"):
         columns["provenance.threads"] = None  # those of the client
     if is_elsewhere(part):  # older records have the client's
         columns["memory.host_rss_peak"] = None
@@ -284,7 +284,9 @@ def _unsupported(names: tuple[str, ...], settings: tuple[str, ...]) -> tuple[str
     for name in names:
         kind, _, path = name.partition(".")
         group, _, knob = path.partition(".")
-        if kind in ("config", "choices") and not is_told(settings, group, knob.partition(".")[0]):
+        if kind in ("config", "choices") and not is_reported(
+            settings, group, knob.partition(".")[0]
+        ):
             found.append(name)
     return tuple(found)
 

@@ -264,7 +264,7 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration as it is stored: without secrets, and with files and folders by their
     names.
 
-    Where those lie says nothing on another machine: what is in a model's folder is told by the
+    Where those lie says nothing on another machine: what is in a model's folder is known by the
     fingerprint within `cell_id`, a text's content by `reference_id`.
     """
     config = shown(config)

@@ -53,18 +53,18 @@ class DiskFile:
         )
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         # Writes requested, and written. Each counter has one thread that changes it.
-        self._asked = self._written = 0
+        self._requested = self._written = 0
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="kv-offload", daemon=True)
         self._thread.start()
 
     @property
     def backlogged(self) -> bool:
-        return (self._asked - self._written) * self.record_bytes >= MOST_BACKLOG
+        return (self._requested - self._written) * self.record_bytes >= MOST_BACKLOG
 
     def write(self, record: int, content: memoryview) -> None:
         """Store `content`, of `record_bytes` bytes."""
-        self._asked += 1
+        self._requested += 1
         self._jobs.put((record, None, content))
 
     def read(self, record: int, slot: int, target: memoryview) -> None:

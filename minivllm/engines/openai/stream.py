@@ -97,7 +97,7 @@ class Tokens:
 
         Raises:
             ServerError: it is an error, has a field of the wrong type, or makes more tokens than
-                were asked for.
+                were requested.
         """
         seen = self._read(event, self._vocab_size)
         if seen.prompt_tokens is not None:

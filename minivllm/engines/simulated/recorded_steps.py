@@ -57,7 +57,7 @@ def fit_records(place: str, config: Mapping[str, Any], of_replicas: bool = True)
     """
     records = _successful(place)
     chosen = (record for record in records if of_replicas or _num_replicas(record) == 1)
-    tables = _tables([record for record in chosen if _alike(record, config)])
+    tables = _tables([record for record in chosen if _is_comparable(record, config)])
     steps = sum(len(table["forward_ms"]) for table in tables)
     if steps < LEAST_STEPS:
         raise BadInput(
@@ -83,7 +83,7 @@ def measured_driver_us(place: str | None, config: Mapping[str, Any]) -> float:
     found = []
     for record in [] if place is None else _successful(place):
         counted = (record.get("liveness") or {}).get("parallel") or {}
-        if "driver_us" not in counted or not _alike(record, config):
+        if "driver_us" not in counted or not _is_comparable(record, config):
             continue
         ranks = (record["config"].get("parallel") or {}).get("tensor") or 1
         threads = ranks * sum(map(int, str(counted["threads"]).split("|")))
@@ -130,7 +130,7 @@ def drafting_records(place: str, config: Mapping[str, Any]) -> list[dict[str, An
     return [
         record
         for record in _successful(place)
-        if _alike(record, config) and _drafter(record["config"]) == drafter
+        if _is_comparable(record, config) and _drafter(record["config"]) == drafter
     ]
 
 
@@ -143,7 +143,7 @@ def _successful(place: str) -> list[dict[str, Any]]:
     return [record for record in read_records(place) if record["status"] == "ok"]
 
 
-def _alike(record: dict[str, Any], config: Mapping[str, Any]) -> bool:
+def _is_comparable(record: dict[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether a record's steps take as long as those of a configuration."""
     return _identity(record["config"]) == _identity(config) and _measured(record)
 

@@ -3,7 +3,7 @@ minivllm.models.load.unpickle
 
 PyTorch's files are programs of the pickle machine. `torch.load(weights_only=True)` lets them build
 tensors and nothing else; what they can still do, which is to take all memory or all time, the
-limits of this process end. It is asked by a JSON object on standard input (the fields of `Task`)
+limits of this process end. It gets a JSON object on standard input (the fields of `Task`)
 and answers by one on standard output: {"tensors": {name: bytes}} or {"error": text}.
 """
 

@@ -151,7 +151,7 @@ def layout_for(
     """The layout for this device's kernel and this dtype; see Int4 for `kernel`.
 
     Raises:
-        BadInput: Triton's is asked for and cannot run here.
+        BadInput: Triton's is wanted and cannot run here.
     """
     triton = takes_triton("quant.kernel", kernel, "torch", device, TWO_PRODUCTS_BELOW)
     tensor_cores = (

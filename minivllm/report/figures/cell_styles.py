@@ -10,7 +10,7 @@ from minivllm.analysis.cells import name_columns, spoken
 from minivllm.analysis.format import MISSING
 from minivllm.report.figures.palette import BLUE, GREY, MARKERS, PALETTE
 
-MAX_STYLES = 2 * len(PALETTE)  # that can be told apart as lines, too: each colour whole and dashed
+MAX_STYLES = 2 * len(PALETTE)  # that differ as lines, too: each colour whole and dashed
 OTHERS = "other cells"
 MAX_NAME = 44  # characters that fit beside a bar
 
@@ -91,7 +91,7 @@ def _first(cells: Sequence[Cell]) -> tuple[str, list[str]]:
 
 def _names(cells: Sequence[Cell]) -> tuple[dict[str, str], str]:
     """What figures call the cells, and a sentence on it: long names that say the same knobs are
-    told by their values."""
+    distinguished by their values."""
     whole = {cell.label: cell.label for cell in cells}
     if max(map(len, whole), default=0) <= MAX_NAME or name_columns(list(cells)) == ["arm"]:
         return whole, ""

@@ -117,7 +117,7 @@ def forest(
         x_label: of the axis.
         caption: what a mark is.
         even: where nothing differs, a dashed line.
-        span: what a line through a mark is, said where a row has one.
+        span: what a line through a mark is, for the caption where a row has one.
     """
     if not rows:
         return None
@@ -195,7 +195,7 @@ def over_loads(
         caption: what lines and points are.
         ticks: names of the loads, where x counts them from 0.
         even: height of a dashed line across, where nothing differs.
-        span: what a line through a point is, said where a point has one.
+        span: what a line through a point is, for the caption where a point has one.
     """
     points = [point for _, _, lines in panels for line in lines for point in line.points]
     if not points:

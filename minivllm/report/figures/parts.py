@@ -196,7 +196,7 @@ def breakdown(cells: list[Cell], styles: CellStyles) -> Drawing | None:
     shown, rest = cut(measured)
     if not shown:
         return None
-    phases = [phase for phase in PHASES if _is_told(phase, shown)]
+    phases = [phase for phase in PHASES if _is_recorded(phase, shown)]
     rows = [
         (
             styles[cell.label].name,
@@ -220,7 +220,7 @@ def breakdown(cells: list[Cell], styles: CellStyles) -> Drawing | None:
     return Drawing("breakdown", title, alt, caption, partial(_draw_breakdown, rows))
 
 
-def _is_told(phase: str, cells: Sequence[Cell]) -> bool:
+def _is_recorded(phase: str, cells: Sequence[Cell]) -> bool:
     """Whether some cell says how long a phase took; of drafts, whether it had any."""
     means = [cell.mean(f"breakdown.{phase}_ms") for cell in cells]
     return any(means) if phase == "draft" else any(mean is not None for mean in means)

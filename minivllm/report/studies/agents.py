@@ -197,7 +197,7 @@ def _compared_heads(cells: Sequence[Cell]) -> list[str]:
 def _rows(
     cells: Sequence[Cell], names: list[str], columns: Sequence[Column], status: bool
 ) -> list[list[str]]:
-    """A row a cell: its names, its status if asked for, its figures, the comparison."""
+    """A row a cell: its names, its status if wanted, its figures, the comparison."""
     rows, is_compared = [], bool(_compared_heads(cells))
     for cell in cells[:MAX_ROWS]:
         found = compared(cell, cells[0])

@@ -21,7 +21,7 @@ from minivllm.report.verdict import remarks
 
 TTFT = "metrics.ttft_ms.p50"
 REUSE = "config.workload.reuse"
-# What cells may have otherwise that are asked about the same kind of pictures.
+# What cells may have otherwise about the same kind of pictures.
 APART = ("choices.engine", "config.engine.", REUSE, "config.cache.", "config.vision.")
 KERNEL = "attention_backend"  # which differs with the engine
 HEADINGS = (

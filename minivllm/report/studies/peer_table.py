@@ -32,7 +32,7 @@ class Question:
     """A row of the table.
 
     Args:
-        text: what is asked.
+        text: of the question.
         figure: of one record; None where it has none.
         lower: whether less is better.
         speed: the load, where it asks for output tokens a second; "" for anything else.
@@ -137,8 +137,12 @@ COST = "cost.per_million_output_tokens"
 def engine_of(cell: Cell) -> str:
     """The column of a cell: its engine; minivllm with 8-bit activations has one of its own."""
     engine = str(cell.first(ENGINE))
-    asked = cell.first("config.quant.activations")
-    return f"{engine}, {asked} activations" if engine == OURS and asked in PACKED else engine
+    activations = cell.first("config.quant.activations")
+    return (
+        f"{engine}, {activations} activations"
+        if engine == OURS and activations in PACKED
+        else engine
+    )
 
 
 def bits_of(cell: Cell) -> str:
@@ -149,26 +153,26 @@ def bits_of(cell: Cell) -> str:
 
 def compare(cells: Sequence[Cell]) -> PeersTable | None:
     """The table; None unless minivllm and another engine were measured in a closed loop, and what
-    was asked of them varies."""
+    was requested of them varies."""
     closed = [cell for cell in cells if cell.first(CONCURRENT) and not cell.simulated]
     names = dict.fromkeys(map(engine_of, closed))
     engines = tuple(sorted(names, key=lambda name: (not _ours(name), name != OURS and _ours(name))))
     others = [name for name in engines if not _ours(name)]
-    asked = {(bits_of(cell), *_load(cell)) for cell in closed}
-    if not others or len(others) == len(engines) or len(asked) < 2:
+    requested = {(bits_of(cell), *_load(cell)) for cell in closed}
+    if not others or len(others) == len(engines) or len(requested) < 2:
         return None
     lines = []
     for bits in ORDER:
         among = [cell for cell in closed if bits_of(cell) == bits]
         if not any(cell.ok for cell in among):
             continue
-        asked_of = sorted(set(map(_load, among)))
-        for load in asked_of:
+        loads = sorted(set(map(_load, among)))
+        for load in loads:
             batch, prompt = load
-            several = sum(batch == other for other, _ in asked_of) > 1
-            alike = [cell for cell in among if _load(cell) == load]
-            for question in _questions(batch, alike, prompt if several else None):
-                lines.append(_line(bits, question, engines, alike))
+            several = sum(batch == other for other, _ in loads) > 1
+            same = [cell for cell in among if _load(cell) == load]
+            for question in _questions(batch, same, prompt if several else None):
+                lines.append(_line(bits, question, engines, same))
     return PeersTable(engines, tuple(lines), _settings(closed), tuple(_notes(closed)))
 
 
@@ -182,16 +186,17 @@ def _ours(engine: str) -> bool:
 
 
 def _questions(batch: int, cells: Sequence[Cell], prompt: int | None) -> Iterable[Question]:
-    """What is asked of a load; `prompt` is the length of prompts where a batch has several."""
+    """The questions about a load; `prompt` is the length of prompts where a batch has several."""
     words = "" if prompt is None else f", prompt of {prompt:,}"
     load = f"{batch} at once"
-    asked = list(ALONE) if batch == 1 else [Question(f"{load} (tok/s)", SPEED, speed=load)]
+    questions = list(ALONE) if batch == 1 else [Question(f"{load} (tok/s)", SPEED, speed=load)]
     if any(cell.mean(COST) is not None for cell in cells):
         currency = show(next(filter(None, (cell.first("cost.currency") for cell in cells)), ""))
         text = f"{batch} at once, cost ({currency} per million tokens)"
-        asked.append(Question(text, of(COST), lower=True))
+        questions.append(Question(text, of(COST), lower=True))
     return [
-        replace(one, text=one.text + words, speed=one.speed and one.speed + words) for one in asked
+        replace(one, text=one.text + words, speed=one.speed and one.speed + words)
+        for one in questions
     ]
 
 

@@ -69,7 +69,7 @@ PANELS = (("KL, nats a token", KL, True), ("Perplexity", PERPLEXITY, False))
 
 
 class PrecisionStudy(Study[list[Cell]]):
-    """What each cell costs in quality; it finds the cells of which quality was asked."""
+    """What each cell costs in quality; it finds the cells whose quality was to be measured."""
 
     name = "precision"
     title = "What does each cost in quality?"
@@ -117,15 +117,18 @@ class PrecisionStudy(Study[list[Cell]]):
 
 
 def judged(cells: list[Cell]) -> list[Cell]:
-    """Cells of which quality was asked, failed ones too; none at all where no record has any."""
+    """Cells whose quality was to be measured, failed ones too; none at all where no record has
+    any."""
     if not any(cell.mean(PERPLEXITY) is not None for cell in cells):
         return []
     return [
-        cell for cell in cells if cell.mean(PERPLEXITY) is not None or any(map(_asked, cell.rows))
+        cell
+        for cell in cells
+        if cell.mean(PERPLEXITY) is not None or any(map(_wants_quality, cell.rows))
     ]
 
 
-def _asked(row: dict[str, Any]) -> bool:
+def _wants_quality(row: dict[str, Any]) -> bool:
     return quality_wanted(
         {
             "task": {"_target_": row.get("config.task._target_")},

@@ -86,8 +86,8 @@ class Scaled:
     @property
     def router(self) -> str:
         """The policy; nothing to choose for one replica."""
-        asked = self.cell.first("config.engine.router")
-        router = asked or self.cell.first("config.parallel.router")
+        own = self.cell.first("config.engine.router")
+        router = own or self.cell.first("config.parallel.router")
         return str(router) if self.replicas > 1 else MISSING
 
     @property
@@ -193,9 +193,9 @@ def scaled_loads(cells: Sequence[Cell]) -> list[ScaledLoad]:
             load = cell.first("workload_hash"), cell.simulated
             groups.setdefault((load, name), []).append(cell)
     several = [
-        (f"{name} {told}".strip(), alone, group)
+        (f"{name} {label}".strip(), alone, group)
         for (_, name), whole in groups.items()
-        for told, alone, group in _beside_one(whole)
+        for label, alone, group in _beside_one(whole)
     ]
     return [
         _scaled_load(name if len(several) > 1 else "", alone, group)
@@ -204,8 +204,9 @@ def scaled_loads(cells: Sequence[Cell]) -> list[ScaledLoad]:
 
 
 def _beside_one(cells: Sequence[Cell]) -> list[tuple[str, Cell | None, list[Cell]]]:
-    """Cells on several devices by the cell on one that they are compared with, and what tells it
-    from others like it: one with as many blocks as all replicas, or else as many as each has."""
+    """Cells on several devices by the cell on one that they are compared with, and what
+    distinguishes it from others like it: one with as many blocks as all replicas, or else as many
+    as each has."""
     alone = [cell for cell in cells if _devices(cell) == 1]
     several = [cell for cell in cells if _devices(cell) > 1]
     if not alone:

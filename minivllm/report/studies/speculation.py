@@ -203,24 +203,24 @@ def _caveat(quoted: Sequence[DraftGain], is_noted: bool = False) -> str:
 def statements(result: Sequence[DraftGain]) -> list[str]:
     """Sentences: the best at the least load and at the greatest, and what is set."""
     judged = drafting(result)
-    alike = bool(judged) and all(apart(one.cell, one.base) for one in judged)
+    all_apart = bool(judged) and all(apart(one.cell, one.base) for one in judged)
     lines = []
     for requests in dict.fromkeys(edges(judged)):
         at = [one for one in judged if one.requests == requests]
         ordered = sorted(at, key=lambda one: one.speedup.ratio)
         best, worst = ordered[-1], ordered[0]
-        other = "" if best is worst else f"; {worst.proposer} the least, {_words(worst, alike)}"
+        other = "" if best is worst else f"; {worst.proposer} the least, {_words(worst, all_apart)}"
         lines.append(
             f"{count(int(requests), 'request')} at once: {best.proposer} gives the most, "
-            f"{_words(best, alike)}{other}."
+            f"{_words(best, all_apart)}{other}."
         )
     adaptive = [one for one in judged if one.adaptive]
     if adaptive:
         least = min(adaptive, key=lambda one: one.speedup.ratio)
         lines.append(
-            f"With adaptive lengths never under {_words(least, alike)} ({least.proposer})."
+            f"With adaptive lengths never under {_words(least, all_apart)} ({least.proposer})."
         )
-    if alike:
+    if all_apart:
         lines.append("Cells were measured apart, so no ratio has an interval.")
     if idle := len([one for one in result if not one.given]) - len(judged):
         lines.append(f"{count(idle, 'cell')} had no draft: their ratios are noise.")

@@ -168,8 +168,8 @@ def sentence(found: Levels) -> str:
 
 @dataclass(frozen=True)
 class LevelRun:
-    """Neighbouring levels with the same answer: the best there, or those two that cannot be told
-    apart, and how far ahead it is."""
+    """Neighbouring levels with the same answer: the best there, or those two that cannot be
+    distinguished, and how far ahead it is."""
 
     options: tuple[str, ...]
     where: str

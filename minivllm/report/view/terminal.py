@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.text import Text
 
-# A letter and a colour for each part of an account, so that nothing is told by colour alone.
+# A letter and a colour for each part of an account, so that colour alone says nothing.
 LOOKS = {
     "client": (" ", "default"),
     "http": ("h", "bright_black"),
@@ -125,8 +125,8 @@ class TerminalView:
         return text.append(self._title, style="bold").append("  " + "  ".join(parts))
 
     def _decisions(self) -> list[str]:
-        told = sentences(self._last, self._state.engine)
-        return [one.text for one in told[:DECISIONS]]
+        texts = sentences(self._last, self._state.engine)
+        return [one.text for one in texts[:DECISIONS]]
 
     def _lanes(self, width: int, rows: int) -> list[Text]:
         """A line for each request, as far as there is room: first those that have begun, then those

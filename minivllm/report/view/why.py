@@ -29,7 +29,7 @@ def words() -> dict[str, Any]:
 def parts(life: Life, account: Account, client_ms: float = 0.0) -> dict[str, float]:
     """Milliseconds by part, in the order of PARTS; those without any are left out. The time of a
     step is divided among the request's own tokens and those of others, see TokenCost; where
-    its steps were faster than that says, all their tokens bear them alike.
+    its steps were faster than that says, all their tokens bear them equally.
 
     Args:
         life: of a request.

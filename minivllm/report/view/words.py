@@ -33,7 +33,7 @@ def sentences(bundle: Mapping[str, Any], engine: EngineFacts | None) -> list[Sen
 
     Args:
         bundle: as JSON gives it back or as the observer made it.
-        engine: facts of the engine, which the first bundle told.
+        engine: facts of the engine, of the first bundle.
     """
     return [
         *_planned(bundle),

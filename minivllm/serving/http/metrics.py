@@ -185,7 +185,7 @@ class ServerMetrics(Collector):
         if each > 0:
             self._tpot.observe((last - first) / each)
 
-    # ---- as they are asked for
+    # ---- read at each request for them
 
     def collect(self) -> Iterator[Metric]:
         """What needs no counting: gauges, and counters of the engine and of the server."""

@@ -61,7 +61,7 @@ class EngineLoop:
         self._unbegun: set[str] = set()  # requests without a step
         # Requests whose first token ends them here.
         self._handing_over: dict[str, Handover] = {}
-        self._begun: list[tuple[str, float]] = []  # what the next message tells
+        self._begun: list[tuple[str, float]] = []  # for the next message
         self._counters_due_s = 0.0
         engine.events.subscribe(self._note_begun, StateChanged)
         extensions = engine.launcher.extensions
@@ -134,7 +134,7 @@ class EngineLoop:
                 self._reject(message, error)
 
     def _reject(self, message: Submit, error: BaseException) -> None:
-        self.channel.send(Rejected(message.request_id, _told(error)))
+        self.channel.send(Rejected(message.request_id, _client_words(error)))
 
     def _submit(self, message: Submit) -> None:
         request_id = message.request_id
@@ -232,7 +232,7 @@ class EngineLoop:
             output.logprobs,
             request.cache.num_reused,
             request.prompt_logprobs if is_first and index == 0 else None,
-            None if request.error is None else _told(request.error),
+            None if request.error is None else _client_words(request.error),
             isinstance(request.error, BadInput) and not isinstance(request.error, NonFiniteLogits),
         )
 
@@ -257,7 +257,7 @@ def _failed(request_id: str, index: int, error: Exception) -> Piece:
     return Piece(request_id, index, None, 0, "", "error", None, None, 0, None, first_line(error))
 
 
-def _told(error: BaseException) -> str:
+def _client_words(error: BaseException) -> str:
     """An error for a client."""
     return str(error) if isinstance(error, BadInput) else first_line(error)
 

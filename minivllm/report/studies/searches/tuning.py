@@ -112,7 +112,7 @@ def _best(tuning: Tuning) -> list[str]:
     ]
     if equals:
         headline += f"; the same in {listing([trial.cell.label for trial in equals], 2)}"
-    lines = [f"{headline}.", _asked(tuning)]
+    lines = [f"{headline}.", _aim(tuning)]
     if figures := [_figure(best, column) for column in tuning.columns[1:]]:
         lines.append(f"Its limited figures: {listing(figures)}.")
     # What is simulated has no noise, and quality none that matters.
@@ -133,7 +133,7 @@ def _paced(tuning: Tuning) -> list[str]:
     lines = [
         f"No trial is best by {objective.title}: {len(well)} of {len(kept)}{within} kept up with "
         "the pace at which requests came, so the load sets it.",
-        _asked(tuning),
+        _aim(tuning),
     ]
     for metric in LATENCIES:
         known = [
@@ -157,7 +157,7 @@ def _paced(tuning: Tuning) -> list[str]:
 def _nearest(tuning: Tuning) -> list[str]:
     nearest = tuning.ranked[0]
     if not math.isfinite(nearest.excess):
-        return ["No trial has the figures that the search is about.", _asked(tuning)]
+        return ["No trial has the figures that the search is about.", _aim(tuning)]
     over = [
         f"{_figure(nearest, column)} against {limit:,g}"
         for column in tuning.columns
@@ -167,11 +167,11 @@ def _nearest(tuning: Tuning) -> list[str]:
     ]
     return [
         f"No trial is within the limits; the nearest, {listing(over)}: {nearest.cell.label}.",
-        _asked(tuning),
+        _aim(tuning),
     ]
 
 
-def _asked(tuning: Tuning) -> str:
+def _aim(tuning: Tuning) -> str:
     objective, limits = tuning.columns[0], []
     for column in tuning.columns:
         if (limit := tuning.limit(column)) is not None:

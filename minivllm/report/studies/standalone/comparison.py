@@ -110,7 +110,7 @@ class ComparisonStudy(Study[ComparedRuns]):
     def question(self, result: ComparedRuns, inputs: ReportInputs) -> str:
         """Names the metric and the runs."""
         return (
-            f"Did {_said(result.comparison.metric)} get worse from {result.names[0]} to "
+            f"Did {_metric_name(result.comparison.metric)} get worse from {result.names[0]} to "
             f"{result.names[1]}?"
         )
 
@@ -144,7 +144,7 @@ class ComparisonStudy(Study[ComparedRuns]):
         comparison = result.comparison
         cells = comparison.cells
         rows = ratio_rows(cells, comparison.name, lambda cell: ratio(cell.ratio), COLOURS)
-        label = f"{_said(comparison.metric)}, after / before"
+        label = f"{_metric_name(comparison.metric)}, after / before"
         caption = "The ratio of the typical block, and its 95 % interval."
         return forest(TITLE, greatest_first(rows), label, caption, even=1.0)
 
@@ -201,7 +201,7 @@ def write(result: ComparedRuns, out_dir: Path) -> Path:
     )
 
 
-def _said(metric: str) -> str:
+def _metric_name(metric: str) -> str:
     """A metric as one says it."""
     return NAMES.get(metric, "output tokens/s" if metric == THROUGHPUT else metric)
 
@@ -285,7 +285,7 @@ def figure(comparison: Comparison, names: tuple[str, str]) -> Chart | None:
 
     rows = ratio_rows(known[:MAX_BARS], comparison.name, words, COLOURS)
     better = f"{comparison.direction} is better, " if comparison.direction else ""
-    label = f"{_said(comparison.metric)}, after / before ({better}log scale)"
+    label = f"{_metric_name(comparison.metric)}, after / before ({better}log scale)"
     panel = ratio_panel(rows, label, band)
     caption = (
         f"Before: {names[0]}; after: {names[1]}. Ratios of the typical block with 95 % "

@@ -232,7 +232,7 @@ def estimate(value: dict[str, Any] | None, scale: float = 1.0) -> str:
 
 
 def _group(row: Row) -> str:
-    """What is drawn alike: products of one format, or one part of the record."""
+    """What is drawn in one style: products of one format, or one part of the record."""
     return str(
         row["kernel"].removeprefix("linear ")
         if row["kernel"].startswith("linear ")
