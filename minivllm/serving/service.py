@@ -25,7 +25,12 @@ from minivllm.serving.errors import ApiError, PromptTooLong, overloaded, too_lat
 from minivllm.serving.http.calls import CALL, CLIENT_LEFT, Call, account
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
-from minivllm.serving.processes.token_stream import Queued, RequestOrigin, TokenStream
+from minivllm.serving.processes.token_stream import (
+    Queued,
+    RequestOrigin,
+    Submission,
+    TokenStream,
+)
 
 LONG_TEXT = 4096  # characters, from which a text is encoded in a thread
 
@@ -49,19 +54,8 @@ class Engines(Protocol):
     def queue(self) -> Queued:
         """What waits for its first token."""
 
-    def submit_all(
-        self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        session: str | None = None,
-        inputs: RequestInputs | None = None,
-        is_admitted: bool = False,
-    ) -> list[TokenStream]:
-        """Send requests, all or none; see `EngineClient.submit`.
-
-        Args:
-            is_admitted: they come in the place of others that were admitted.
-        """
+    def submit_all(self, requests: Submission) -> list[TokenStream]:
+        """Send requests, all or none; see `EngineClient.submit`."""
 
 
 class Service:
@@ -259,8 +253,8 @@ class Service:
         if call is not None and call.has_left:
             raise ApiError(CLIENT_LEFT, "the client has left")
         session = None if call is None else call.session
-        is_admitted = first_s is not None
-        streams = self.client.submit_all(prompts, params, session, inputs, is_admitted)
+        requests = Submission(prompts, params, session, inputs, first_s is not None)
+        streams = self.client.submit_all(requests)
         for stream in streams:
             self._attend(stream, params, stream.arrived_s if first_s is None else first_s)
         return streams
@@ -324,9 +318,8 @@ class EngineService(Service):
         call = CALL.get()
         session = None if call is None else call.session
         origins = [RequestOrigin(name, arrived_s) for name in prompts]
-        streams = self.client.submit_all(
-            [*prompts.values()], params, session, inputs, is_admitted, origins
-        )
+        requests = [*prompts.values()], params, session, inputs, is_admitted, origins
+        streams = self.client.submit_all(Submission(*requests))
         for stream in streams:
             self._attend(stream, params, arrived_s)
         return streams

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from minivllm.bench.hardware.gpu import NullGpu
 from minivllm.engine.options import SamplingParams
@@ -25,7 +25,7 @@ from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
 from minivllm.serving.processes.replicas import Replicas
-from minivllm.serving.processes.token_stream import Streams, TokenStream
+from minivllm.serving.processes.token_stream import Streams, Submission, TokenStream
 from minivllm.serving.server import listen
 from minivllm.serving.service import EngineService
 
@@ -76,11 +76,9 @@ class ScriptedClient(Streams):
     is_alive = True
     replica_events: dict[str, int] = {}
 
-    def submit_all(
-        self, prompts: list[list[int]], params: SamplingParams, *_: Any
-    ) -> list[TokenStream]:
+    def submit_all(self, requests: Submission) -> list[TokenStream]:
         """Begin answers."""
-        return [self._submit(ids, params) for ids in prompts]
+        return [self._submit(ids, requests.params) for ids in requests.prompts]
 
     def _submit(self, prompt_token_ids: list[int], params: SamplingParams) -> TokenStream:
         name = f"r{len(self.prompts)}"

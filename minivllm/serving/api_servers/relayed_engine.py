@@ -4,11 +4,10 @@ and tokens come back."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from minivllm.engine.options import SamplingParams
-from minivllm.models.vision.inputs import RequestInputs
 from minivllm.processes.messages import Abort, Step
 from minivllm.serving.api_servers.messages import (
     CallEnded,
@@ -16,7 +15,7 @@ from minivllm.serving.api_servers.messages import (
     RequestFailed,
 )
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.token_stream import Queued, Streams, TokenStream
+from minivllm.serving.processes.token_stream import Queued, Streams, Submission, TokenStream
 
 
 class RelayedEngine(Streams):
@@ -43,16 +42,10 @@ class RelayedEngine(Streams):
         process refuses what is too much."""
         return Queued(*map(max, super().queue, self._of_all))
 
-    def submit_all(
-        self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        session: str | None = None,
-        inputs: RequestInputs | None = None,
-        is_admitted: bool = False,
-    ) -> list[TokenStream]:
+    def submit_all(self, requests: Submission) -> list[TokenStream]:
         """Send requests, all or none; see `Engines.submit_all`. That they are refused comes as the
         error of each."""
+        prompts, params, session, inputs, is_admitted, _ = requests
         streams = {
             stream.request_id: stream for stream in (self._stream(ids, params) for ids in prompts)
         }

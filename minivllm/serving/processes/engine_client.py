@@ -35,6 +35,7 @@ from minivllm.serving.processes.resizing import Resizing
 from minivllm.serving.processes.token_stream import (
     RequestOrigin,
     Streams,
+    Submission,
     TokenStream,
     Unfinished,
 )
@@ -134,21 +135,10 @@ class EngineClient(Streams):
 
     # ---- requests
 
-    def submit_all(
-        self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        session: str | None = None,
-        inputs: RequestInputs | None = None,
-        is_admitted: bool = False,
-        origins: Sequence[RequestOrigin] = (),
-    ) -> list[TokenStream]:
-        """Send requests that were admitted, all or none; see `submit`.
-
-        Args:
-            origins: of each; none: they come from this process.
-        """
+    def submit_all(self, requests: Submission) -> list[TokenStream]:
+        """Send requests that were admitted, all or none; see `submit`."""
         streams: list[TokenStream] = []
+        prompts, params, session, inputs, _, origins = requests
         of_each: Sequence[RequestOrigin | None] = origins or [None] * len(prompts)
         try:
             for ids, origin in zip(prompts, of_each, strict=True):

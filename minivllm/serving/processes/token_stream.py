@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from minivllm.engine.options import SamplingParams
+from minivllm.models.vision.inputs import RequestInputs
 from minivllm.processes.link import EngineLink
 from minivllm.processes.messages import Piece, Step, Submit
 from minivllm.processes.router import RoutedRequest
@@ -208,6 +210,24 @@ class RequestOrigin(NamedTuple):
 
     request_id: str
     arrived_s: float
+
+
+class Submission(NamedTuple):
+    """Requests that are sent to the engines together, all or none.
+
+    Args:
+        session: the conversation or client that they belong to, for a router that goes by it.
+        inputs: the images of each prompt.
+        is_admitted: they come in the place of others that were admitted.
+        origins: of each; none: they come from this process.
+    """
+
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    session: str | None = None
+    inputs: RequestInputs | None = None
+    is_admitted: bool = False
+    origins: Sequence[RequestOrigin] = ()
 
 
 @dataclass

@@ -17,7 +17,7 @@ from minivllm.serving.api_servers.messages import (
 from minivllm.serving.api_servers.relayed_engine import RelayedEngine
 from minivllm.serving.errors import ApiError, overloaded
 from minivllm.serving.http.calls import CALL, Call
-from minivllm.serving.processes.token_stream import Queued
+from minivllm.serving.processes.token_stream import Queued, Submission
 
 PARAMS = SamplingParams(max_tokens=2)
 STATE = EngineState(0, 0, 0, None)
@@ -36,7 +36,7 @@ def test_tokens_come_back_with_their_times() -> None:
         sent: list[Any] = []
         engine, steps = RelayedEngine(7, 99, sent.append), []
         engine.listeners.append(steps.append)
-        (stream,) = engine.submit_all([[1, 2, 3]], PARAMS, "s", None)
+        (stream,) = engine.submit_all(Submission([[1, 2, 3]], PARAMS, "s", None))
         (new,) = sent
         assert isinstance(new, NewRequests) and new.prompts == {"a7r1": [1, 2, 3]}
         assert stream.request_id == "a7r1"
@@ -56,7 +56,7 @@ def test_the_queue_is_that_of_the_whole_server() -> None:
         engine = RelayedEngine(7, 99, lambda message: None)
         engine.take(Queued(4, 40))
         assert engine.queue == Queued(4, 40)  # what others wait for counts, too
-        engine.submit_all([[1, 2, 3]] * 5, PARAMS)
+        engine.submit_all(Submission([[1, 2, 3]] * 5, PARAMS))
         assert engine.queue == Queued(5, 40)
         engine.take(Queued(0, 0))
         assert engine.queue == Queued(5, 15)
@@ -68,7 +68,7 @@ def test_requests_of_a_call_go_together() -> None:
     async def run() -> None:
         sent: list[Any] = []
         engine = RelayedEngine(1, 99, sent.append)
-        first, second = engine.submit_all([[1], [2, 3]], PARAMS)
+        first, second = engine.submit_all(Submission([[1], [2, 3]], PARAMS))
         (new,) = sent
         assert [*new.prompts.values()] == [[1], [2, 3]]
         assert [*new.prompts] == [first.request_id, second.request_id]
@@ -80,13 +80,13 @@ def test_what_is_refused_there_is_an_error_here() -> None:
     async def run() -> None:
         sent: list[Any] = []
         engine = RelayedEngine(1, 99, sent.append)
-        (stream,) = engine.submit_all([[1]], PARAMS)
+        (stream,) = engine.submit_all(Submission([[1]], PARAMS))
         engine.take(RequestFailed(stream.request_id, overloaded("full", 3)))
         with pytest.raises(ApiError, match="full"):
             async for _ in stream.batches():
                 pass
         assert not engine.streams and len(sent) == 1  # it is not ended again
-        (left,) = engine.submit_all([[1]], PARAMS)
+        (left,) = engine.submit_all(Submission([[1]], PARAMS))
         left.close()
         left.close()
         assert sent[2:] == [Abort("a1r2")]
@@ -102,7 +102,7 @@ def test_requests_of_one_call_have_its_number_until_it_ends() -> None:
         calls = [Call("x", "host"), Call("y", "host")]
         for call in (calls[0], calls[0], calls[1]):
             CALL.set(call)
-            engine.submit_all([[1]], PARAMS)
+            engine.submit_all(Submission([[1]], PARAMS))
         first, same, other = sent
         assert first.call == same.call != other.call and first.came_s == calls[0].began_s
         calls[0].end()
