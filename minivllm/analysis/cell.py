@@ -46,6 +46,10 @@ class Summary(NamedTuple):
         """Whether there is a range to show."""
         return self.n >= 2
 
+    def ends(self, scale: float = 1.0) -> tuple[float, float] | tuple[None, None]:
+        """The range, if there is one to show."""
+        return (self.low * scale, self.high * scale) if self.spread else (None, None)
+
 
 @dataclass
 class Cell:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from minivllm.analysis.format import cut, sig
 from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import BLUE, FAINT, PALETTE, UNDECIDED
+from minivllm.report.figures.palette import BLUE, FAINT, MARKERS, PALETTE, UNDECIDED
 
 NAME = "opening"  # of its file
 MOST_ROWS = 8  # that a first screen has room for
@@ -99,6 +99,12 @@ class LoadLine:
     marker: str = "o"
     dashed: bool = False
     wins: frozenset[float] | None = None
+
+    @classmethod
+    def numbered(cls, index: int, label: str, points: Sequence[LoadPoint], **others: Any) -> Self:
+        """The line of a number among others, in a colour and with a marker of its own."""
+        marker = MARKERS[index % len(MARKERS)]
+        return cls(label, PALETTE[index % len(PALETTE)], points, marker, **others)
 
 
 def forest(

@@ -117,10 +117,7 @@ class AgentsStudy(Study[list[Cell]]):
             panels = [("", "hit rate, %", lines)]
             return over_loads("Where is the cache too small?", panels, label, caption)
         times = [(cell, stat) for cell in result if (stat := cell.summary(LATENCY))]
-        rows = [
-            ForestRow(cell.label, stat.mean, *((stat.low, stat.high) if stat.spread else ()))
-            for cell, stat in times
-        ]
+        rows = [ForestRow(cell.label, stat.mean, *stat.ends()) for cell, stat in times]
         return forest(
             "How long does a job take?",
             rows if len(rows) > 1 else [],

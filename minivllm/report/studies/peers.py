@@ -8,7 +8,6 @@ from minivllm.analysis.format import listing, ratio
 from minivllm.analysis.interleaving import apart, busy_words, in_brackets
 from minivllm.report.figures.chart import Chart
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
-from minivllm.report.figures.palette import MARKERS, PALETTE
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.spreadsheet import markdown_table
@@ -52,14 +51,13 @@ class PeersStudy(Study[PeersTable]):
         """How far minivllm is ahead at each load, a line for each width of weights."""
         loads = loads_of(result)
         lines = [
-            LoadLine(
+            LoadLine.numbered(
+                index,
                 f"{bits}{f', {name}' if name != DEFAULT else ''}",
-                PALETTE[index % len(PALETTE)],
                 [
                     LoadPoint(float(loads.index(load)), one.ratio, one.low, one.high)
                     for load, one in known.items()
                 ],
-                MARKERS[index % len(MARKERS)],
                 dashed=name != DEFAULT,
             )
             for index, ((bits, name), known) in enumerate(speeds(result).items())

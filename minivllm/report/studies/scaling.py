@@ -14,7 +14,7 @@ from minivllm.analysis.rows import number
 from minivllm.bench.metrics import roofline
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
-from minivllm.report.figures.palette import FAINT, MARKERS, MIST, PALETTE, SAND, SLATE, TAUPE
+from minivllm.report.figures.palette import FAINT, MIST, SAND, SLATE, TAUPE
 from minivllm.report.figures.render import Described
 from minivllm.report.figures.style import short
 from minivllm.report.html import Conclusion
@@ -118,14 +118,13 @@ class ScalingStudy(Study[list[Ladder]]):
     def picture(self, result: list[Ladder], inputs: ReportInputs) -> Chart | None:
         """How the time of each ladder grows beyond what its work and the limits explain."""
         lines = [
-            LoadLine(
+            LoadLine.numbered(
+                index,
                 _title(ladder),
-                PALETTE[index % len(PALETTE)],
                 [
                     LoadPoint(ladder.size(rung) / ladder.size(ladder.rungs[0]), ladder.beyond(rung))
                     for rung in ladder.rungs
                 ],
-                MARKERS[index % len(MARKERS)],
             )
             for index, ladder in enumerate(result)
         ]

@@ -21,7 +21,7 @@ from minivllm.analysis.statistics import Estimate
 from minivllm.extras.speculative.options import NOT_SPECULATING
 from minivllm.report.figures.chart import Chart, Panel, Series
 from minivllm.report.figures.opening import LoadLine, LoadPoint, over_loads
-from minivllm.report.figures.palette import FAINT, MARKERS, MIST, PALETTE, SAND, SLATE, TAUPE
+from minivllm.report.figures.palette import FAINT, MIST, SAND, SLATE, TAUPE
 from minivllm.report.figures.render import Described
 from minivllm.report.html import Conclusion
 from minivllm.report.inputs import ReportInputs
@@ -126,8 +126,7 @@ class SpeculationStudy(Study[list[DraftGain]]):
                 LoadPoint(load, one.speedup.ratio, one.speedup.low, one.speedup.high)
                 for load, one in sorted(best.items())
             ]
-            colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
-            lines.append(LoadLine(name, colour, points, marker))
+            lines.append(LoadLine.numbered(index, name, points))
         caption = "Output tokens/s over those without drafts, of the best cell of each proposer."
         panels = [("", "with / without drafts", lines)]
         load, span = "requests at once", "95 % interval"

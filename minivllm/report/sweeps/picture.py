@@ -16,7 +16,7 @@ from minivllm.report.figures.opening import (
     forest,
     over_loads,
 )
-from minivllm.report.figures.palette import BLUE, GREY, MARKERS, ORANGE, PALETTE
+from minivllm.report.figures.palette import BLUE, GREY, ORANGE
 from minivllm.report.figures.plots import THROUGHPUT, time_unit
 from minivllm.report.sweeps.levels import Levels, levels_of, runs
 from minivllm.report.sweeps.loads import LoadSweep, load_sweep
@@ -61,15 +61,8 @@ def by_level(found: Levels, costs: dict[str, str] | None = None) -> Chart | None
             if cell in level.best:
                 wins.add(x)
         words = (costs or {}).get(option, "")
-        lines.append(
-            LoadLine(
-                f"{option}: {words}" if words else option,
-                PALETTE[index % len(PALETTE)],
-                points,
-                MARKERS[index % len(MARKERS)],
-                wins=frozenset(wins),
-            )
-        )
+        label = f"{option}: {words}" if words else option
+        lines.append(LoadLine.numbered(index, label, points, wins=frozenset(wins)))
     y_label = f"{_noun(found.metric)}, {options[0]} = 1"
     better = "higher" if found.metric.better > 0 else "lower"
     return over_loads(
@@ -102,8 +95,7 @@ def _line(found: LoadSweep, key: str, scale: float, colour: str) -> LoadLine:
     points = []
     for load, cell in found.cells:
         if (stat := cell.summary(key)) is not None:
-            ends = (stat.low * scale, stat.high * scale) if stat.spread else (None, None)
-            points.append(LoadPoint(load, stat.mean * scale, *ends))
+            points.append(LoadPoint(load, stat.mean * scale, *stat.ends(scale)))
     return LoadLine("", colour, points)
 
 
@@ -122,9 +114,8 @@ def by_cell(done: Sequence[Cell], base: Cell) -> Chart | None:
         ForestRow(
             cell.label,
             stat.mean * scale,
-            stat.low * scale if stat.spread else None,
-            stat.high * scale if stat.spread else None,
-            GREY if cell is base else BLUE,
+            *stat.ends(scale),
+            colour=GREY if cell is base else BLUE,
         )
         for cell, stat in known
     ]

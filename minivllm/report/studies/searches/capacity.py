@@ -17,8 +17,6 @@ from minivllm.report.figures.palette import (
     BETTER,
     FAINT,
     INK,
-    MARKERS,
-    PALETTE,
     SLATE,
     UNDECIDED,
     WORSE,
@@ -62,15 +60,14 @@ class CapacityStudy(Study[list[CapacityRun]]):
     def picture(self, result: list[CapacityRun], inputs: ReportInputs) -> Chart | None:
         """The share of requests that met their objectives by the rate, a line a search."""
         lines = [
-            LoadLine(
+            LoadLine.numbered(
+                index,
                 name if len(result) > 1 else "",
-                PALETTE[index % len(PALETTE)],
                 [
                     LoadPoint(probe.rate, 100 * probe.share, *(100 * end for end in ends))
                     for probe in search.capacity.probes
                     for ends in [probe.interval(search.capacity.criterion)]
                 ],
-                MARKERS[index % len(MARKERS)],
             )
             for index, (name, search) in enumerate(_named(result))
         ]
