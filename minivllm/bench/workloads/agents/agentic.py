@@ -21,8 +21,8 @@ from minivllm.bench.workloads.agents.session import (
     without_long_gaps,
 )
 from minivllm.bench.workloads.agents.text import DENOMINATOR
-from minivllm.bench.workloads.generator import Generator, Reader
-from minivllm.bench.workloads.lengths import Lengths, check_amount, check_fits
+from minivllm.bench.workloads.generator import Drawn, Reader
+from minivllm.bench.workloads.lengths import check_amount, check_fits
 from minivllm.bench.workloads.options import AgenticOptions
 from minivllm.bench.workloads.synthetic import WORKLOAD_STREAM
 from minivllm.bench.workloads.workload import Workload
@@ -42,7 +42,7 @@ FILE_ADVICE = (
 FEWER = "take fewer with workload.num_sessions"
 
 
-class Agentic(AgenticOptions, Generator):
+class Agentic(Drawn, AgenticOptions):
     """Sessions of agents: each call's prompt goes on with the one before, tools take time between
     them, and sub-agents work side by side.
 
@@ -55,13 +55,10 @@ class Agentic(AgenticOptions, Generator):
     """
 
     name = "agentic"
-    LENGTHS = ("turns", "input_len", "output_len", "result_len")
+    LENGTHS = (*Drawn.LENGTHS, "turns", "result_len")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lengths = {
-            name: Lengths.parse(f"workload.{name}", getattr(self, name)) for name in self.LENGTHS
-        }
         if self.path is None and self.format != "auto":
             raise BadInput(
                 f"workload.format={self.format} is of recorded sessions: set workload.path too"
