@@ -255,6 +255,10 @@ class Adapter:
     info: EngineInfo
     tokenizer: Tokenizer | None
 
+    def steps(self) -> list[dict[str, Any]]:
+        """None, of engines whose steps cannot be seen; see BenchEngine."""
+        return []
+
     def text(self, token_ids: list[int]) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids)
 

@@ -123,8 +123,17 @@ class SentPictures(EnginePictures):
         return self._uris[name]
 
 
-def require_pictures(pictures: EnginePictures | None) -> EnginePictures:
-    """The images of an engine. Raises BadInput where its model takes none."""
-    if pictures is None:
-        raise BadInput(NO_IMAGES)
-    return pictures
+class TakesImages:
+    """Base of engines that take images.
+
+    Attributes:
+        pictures: None: the model takes none.
+    """
+
+    pictures: EnginePictures | None
+
+    def note_images(self, request_id: str, names: Sequence[str]) -> None:
+        """See SeeingEngine. Raises BadInput where the model takes none."""
+        if self.pictures is None:
+            raise BadInput(NO_IMAGES)
+        self.pictures.note(request_id, names)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import psutil
@@ -72,6 +72,13 @@ def listeners(url: str) -> tuple[int, ...] | None:
         listening = [one.pid for one in open_here if one.status == psutil.CONN_LISTEN]
         return tuple(sorted({pid for pid in listening if pid is not None}))
     return ()
+
+
+def peer_environment(further: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Variables of a peer's process: this one's without PYTHONPATH, which leads to this project's
+    packages, which the peer's must not meet; and further ones."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return kept | {str(name): str(value) for name, value in (further or {}).items()}
 
 
 class Child(ChildProcess):

@@ -163,10 +163,6 @@ class PipedEngine(Adapter):
         self._hear("reset")
         self._clear()
 
-    def steps(self) -> list[dict[str, Any]]:
-        """None: the steps of another process cannot be seen."""
-        return []
-
     def close(self) -> None:
         self._child.stop(GRACE_S)
         self._selector.close()

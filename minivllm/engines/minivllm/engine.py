@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from minivllm.engine.events import StateChanged, StepTimed
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import RequestState
 from minivllm.engines.base import Adapter, EngineInfo, EngineOutput
-from minivllm.engines.engine_pictures import EnginePictures, require_pictures
+from minivllm.engines.engine_pictures import EnginePictures, TakesImages
 from minivllm.engines.minivllm.liveness import (
     Counters,
     draft_counters,
@@ -55,7 +55,7 @@ from minivllm.passes.order import OWN_NAMES
 from minivllm.quant.base import kernel_name, matrix_dtype
 
 
-class MinivllmEngine(Adapter):
+class MinivllmEngine(TakesImages, Adapter):
     """Adapter of `Engine` to `BenchEngine`; listens to its events for step records and first steps.
 
     Args:
@@ -178,9 +178,6 @@ class MinivllmEngine(Adapter):
         if inputs is None and self.pictures is not None:
             inputs = self.pictures.take(request_id, prompt_token_ids)
         self.engine.add_request(request_id, prompt_token_ids, params, False, inputs)
-
-    def note_images(self, request_id: str, names: Sequence[str]) -> None:
-        require_pictures(self.pictures).note(request_id, names)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """One step; see BenchEngine."""

@@ -8,7 +8,7 @@ import os
 import queue
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from minivllm.config.groups import Config
 from minivllm.config.support import is_remote
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import Adapter, EngineInfo, EngineOutput
-from minivllm.engines.engine_pictures import SentPictures, require_pictures
+from minivllm.engines.engine_pictures import SentPictures, TakesImages
 from minivllm.engines.openai.bodies import COUNTING, PATHS, SENT, Bodies
 from minivllm.engines.openai.counters import stream_counters
 from minivllm.engines.openai.options import OpenAIOptions
@@ -30,7 +30,7 @@ from minivllm.engines.openai.stream_event import (
     served_models,
     server_words,
 )
-from minivllm.engines.peer_process import Child, StartedProcess
+from minivllm.engines.peer_process import Child, StartedProcess, peer_environment
 from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
@@ -59,7 +59,7 @@ KEEPS = (
 )
 
 
-class OpenAIEngine(Adapter):
+class OpenAIEngine(TakesImages, Adapter):
     """Sends every request as a stream of its own, from an event loop in a thread.
 
     Attributes:
@@ -80,6 +80,7 @@ class OpenAIEngine(Adapter):
     name = "openai"
     starter = "engine.command"
     notes: tuple[str, ...] = NOTES
+    pictures: SentPictures | None
 
     def __init__(self, config: Mapping[str, Any], options: OpenAIOptions) -> None:
         require_supported(config)
@@ -178,10 +179,8 @@ class OpenAIEngine(Adapter):
         return Child(words, self._environment(), knob=self.starter, listen=self._listen)
 
     def _environment(self) -> dict[str, str]:
-        """Of a server that is started: without PYTHONPATH, which leads to this project's packages,
-        which the server's must not meet."""
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return kept | self._gpus
+        """Of a server that is started."""
+        return peer_environment(self._gpus)
 
     def _listen(self, line: str) -> None:
         """A line that a started server has printed."""
@@ -295,9 +294,6 @@ class OpenAIEngine(Adapter):
     def note_session(self, request_id: str, session: str) -> None:
         self._sessions[request_id] = session
 
-    def note_images(self, request_id: str, names: Sequence[str]) -> None:
-        require_pictures(self.pictures).note(request_id, names)
-
     def _with_own_fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """A body with what every request has."""
         return {"model": self._model, **body, **self._counting, **self._extra}
@@ -376,10 +372,6 @@ class OpenAIEngine(Adapter):
     def _clear(self) -> None:
         self._sessions: dict[str, str] = {}  # of requests that are to come
         self._workers.clear()
-
-    def steps(self) -> list[dict[str, Any]]:
-        """None: a server's steps cannot be seen."""
-        return []
 
     def liveness(self) -> dict[str, dict[str, float | str]]:
         """What the server reported of the requests, and how well tokens could be counted; see

@@ -13,6 +13,7 @@ from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineInfo
 from minivllm.engines.installed import require
 from minivllm.engines.openvino.options import OpenVINOOptions
+from minivllm.engines.peer_process import peer_environment
 from minivllm.engines.piped import PipedEngine
 from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
@@ -71,7 +72,7 @@ class OpenVINOEngine(PipedEngine):
         properties, scheduler = self._properties(), self._scheduler()
         self._begin(
             str(options.python),
-            _environment(options.env or {}),
+            peer_environment(options.env),
             {"folder": str(folder), "properties": properties, "scheduler": scheduler},
         )
         self._check_stored(folder)
@@ -206,10 +207,3 @@ class OpenVINOEngine(PipedEngine):
             },
             "runtime": {"threads": float(settings["INFERENCE_NUM_THREADS"])},
         }
-
-
-def _environment(further: Mapping[str, Any]) -> dict[str, str]:
-    """Variables of OpenVINO's process: without the way to our packages, and without its reports
-    home."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**kept, **{str(name): str(value) for name, value in further.items()}}

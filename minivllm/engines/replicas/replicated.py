@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from minivllm.bench.metrics.speculation import SpeculationReport
 from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
-from minivllm.engines.engine_pictures import EnginePictures, require_pictures
+from minivllm.engines.engine_pictures import EnginePictures, TakesImages
 from minivllm.engines.replicas.merging import (
     Liveness,
     RoutedEngine,
@@ -67,7 +67,7 @@ def is_replicated(config: Mapping[str, Any]) -> bool:
     return view.parallel.replicas > 1 and view.target("engine") == OWN_ENGINE
 
 
-class ReplicatedEngine(RoutedEngine):
+class ReplicatedEngine(TakesImages, RoutedEngine):
     """Replicas of engine=minivllm behind one queue, as one engine.
 
     A measurement in which a replica has died is not that of its configuration, so the first death
@@ -192,9 +192,6 @@ class ReplicatedEngine(RoutedEngine):
             except BadInput:
                 self._forget(request_id)
                 raise
-
-    def note_images(self, request_id: str, names: Sequence[str]) -> None:
-        require_pictures(self.pictures).note(request_id, names)
 
     def _forget(self, request_id: str) -> None:
         self._open.discard(request_id)

@@ -193,10 +193,6 @@ class TransformersContinuousEngine(PretrainedEngine):
         while SENTINEL in self._unfinished:
             self.poll()
 
-    def steps(self) -> list[dict[str, Any]]:
-        """None: see NOTE."""
-        return []
-
     def liveness(self) -> dict[str, dict[str, float | str]]:
         settled = self._manager.continuous_batching_config
         return {

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineOutput
-from minivllm.engines.engine_pictures import require_pictures
+from minivllm.engines.engine_pictures import TakesImages
 from minivllm.engines.transformers.options import TransformersOptions
 from minivllm.engines.transformers.pretrained import PretrainedEngine
 from minivllm.models.vision.inputs import RequestInputs
@@ -134,7 +134,7 @@ class _Batch:
         self._turns += 1
 
 
-class TransformersEngine(PretrainedEngine):
+class TransformersEngine(TakesImages, PretrainedEngine):
     """Static batching, as transformers' users have it: the next batch starts when the last answer
     is done.
 
@@ -181,9 +181,6 @@ class TransformersEngine(PretrainedEngine):
         self._ids.add(request_id)
         images = None if self.pictures is None else self.pictures.take(request_id, prompt_token_ids)
         self.waiting.append(_Request(request_id, prompt_token_ids, max_tokens, params, images))
-
-    def note_images(self, request_id: str, names: Sequence[str]) -> None:
-        require_pictures(self.pictures).note(request_id, names)
 
     def poll(self, timeout_s: float | None = None) -> list[EngineOutput]:
         """Wait for the next tokens, with a batch started if there is none; see BenchEngine."""

@@ -3,7 +3,6 @@ engine."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from minivllm.config.groups import Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import EngineInfo
 from minivllm.engines.installed import require
+from minivllm.engines.peer_process import peer_environment
 from minivllm.engines.piped import PipedEngine
 from minivllm.engines.supported_knobs import degrees, is_default, require_supported
 from minivllm.engines.vllm.options import VllmOptions
@@ -163,14 +163,11 @@ def _arguments(config: Config, source: Source, kv_cache_gb: float | None) -> dic
 
 
 def vllm_environment(config: Config, further: Mapping[str, Any]) -> dict[str, str]:
-    """Variables of vLLM's process: without the way to our packages, with as many threads, and
-    pinned as little."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Variables of vLLM's process: with as many threads as ours, and pinned as little."""
     ours = {
         "OMP_NUM_THREADS": str(thread_count(config["runtime"])),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM's own choice leaves a core idle
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    ours |= visible_devices(config.runtime.device)
-    return {**kept, **ours, **{str(name): str(value) for name, value in further.items()}}
+    return peer_environment({**ours, **visible_devices(config.runtime.device), **further})
