@@ -24,7 +24,12 @@ THROUGHPUT = "output_tokens_per_s"
 PACED = (THROUGHPUT, "total_tokens_per_s", "requests_per_s", "duration_s")
 # End-to-end first: it holds the other two, so that no change passes it by.
 LATENCIES = ("e2e_ms.p50", "ttft_ms.p50", "itl_ms.p50")
-NAMES = {"e2e_ms.p50": "E2E p50", "ttft_ms.p50": "TTFT p50", "itl_ms.p50": "ITL p50"}
+NAMES = {
+    THROUGHPUT: "output tokens/s",
+    "e2e_ms.p50": "E2E p50",
+    "ttft_ms.p50": "TTFT p50",
+    "itl_ms.p50": "ITL p50",
+}
 KEPT_UP = 0.9  # of the rate of arrival, served while requests still came
 # share of the window that a request waits on average, beyond which a queue had grown
 WAITING = 0.05

@@ -330,11 +330,11 @@ def blocks_needed(tests: int, alpha: float = ALPHA) -> int:
     return 1 + math.ceil(math.log2(max(1, tests) / alpha))
 
 
-def repeats_needed(tests: int, alpha: float = ALPHA) -> int:
+def repeats_needed(tests: int) -> int:
     """Fewest repeats of each side with which the two-sample permutation test can give a verdict,
     after Holm."""
     n = 2
-    while 2 / math.comb(2 * n, n) > alpha / max(1, tests):
+    while 2 / math.comb(2 * n, n) > ALPHA / max(1, tests):
         n += 1
     return n
 

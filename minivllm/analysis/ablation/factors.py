@@ -145,7 +145,7 @@ def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> 
     }[lead.multiply]
     (first, second), (alone_a, alone_b) = lead.names, lead.alone
     text = (
-        f"{begin}: {first} with {second} gives {ratio(lead.joint)} the {_noun(metric)} of the "
+        f"{begin}: {first} with {second} gives {ratio(lead.joint)} the {NAMES[metric.name]} of the "
         f"first cell, and alone they give {ratio(alone_a)} and {ratio(alone_b)}, whose product "
         f"is {ratio(alone_a * alone_b)}: {lead.share} of it"
     )
@@ -164,7 +164,3 @@ def _sentence(pairs: list[Pair], titles: tuple[str, str], metric: MetricRef) -> 
 
 def _otherwise(pair: Pair) -> str:
     return " (multiply)" if pair.multiply else " (not told apart)"
-
-
-def _noun(metric: MetricRef) -> str:
-    return NAMES.get(metric.name, "output tokens/s")

@@ -59,11 +59,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-NAMES = {
-    "output_tokens_per_s": "output tokens/s",
-    **ranking.NAMES,
-    "energy.joules_per_output_token": "J/token",
-}
+NAMES = {**ranking.NAMES, "energy.joules_per_output_token": "J/token"}
 TONES = {
     "faster": "ok",
     "slower": "failed",

@@ -63,7 +63,7 @@ def by_level(found: Levels, costs: dict[str, str] | None = None) -> Chart | None
         words = (costs or {}).get(option, "")
         label = f"{option}: {words}" if words else option
         lines.append(LoadLine.numbered(index, label, points, wins=frozenset(wins)))
-    y_label = f"{_noun(found.metric)}, {options[0]} = 1"
+    y_label = f"{NAMES[found.metric.name]}, {options[0]} = 1"
     better = "higher" if found.metric.better > 0 else "lower"
     return over_loads(
         f"Which {found.option} at which {'load' if found.is_load else found.of}?",
@@ -110,16 +110,11 @@ def by_cell(done: Sequence[Cell], base: Cell) -> Chart | None:
         known = [*known[: MOST_ROWS - 1], first]
     scale, unit = (1.0, "") if metric.better > 0 else time_unit([known[0][1].mean])
     rest = f" Shown: {len(known)} of {len(done)} cells." if len(known) < len(done) else ""
-    rows = [
-        ForestRow(
-            cell.label,
-            stat.mean * scale,
-            *stat.ends(scale),
-            colour=GREY if cell is base else BLUE,
-        )
-        for cell, stat in known
-    ]
-    noun, better = _noun(metric), "right" if metric.better > 0 else "left"
+    rows = []
+    for cell, stat in known:
+        (low, high), colour = stat.ends(scale), GREY if cell is base else BLUE
+        rows.append(ForestRow(cell.label, stat.mean * scale, low, high, colour))
+    noun, better = NAMES[metric.name], "right" if metric.better > 0 else "left"
     return forest(
         "How do they compare?",
         rows,
@@ -127,7 +122,3 @@ def by_cell(done: Sequence[Cell], base: Cell) -> Chart | None:
         f"Further to the {better} is better; the first cell is grey.{rest}",
         span=BLOCKS,
     )
-
-
-def _noun(metric: MetricRef) -> str:
-    return NAMES.get(metric.name, "output tokens/s")

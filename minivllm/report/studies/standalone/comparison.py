@@ -23,7 +23,7 @@ from minivllm.analysis.format import (
     spanned,
 )
 from minivllm.analysis.moved import changed_weights
-from minivllm.analysis.ranking import NAMES, THROUGHPUT
+from minivllm.analysis.ranking import NAMES
 from minivllm.analysis.rows import Row, distinct
 from minivllm.report import verdict
 from minivllm.report.figures.chart import Chart, Series
@@ -203,7 +203,7 @@ def write(result: ComparedRuns, out_dir: Path) -> Path:
 
 def _metric_name(metric: str) -> str:
     """A metric as one says it."""
-    return NAMES.get(metric, "output tokens/s" if metric == THROUGHPUT else metric)
+    return NAMES.get(metric, metric)
 
 
 def _side(rows: list[Row]) -> str:
