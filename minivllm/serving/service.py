@@ -211,8 +211,7 @@ class Service:
         """
         for ids in prompts:
             self._check(ids, params)
-        self.admit(len(prompts) * params.n, sum(map(len, prompts)), len(prompts))
-        return self._start(prompts, params, inputs)
+        return self._submit(Submission(prompts, params, inputs=inputs))
 
     def go_on(
         self,
@@ -229,7 +228,8 @@ class Service:
         """
         self._check(prompt, params)
         stream.close()
-        (following,) = self._start([prompt], params, inputs, stream.arrived_s)
+        requests = Submission([prompt], params, inputs=inputs, is_admitted=True)
+        (following,) = self._submit(requests, stream.arrived_s)
         return following
 
     def _check(self, ids: list[int], params: SamplingParams) -> None:
@@ -241,22 +241,20 @@ class Service:
         if not 0 <= min(ids) <= max(ids) < self.info.vocab_size:
             raise ApiError(400, f"token ids must be in [0, {self.info.vocab_size})", param="prompt")
 
-    def _start(
-        self,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        inputs: RequestInputs | None,
-        first_s: float | None = None,
-    ) -> list[TokenStream]:
-        """Send requests; those in the place of another have the time since `first_s`."""
-        call = CALL.get()
-        if call is not None and call.has_left:
-            raise ApiError(CLIENT_LEFT, "the client has left")
-        session = None if call is None else call.session
-        requests = Submission(prompts, params, session, inputs, first_s is not None)
+    def _submit(self, requests: Submission, first_s: float | None = None) -> list[TokenStream]:
+        """Send requests of the running call, all or none, once they are admitted; their time is
+        counted from `first_s`."""
+        if not requests.is_admitted:
+            tokens, count = sum(map(len, requests.prompts)), len(requests.prompts)
+            self.admit(count * requests.params.n, tokens, count)
+        if (call := CALL.get()) is not None:
+            if call.has_left:
+                raise ApiError(CLIENT_LEFT, "the client has left")
+            requests = requests._replace(session=call.session)
         streams = self.client.submit_all(requests)
         for stream in streams:
-            self._attend(stream, params, stream.arrived_s if first_s is None else first_s)
+            since = stream.arrived_s if first_s is None else first_s
+            self._attend(stream, requests.params, since)
         return streams
 
     def _attend(self, stream: TokenStream, params: SamplingParams, first_s: float) -> None:
@@ -312,17 +310,9 @@ class EngineService(Service):
         Raises:
             ApiError: too much waits, or the engine has stopped.
         """
-        if not is_admitted:
-            num_tokens = sum(map(len, prompts.values()))
-            self.admit(len(prompts) * params.n, num_tokens, len(prompts))
-        call = CALL.get()
-        session = None if call is None else call.session
         origins = [RequestOrigin(name, arrived_s) for name in prompts]
-        requests = [*prompts.values()], params, session, inputs, is_admitted, origins
-        streams = self.client.submit_all(Submission(*requests))
-        for stream in streams:
-            self._attend(stream, params, arrived_s)
-        return streams
+        requests = Submission([*prompts.values()], params, None, inputs, is_admitted, origins)
+        return self._submit(requests, arrived_s)
 
 
 async def merged(

@@ -80,7 +80,7 @@ def test_each_prompt_waits_once_a_completion(
 ) -> None:
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(service, "_check", lambda ids, params: None)
-    monkeypatch.setattr(service, "_start", lambda ids, params, inputs: ids)
+    monkeypatch.setattr(service.client, "submit_all", lambda requests: [], raising=False)
     monkeypatch.setattr(service, "admit", lambda *numbers: asked.append(numbers))
     service.start([[1, 2], [3]], cast(Any, SimpleNamespace(n=4)))
     assert asked == [(8, 3, 2)]
