@@ -1,5 +1,5 @@
 """Goodput capacity: the highest rate at which enough requests meet their objectives, searched for
-and told.
+and described.
 
 The search is a function of what was measured so far, so that it resumes from records; a report that
 has them can say what came of it without having been there.

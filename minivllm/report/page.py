@@ -182,7 +182,7 @@ def _results(inputs: ReportInputs, out_dir: Path) -> list[Section]:
     facts = {"facts": words.requested(rows, cells), "commands": words.commands(rows)}
     title = f"Results: how fast is {'each' if len(cells) > 1 else 'it'}?"
     return [
-        Section("asked", "What was measured?", facts),
+        Section("subject", "What was measured?", facts),
         Section("results", title, results.section(cells, out_dir, inputs.columns)),
     ]
 

@@ -337,7 +337,7 @@ def liveness(cells: list[Cell], knobs: list[Liveness]) -> dict[str, Any] | None:
     return {
         "knobs": ordered[: min(shown, MAX_ROWS)],
         "folded": ordered[shown:MAX_ROWS],
-        "alike": groups if len(groups) > MOST_GROUPS else [],
+        "indistinct": groups if len(groups) > MOST_GROUPS else [],
         "baseline": cells[0].label,
         "unshown": unshown(ordered, "the records"),
     }

@@ -132,7 +132,7 @@ def _up_to(text: str, messages: Sequence[dict[str, Any]]) -> str:
 
 
 def variables_question(template: str) -> bytes:
-    """What a child is asked for the variables of a template."""
+    """The message to a child that finds the variables of a template."""
     return packed(json.dumps([template, None]))
 
 

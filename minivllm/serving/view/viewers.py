@@ -33,14 +33,14 @@ class Viewer:
     A client that does not read loses them, and then gets the whole state again.
 
     Args:
-        ask: has the engine send its whole state.
+        request_state: has the engine send its whole state.
         on_loss: called when frames are lost.
     """
 
-    def __init__(self, ask: Callable[[], None], on_loss: Callable[[], None]) -> None:
+    def __init__(self, request_state: Callable[[], None], on_loss: Callable[[], None]) -> None:
         self.num_frames = self.num_losses = 0
         self.is_current = False  # has the whole state, and every change since then
-        self._ask, self._on_loss = ask, on_loss
+        self._request_state, self._on_loss = request_state, on_loss
         self._frames: deque[str] = deque()
         self._num_characters = 0
         self._changed = asyncio.Event()
@@ -76,7 +76,7 @@ class Viewer:
         """All that waits, as one list in JSON; what was lost is made good by the whole state."""
         while not self._frames:
             if not self.is_current:
-                self._ask()
+                self._request_state()
             self._changed.clear()
             await self._changed.wait()
         texts = list(self._frames)
@@ -96,8 +96,8 @@ class Viewers:
     def __init__(self, service: EngineService, gauges: Gauges) -> None:
         self._service, self._gauges = service, gauges
         self._viewers: set[Viewer] = set()
-        self._asking: asyncio.TimerHandle | None = None
-        self._asked_s = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._requested_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self.on_empty: list[Callable[[], None]] = []  # called when the last viewer has left
         service.client.viewers.append(self._take)
@@ -110,7 +110,7 @@ class Viewers:
         if len(self._viewers) >= MOST_VIEWERS:
             self._service.count("viewers_refused")
             raise unavailable(f"{MOST_VIEWERS} viewers watch already")
-        viewer = Viewer(self._ask, lambda: self._service.count("viewers_behind"))
+        viewer = Viewer(self._need_state, lambda: self._service.count("viewers_behind"))
         if not self._viewers:
             self._service.client.submitted.append(self._note_request)
         self._viewers.add(viewer)
@@ -126,9 +126,9 @@ class Viewers:
         if self._viewers:
             return
         self._service.client.submitted.remove(self._note_request)
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
@@ -140,14 +140,16 @@ class Viewers:
         """Let all viewers watch another replica."""
         self._service.client.replicas.watch(True, number)
 
-    def _ask(self) -> None:
+    def _need_state(self) -> None:
         """Have the engine send its whole state soon, at most every `STATE_S` seconds."""
-        if self._asking is None:
-            delay = self._asked_s + STATE_S - time.monotonic()
-            self._asking = asyncio.get_running_loop().call_later(max(0.0, delay), self._asked)
+        if self._timer is None:
+            delay = self._requested_s + STATE_S - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(
+                max(0.0, delay), self._request_state
+            )
 
-    def _asked(self) -> None:
-        self._asking, self._asked_s = None, time.monotonic()
+    def _request_state(self) -> None:
+        self._timer, self._requested_s = None, time.monotonic()
         self._service.client.replicas.watch(True)
 
     def _take(self, frame: ViewFrame) -> None:

@@ -55,7 +55,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class StoredArray:
-    """The place of an array of metadata, which is read when it is asked for."""
+    """The place of an array of metadata, which is read when it is needed."""
 
     kind: int
     count: int

@@ -64,7 +64,7 @@ def write_alone(
             study.section(result, inputs, own, out_dir),
             study.template,
         ),
-        Section("asked", title, {"facts": facts, "commands": commands(inputs.rows)}),
+        Section("subject", title, {"facts": facts, "commands": commands(inputs.rows)}),
     ]
     front = Front(
         study.question(result, inputs),

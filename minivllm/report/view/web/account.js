@@ -45,9 +45,9 @@ class TokenCost {
 }
 
 class Life {
-  constructor(told) {
+  constructor(row) {
     [this.number, this.id, this.numPrompt, this.most, this.priority, this.arrival, this.parent] =
-      told;
+      row;
     this.part = "queued";
     this.reason = "";
     this.since = this.begin = this.arrival;
@@ -185,9 +185,9 @@ class Account {
   }
 
   take(bundle) {
-    const told = bundle.new ?? [];
-    if (bundle.engine) this.begin(bundle.engine, told);
-    const born = told.filter((one) => !this.unfinished.has(one[0])).map((one) => this.meet(one));
+    const rows = bundle.new ?? [];
+    if (bundle.engine) this.begin(bundle.engine, rows);
+    const born = rows.filter((one) => !this.unfinished.has(one[0])).map((one) => this.meet(one));
     for (const [time, number, state, reason] of bundle.states ?? []) {
       this.unfinished.get(number)?.enter(time, state, reason);
     }
@@ -217,9 +217,9 @@ class Account {
   }
 
   // The whole state follows: unfinished requests that it does not name are forgotten.
-  begin(engine, told) {
+  begin(engine, rows) {
     this.engine = engine;
-    const named = new Map(told.map(([number, id]) => [number, id]));
+    const named = new Map(rows.map(([number, id]) => [number, id]));
     const isForgotten = (life) => named.get(life.number) !== life.id;
     const forgotten = [...this.unfinished.values()].filter(isForgotten);
     for (const { number } of forgotten) {
@@ -266,8 +266,8 @@ class Account {
     }
   }
 
-  meet(told) {
-    const life = new Life(told);
+  meet(row) {
+    const life = new Life(row);
     const served = this.known(servedBy(life));
     if (served) {
       served.lives.push(life);
@@ -359,14 +359,14 @@ function sentence(life, spent, engine) {
   const alone = ranked.reduce((left, one) => left - (isCause(one) ? one[1] : 0), total);
   const kind = (spent.isDone ? "done" : "unfinished") + (first && isCause(first) ? "_beside" : "");
   const values = { number: life.number, id: life.id, total: duration(total), alone: duration(alone) };
-  const said = [fill(texts[kind], values)];
-  if (!first) return said[0];
+  const lines = [fill(texts[kind], values)];
+  if (!first) return lines[0];
   const [most, ms] = first;
   const reason = because(most, life, spent, engine);
-  said.push(fill(texts.most, { share: share(ms), time: duration(ms), because: reason }));
+  lines.push(fill(texts.most, { share: share(ms), time: duration(ms), because: reason }));
   const rest = others.map(([part, each]) => fill(texts.one, { part: WORDS.parts[part], share: share(each) }));
-  if (rest.length) said.push(fill(texts.rest, { list: rest.join(", ") }));
-  return said.join(" ");
+  if (rest.length) lines.push(fill(texts.rest, { list: rest.join(", ") }));
+  return lines.join(" ");
 }
 
 function because(part, life, spent, engine) {

@@ -80,7 +80,7 @@ function ticks(from, to, count) {
   return [times, Math.max(0, -Math.floor(Math.log10(step) + 1e-9))];
 }
 
-// What paints itself anew with every frame in which something has changed.
+// What paints itself again with every frame in which something has changed.
 const painters = new Set();
 let isDirty = true;
 const repaint = () => (isDirty = true);

@@ -100,24 +100,24 @@ function Chat() {
   useEffect(() => end.current.scrollTo(0, 1e9), [turns]);
   const send = async () => {
     if (!text.trim() || stop) return;
-    const asked = [...turns, { role: "user", content: text }];
+    const messages = [...turns, { role: "user", content: text }];
     const control = new AbortController();
-    let said = "";
-    const told = () => setTurns([...asked, { role: "assistant", content: said }]);
+    let written = "";
+    const show = () => setTurns([...messages, { role: "assistant", content: written }]);
     setText("");
     setProblem("");
     setStop(control);
-    told();
+    show();
     try {
       const { model, chat } = view.info ?? {};
       const body = { model, stream: true, max_tokens: most };
       const answer = chat
-        ? await post("v1/chat/completions", { ...body, messages: asked }, control.signal)
-        : await post("v1/completions", { ...body, prompt: asked.map((one) => one.content).join("") }, control.signal);
+        ? await post("v1/chat/completions", { ...body, messages }, control.signal)
+        : await post("v1/completions", { ...body, prompt: messages.map((one) => one.content).join("") }, control.signal);
       view.awaited = answer.headers.get("x-engine-request-id");
       for await (const piece of pieces(answer)) {
-        said += piece;
-        told();
+        written += piece;
+        show();
       }
     } catch (error) {
       if (error.name !== "AbortError") setProblem(error.message);

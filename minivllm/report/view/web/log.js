@@ -10,8 +10,8 @@ const MOST_DECISIONS = 6;
 function Decisions() {
   const { timeline, index } = view;
   const item = timeline.item(index);
-  const said = item ? sentences(item, timeline.engine) : [];
-  const [head, rest] = said[0]?.[0] === "step" ? [said[0][2], said.slice(1)] : ["Between steps.", said];
+  const found = item ? sentences(item, timeline.engine) : [];
+  const [head, rest] = found[0]?.[0] === "step" ? [found[0][2], found.slice(1)] : ["Between steps.", found];
   const shown = rest.slice(0, MOST_DECISIONS);
   return html`<section class="panel decisions">
     <h2>${item ? head : "Nothing has happened yet."}</h2>
@@ -43,9 +43,9 @@ function Log() {
   const { log } = timeline;
   let at = firstAt(log, (one) => one[0] > index) - 1;
   for (; at >= 0 && rows.length < MOST_ROWS; at -= 1) {
-    const [, kind, number, said] = log[at];
+    const [, kind, number, sentence] = log[at];
     if (hidden.has(kind) || (isOwn && selected !== null && number !== selected)) continue;
-    if (!wanted || said.toLowerCase().includes(wanted)) rows.push(log[at]);
+    if (!wanted || sentence.toLowerCase().includes(wanted)) rows.push(log[at]);
   }
   rows.sort((a, b) => b[4] - a[4]); // a request may arrive while a step is computed
   return html`<section class="panel log">
@@ -64,10 +64,10 @@ function Log() {
   </section>`;
 }
 
-function Row({ row: [index, kind, number, said, time] }) {
+function Row({ row: [index, kind, number, text, time] }) {
   return html`<li class=${kind}>
     <button class="time" onClick=${() => seek(index)} title="Show this moment">
       ${(time - view.timeline.zero).toFixed(3)}</button>
-    <${Chip} number=${number} /><span class="kind">${kind}</span><span>${said}</span>
+    <${Chip} number=${number} /><span class="kind">${kind}</span><span>${text}</span>
   </li>`;
 }

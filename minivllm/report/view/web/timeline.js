@@ -95,16 +95,16 @@ class Timeline {
     }
     for (const [number, numTokens] of sizes) {
       const known = this.tip.requests.get(number);
-      const told = prompts.get(number);
-      const numPrompt = told ? told[2] : known.numPrompt;
-      const grown = numTokens - Math.max(numPrompt, known && !told ? known.numTokens : 0);
+      const prompt = prompts.get(number);
+      const numPrompt = prompt ? prompt[2] : known.numPrompt;
+      const grown = numTokens - Math.max(numPrompt, known && !prompt ? known.numTokens : 0);
       if (grown <= 0 || numTokens <= numPrompt) continue;
       const last = this.outputs.get(number);
       this.outputs.set(number, item.end_s);
       if (item.engine) continue;
       sum += grown;
       if (last === undefined) {
-        this.ttft.push([index, 1e3 * (item.end_s - (told ? told[5] : known.arrival))]);
+        this.ttft.push([index, 1e3 * (item.end_s - (prompt ? prompt[5] : known.arrival))]);
         continue; // the first tokens, however many, end no gap
       }
       const ms = (1e3 * (item.end_s - last)) / grown;

@@ -10,9 +10,9 @@ function counted(pair, count) {
 
 // A list of [kind, number of the request or null, text, when], the most important first.
 function sentences(bundle, engine) {
-  const said = [];
+  const found = [];
   const say = (kind, number, name, values = {}, time = bundle.time_s, group = "decisions") =>
-    said.push([kind, number, fill(WORDS[group][name], { request: number, ...values }), time]);
+    found.push([kind, number, fill(WORDS[group][name], { request: number, ...values }), time]);
   const entered = new Map();
   for (const [time, number, state] of bundle.states ?? []) entered.set(`${number} ${state}`, time);
   const count = (what, number) => counted(WORDS.counts[what], number);
@@ -53,7 +53,7 @@ function sentences(bundle, engine) {
   for (const [time, number, state, reason] of bundle.states ?? []) {
     if (state === "done") say("done", number, "done", { reason: WORDS.reasons[reason] ?? reason }, time);
   }
-  return said;
+  return found;
 }
 
 function sayComputed(bundle, numDecoded, say, count) {
