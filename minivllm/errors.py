@@ -11,6 +11,13 @@ from minivllm.redaction import hide
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 4000  # characters of an error's line
+OOM_PHRASES = (
+    "alloc_failed",  # cuBLAS and cuDNN
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+)
 
 
 class BadInput(ValueError):
@@ -55,6 +62,26 @@ def last_frame(error: BaseException) -> str:
 
 class Crashed(RuntimeError):
     """A process that computes has died; the message says which, and how."""
+
+
+def classify(error: BaseException) -> str:
+    """The record's status for an exception: invalid (the user's mistake), oom, crashed (a process
+    that the worker has started), or error."""
+    if isinstance(error, BadInput):
+        return "invalid"
+    if isinstance(error, Crashed):
+        return "crashed"
+    cause: BaseException | None = error
+    while cause is not None:
+        # By name, since torch may not be there to compare its class with.
+        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
+            return "oom"
+        if isinstance(cause, RuntimeError) and any(
+            words in str(cause).lower() for words in OOM_PHRASES
+        ):
+            return "oom"
+        cause = cause.__cause__
+    return "error"
 
 
 class NonFiniteLogits(BadInput):

@@ -15,7 +15,6 @@ from minivllm.bench.records.provenance import provenance
 from minivllm.bench.records.record import SERVERS_MEMORY, Failure, Validity
 from minivllm.bench.records.schema import impossible
 from minivllm.config.support import is_elsewhere
-from minivllm.errors import BadInput, Crashed
 from minivllm.platform import files
 
 NO_TRACE = "runtime.profile: there is no trace: {}"  # a note
@@ -139,32 +138,3 @@ def _add_seen(memory: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         seen = peak(rows, "rss_peak") or peak(rows, "rss")
         memory["host_rss_peak"] = memory["host_rss_peak"] or seen
         memory["device_process"] = memory["device_process"] or peak(rows, "gpu_process_memory")
-
-
-OOM_PHRASES = (
-    "alloc_failed",  # cuBLAS and cuDNN
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-)
-
-
-def classify(error: BaseException) -> str:
-    """The record's status for an exception: invalid (the user's mistake), oom, crashed (a process
-    that the worker has started), or error."""
-    if isinstance(error, BadInput):
-        return "invalid"
-    if isinstance(error, Crashed):
-        return "crashed"
-    cause: BaseException | None = error
-    while cause is not None:
-        # By name, since torch may not be there to compare its class with.
-        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
-            return "oom"
-        if isinstance(cause, RuntimeError) and any(
-            words in str(cause).lower() for words in OOM_PHRASES
-        ):
-            return "oom"
-        cause = cause.__cause__
-    return "error"

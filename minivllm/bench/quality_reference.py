@@ -41,7 +41,7 @@ from minivllm.bench.records.schema import checker
 from minivllm.config.compose import OPTIONS, compose
 from minivllm.config.groups import Config
 from minivllm.engines.base import LogitsEngine
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, classify
 from minivllm.models.load.source import EMBEDDED, resolve
 from minivllm.platform import files, untrusted
 from minivllm.platform.folders import TemporaryFolder
@@ -325,7 +325,6 @@ def _header(file: IO[bytes], rows: int, columns: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Entry point; see the module's docstring. Failures are left beside JOB.json, for the parent to
     raise."""
-    from minivllm.bench.completion import classify
     from minivllm.platform.processes.children import die_with
 
     job = Path(arguments[0])

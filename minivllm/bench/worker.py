@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from minivllm import redaction
-from minivllm.bench.completion import NO_TRACE, classify
+from minivllm.bench.completion import NO_TRACE
 from minivllm.bench.records import storage
 from minivllm.bench.records.events import write_events
 from minivllm.bench.records.identity import profile_wanted
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Record
 from minivllm.bench.session import Session
-from minivllm.errors import first_line, last_frame
+from minivllm.errors import classify, first_line, last_frame
 from minivllm.platform import files
 from minivllm.platform.processes.children import die_with
 

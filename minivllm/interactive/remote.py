@@ -15,7 +15,6 @@ from minivllm.engines.openai.stream_event import (
     ServerError,
     StreamEvent,
     read_event,
-    served_models,
 )
 from minivllm.engines.supported_knobs import HARNESS, defaults
 from minivllm.errors import BadInput, NotInstalled
@@ -75,7 +74,7 @@ class RemoteModel:
 
     def _served_name(self, chosen: str | None) -> str:
         try:
-            served = served_models(self._client.wait(self._client.models()), "task.url")
+            served = self._client.served("task.url")
         except (OSError, ServerError) as error:
             raise BadInput(
                 f"task.url={self._client.address('')}: no server answers there as it should "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minivllm.engine.options import SamplingParams
-from minivllm.errors import BadInput, first_line
+from minivllm.errors import BadInput, classify, first_line
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import Content, Handover
 
@@ -42,7 +42,7 @@ class Prefix(NamedTuple):
 class Failed(NamedTuple):
     """Building, a step or a call has failed; after any but bad input the process ends.
 
-    `status` is the one that a record has for such an error: invalid, oom or error.
+    `status` is the one that a record has for such an error, see `classify`.
     """
 
     message: str
@@ -51,10 +51,8 @@ class Failed(NamedTuple):
 
 def failed(error: Exception) -> Failed:
     """The message of an error."""
-    if isinstance(error, BadInput):
-        return Failed(str(error), "invalid")
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return Failed(first_line(error), "oom" if out_of_memory else "error")
+    line = str(error) if isinstance(error, BadInput) else first_line(error)
+    return Failed(line, classify(error))
 
 
 # ---- to an engine behind a server

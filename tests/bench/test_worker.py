@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from minivllm.bench import completion, worker
+from minivllm.bench import worker
 from minivllm.bench.metrics.rows import breakdown, kv_waste
-from minivllm.errors import BadInput
+from minivllm.errors import BadInput, classify
 
 
 class OutOfMemoryError(RuntimeError):
@@ -45,7 +45,7 @@ def chained() -> Exception:
     ],
 )
 def test_classify(error: Exception, status: str) -> None:
-    assert completion.classify(error) == status
+    assert classify(error) == status
 
 
 def test_the_pipe_speaks_json_lines() -> None:

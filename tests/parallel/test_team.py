@@ -22,8 +22,7 @@ import pytest
 
 from minivllm import LLM, SamplingParams
 from minivllm.assembly import build_engine
-from minivllm.bench.completion import classify
-from minivllm.errors import BadInput, Crashed
+from minivllm.errors import BadInput, Crashed, classify
 from minivllm.parallel.team import Team
 from tests.forked import ForkedPopen, fork_known, popen, template
 

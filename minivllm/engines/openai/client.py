@@ -22,6 +22,7 @@ from minivllm.engines.openai.stream import MOST_EVENT
 from minivllm.engines.openai.stream_event import (
     MOST_ERROR,
     ServerError,
+    served_models,
     server_json,
     server_words,
 )
@@ -115,6 +116,10 @@ class Client:
     def beside(self, path: str) -> str:
         """Where a path is that lies beside the API's /v1; free of secrets."""
         return f"{self._root}{self._path.removesuffix('/v1')}/{path.lstrip('/')}"
+
+    def served(self, knob: str = "engine.url") -> dict[str, int | None]:
+        """The models of the server, see `served_models`. Raises ServerError besides as `models`."""
+        return served_models(self.wait(self.models()), knob)
 
     async def models(self) -> Any:
         """The JSON value of the server's list of models.

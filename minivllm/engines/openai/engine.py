@@ -27,7 +27,6 @@ from minivllm.engines.openai.stream_event import (
     ServerError,
     read_event,
     read_response_event,
-    served_models,
     server_words,
 )
 from minivllm.engines.peer_process import Child, StartedProcess, peer_environment
@@ -186,7 +185,7 @@ class OpenAIEngine(TakesImages, Adapter):
         """A line that a started server has printed."""
 
     def _models(self) -> dict[str, int | None]:
-        return served_models(self._client.wait(self._client.models()))
+        return self._client.served()
 
     def _probe(self, prompt: str) -> None:
         """Find out with short requests whether prompts go as ids or text, and how tokens can be

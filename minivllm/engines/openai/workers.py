@@ -11,7 +11,7 @@ from minivllm.bench.metrics.request_trace import COMPLETED
 from minivllm.engines.base import EngineOutput
 from minivllm.engines.openai.client import Client
 from minivllm.engines.openai.stream import Tokens
-from minivllm.engines.openai.stream_event import ServerError, served_models
+from minivllm.engines.openai.stream_event import ServerError
 from minivllm.engines.peer_process import listeners
 from minivllm.errors import BadInput
 from minivllm.parallel.options import ParallelOptions, Routers
@@ -123,7 +123,7 @@ class Workers:
             BadInput: one of the others does not serve it.
         """
         contexts = [served[model]]
-        for models, client in zip(self.each_other(_models), self.clients[1:], strict=True):
+        for models, client in zip(self.each_other(Client.served), self.clients[1:], strict=True):
             contexts.append(models[chosen(client, models, model)])
         return min((size for size in contexts if size is not None), default=None)
 
@@ -179,10 +179,6 @@ def chosen(client: Client, served: Mapping[str, int | None], model: str | None) 
             f"it serves {', '.join(served)[:300] or 'none'}"
         )
     return model
-
-
-def _models(client: Client) -> dict[str, int | None]:
-    return served_models(client.wait(client.models()))
 
 
 def _listed(values: Iterable[object]) -> str:

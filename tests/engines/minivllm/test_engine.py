@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 from minivllm import assembly, fit
-from minivllm.bench.completion import classify
 from minivllm.bench.driver import drive
 from minivllm.bench.hardware.clock import Clock
 from minivllm.bench.metrics.latency import ITL
@@ -19,6 +18,7 @@ from minivllm.config.compose import compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.base import SpeculatingEngine
 from minivllm.engines.minivllm.engine import MinivllmEngine
+from minivllm.errors import classify
 
 
 def test_weights_that_a_host_cannot_hold_are_a_failure_for_want_of_memory(
