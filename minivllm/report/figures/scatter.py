@@ -78,31 +78,22 @@ def trade_off(cells: list[Cell], styles: CellStyles) -> Chart | None:
         known = [cell for cell in drawn if cell.mean(key)]
         if not known:
             continue
-        latencies = [cell.mean(key) or 0.0 for cell in known]
         scale, unit = latency_unit(cells, key.removesuffix(".p50"))
-        points = [
-            (cell.mean(THROUGHPUT) or 0.0, ms * scale)
-            for cell, ms in zip(known, latencies, strict=True)
-        ]
-        edge = frontier(points)
+        points = [((cell.mean(key) or 0.0) * scale, cell.mean(THROUGHPUT) or 0.0) for cell in known]
+        edge = frontier([(speed, latency) for latency, speed in points])
         edge = edge[:: -(-len(edge) // MAX_POINTS)]
         best.update(dict.fromkeys(known[i].label for i in edge))
-        line = Series("", LIGHT, [points[i][1] for i in edge], [points[i][0] for i in edge], "line")
-
-        def place(cell: Cell, key: str = key, scale: float = scale) -> tuple[float, float] | None:
-            latency = cell.mean(key)
-            return (latency * scale, cell.mean(THROUGHPUT) or 0.0) if latency else None
-
-        drawn_points = point_series(known, styles, place, _words, chosen(known, edge))
+        series = frontier_series(known, points, edge, styles, _words)
+        latencies = [latency for latency, _ in points]
         logarithmic = max(latencies) > WIDE * min(latencies)
         panels.append(
             Panel(
                 f"{title}: up and to the left is better",
                 f"{title}, {unit}" + (" (log scale)" if logarithmic else ""),
                 "output tokens/s",
-                [line, *drawn_points],
+                series,
                 log_x=logarithmic,
-                named=not any(series.label for series in drawn_points),
+                named=not any(one.label for one in series),
             )
         )
     alt = (
@@ -118,10 +109,21 @@ def trade_off(cells: list[Cell], styles: CellStyles) -> Chart | None:
     return Chart("latency_throughput", title, alt, caption, [("", panels)])
 
 
-def chosen(cells: Sequence[Cell], indices: Sequence[int]) -> Callable[[Cell], bool]:
-    """Whether a cell is among those of the indices."""
-    kept = {id(cells[i]) for i in indices}
-    return lambda cell: id(cell) in kept
+def frontier_series(
+    cells: Sequence[Cell],
+    points: Sequence[tuple[float, float]],
+    edge: Sequence[int],
+    styles: CellStyles,
+    name: Callable[[Cell], str],
+) -> list[Series]:
+    """The line through those of the cells' points that are on the edge, and all points, which are
+    full there; see `point_series`."""
+    line = Series("", LIGHT, [points[i][0] for i in edge], [points[i][1] for i in edge], "line")
+    places, kept = dict(zip(map(id, cells), points, strict=True)), {id(cells[i]) for i in edge}
+    drawn = point_series(
+        cells, styles, lambda cell: places[id(cell)], name, lambda cell: id(cell) in kept
+    )
+    return [line, *drawn]
 
 
 def _words(cell: Cell) -> str:

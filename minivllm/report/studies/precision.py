@@ -12,11 +12,10 @@ from minivllm.analysis.format import count, listing, show, sig
 from minivllm.analysis.rows import distinct
 from minivllm.bench.records.identity import quality_wanted
 from minivllm.report.figures.cell_styles import CellStyles
-from minivllm.report.figures.chart import Chart, Panel, Series
-from minivllm.report.figures.palette import LIGHT
+from minivllm.report.figures.chart import Chart, Panel
 from minivllm.report.figures.plots import THROUGHPUT
 from minivllm.report.figures.render import Described, Plot
-from minivllm.report.figures.scatter import chosen, frontier, point_series, thinning
+from minivllm.report.figures.scatter import frontier, frontier_series, thinning
 from minivllm.report.figures.style import short
 from minivllm.report.inputs import ReportInputs
 from minivllm.report.sections import MAX_ROWS, anchors, unshown
@@ -182,21 +181,13 @@ def pareto(cells: list[Cell], styles: CellStyles, gain: _Gain = SPEED) -> Chart 
         losses = [_loss(cell, key, logarithmic) for cell in drawn]
         points = list(zip(gains, losses, strict=True))
         edge = frontier([(gain.sign * x, y) for x, y in points])
-        place = dict(zip(map(id, drawn), points, strict=True))
-        series = point_series(
-            drawn,
-            styles,
-            lambda cell, at=place: at[id(cell)],  # type: ignore[misc]
-            _words,
-            chosen(drawn, edge),
-        )
-        line = Series("", LIGHT, [points[i][0] for i in edge], [points[i][1] for i in edge], "line")
+        series = frontier_series(drawn, points, edge, styles, _words)
         panels.append(
             Panel(
                 f"{title}: down and to the {gain.better} is better",
                 gain.label,
                 title + (" (log scale)" if logarithmic else ""),
-                [line, *series],
+                series,
                 log_y=logarithmic,
                 y_from_zero=False,
                 named=not any(one.label for one in series),

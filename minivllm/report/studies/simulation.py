@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minivllm.analysis.cell import Cell
-from minivllm.analysis.cells import CHOICE_ORDER
+from minivllm.analysis.cells import CHOICE_ORDER, spoken
 from minivllm.analysis.format import MISSING, count, listing, show, sig
 from minivllm.analysis.rows import tells
 from minivllm.bench.records.identity import NEUTRAL_RUNTIME
@@ -134,7 +134,7 @@ def _knobs(cell: Cell, apart: str) -> dict[str, str]:
 
 def _label(cell: Cell) -> str:
     parts = [
-        f"{title.rsplit('.', 1)[-1]}={value}" if "." in title else value
+        spoken(title, value)
         for title, value in cell.varying.items()
         if title.split(".")[0] not in ("engine", "run", "attention kernel", "code")
     ]
