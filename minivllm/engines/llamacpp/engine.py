@@ -10,7 +10,8 @@ from typing import Any
 
 from minivllm.engines.llamacpp.options import LlamaOptions
 from minivllm.engines.openai.stream_event import ServerError
-from minivllm.engines.servers.server import HOST, MetricsPage, StartedServer, merged, words
+from minivllm.engines.peer_process import merged, words
+from minivllm.engines.servers.server import HOST, MetricsPage, StartedServer
 from minivllm.errors import BadInput
 from minivllm.models.config import ModelConfig
 from minivllm.models.load.source import Source

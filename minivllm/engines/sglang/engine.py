@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from minivllm.bench.hardware.gpu import visible_devices
+from minivllm.engines.peer_process import merged, words
 from minivllm.engines.servers.server import (
     HOST,
     MetricsPage,
     StartedServer,
     interpreter,
-    merged,
-    words,
 )
 from minivllm.engines.sglang.options import SglangOptions
 from minivllm.engines.supported_knobs import degrees, is_default

@@ -9,13 +9,12 @@ from typing import Any
 from minivllm.bench.hardware.gpu import open_gpu
 from minivllm.bench.records.provenance import peer_packages
 from minivllm.engines.openai.engine import TOKEN_IDS
+from minivllm.engines.peer_process import merged, words
 from minivllm.engines.servers.server import (
     HOST,
     MetricsPage,
     StartedServer,
     interpreter,
-    merged,
-    words,
 )
 from minivllm.engines.supported_knobs import degrees, is_default
 from minivllm.engines.vllm.engine import CPU_KV_CACHE_GB, vllm_environment

@@ -20,7 +20,8 @@ from minivllm.config.compose import build, compose
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.openai import engine as openai
 from minivllm.engines.openai.stream_event import ServerError
-from minivllm.engines.servers.server import MetricsPage, merged, words
+from minivllm.engines.peer_process import merged, words
+from minivllm.engines.servers.server import MetricsPage
 from minivllm.engines.supported_knobs import require_supported
 from tests.engines.conftest import Make, ThreadedChild
 from tests.engines.driving import requests, run
