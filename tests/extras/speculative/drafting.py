@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from minivllm import LLM
 from minivllm.engine.engine import Engine
@@ -111,10 +112,24 @@ def leaves_nothing(engine: Engine) -> None:
         assert not any(isinstance(one, Request) for one in held), f"{name} keeps a request"
 
 
+_expected: WeakKeyDictionary[Engine, list[tuple[list[Asked], Served]]] = WeakKeyDictionary()
+
+
+def plainly(engine: Engine, asked: list[Asked]) -> Served:
+    """What an engine without drafts serves. What it was asked before is not computed again, but
+    where its cache then has prefixes, which may have been rounded."""
+    known = _expected.setdefault(engine, [])
+    for before, served in known:
+        if before == asked and not engine.cache.layout.prefix_caching:
+            return served
+    known.append(([*asked], serve(engine, asked)))
+    return known[-1][1]
+
+
 def same(engine: Engine, plain: Engine, asked: list[Asked]) -> Served:
     """Assert that an engine serves as one without drafts does; what it serves. Of an aborted
     request, whose end may come a step earlier or later, the common tokens are compared."""
-    expected, found = serve(plain, asked), serve(engine, asked)
+    expected, found = plainly(plain, asked), serve(engine, asked)
     for one, theirs, ours in zip(asked, expected, found, strict=True):
         if one.aborted is None:
             assert ours == theirs, one
