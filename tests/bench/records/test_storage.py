@@ -10,11 +10,13 @@ from typing import Any
 
 import pandas
 import pytest
+import yaml
 
 from minivllm.bench.completion import complete
 from minivllm.bench.records import storage
 from minivllm.bench.records.measurement import Measurement
 from minivllm.bench.records.record import Record
+from minivllm.config.compose import compose
 from minivllm.platform import files
 
 
@@ -46,8 +48,6 @@ def make_record(**fields: Any) -> Record:
 def test_no_record_says_where_on_a_machine_a_model_lies(
     tmp_path: Path, place: str, kept: str
 ) -> None:
-    import yaml
-
     config = {
         "model": {"path": place, "weights": place, "max_model_len": None},
         "quant": {"dtype": "bfloat16"},
@@ -160,6 +160,28 @@ def test_prepare_empties_a_directory(tmp_path: Path) -> None:
     storage.prepare(directory, {"x": [1, "ü"]})
     assert [path.name for path in directory.iterdir()] == [storage.CONFIG]
     assert (directory / storage.CONFIG).read_text() == "x:\n- 1\n- ü\n"
+
+
+ODD = {
+    **{"long": "word " * 60, "lines": "one\ntwo \n", "blank": " x ", "mark": "- a: b # c", "e": ""},
+    **{"quotes": "'a' \"b\"", "control": "\x07\t\x85\u2028", "wide": "é" * 90, "null": "null"},
+    **{"date": "2026-01-01", "number": "1_000", "small": 1e-7, "none": None, "yes": [True, "yes"]},
+    "deep": [{"a": [1, [2, {"b": []}]]}, {}],
+}
+
+
+def test_a_configuration_is_the_same_with_and_without_libyaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in (ODD, compose(), compose(["preset=serve", "quant=nf4"])):
+        files.write_yaml(tmp_path / "with", value)
+        with monkeypatch.context() as patch:
+            patch.delattr(yaml, "CSafeDumper", raising=False)
+            files.write_yaml(tmp_path / "without", value)
+        assert (tmp_path / "with").read_text() == (tmp_path / "without").read_text()
+        assert yaml.safe_load((tmp_path / "with").read_text()) == value
+    files.write_yaml(tmp_path / "with", ["😀"])  # which libyaml writes as a number
+    assert yaml.safe_load((tmp_path / "with").read_text()) == ["😀"]
 
 
 def test_log_tail(tmp_path: Path) -> None:
