@@ -1,7 +1,7 @@
 # make run     the main job on the embedded model (the environment is made on first use, of what running needs)
 # make smollm2 SmolLM2-135M-Instruct, a trained model of 93 MB, for model=smollm2
 # make test    every test within the project (installs what tests, launchers and peers need first)
-# make test-real  the tests that start other programs: browsers, compilers, Slurm, Ray, agents' clients; each skips where its program is absent
+# make test-real  the tests that start other programs: browsers, compilers, whole servers, Slurm, Ray, agents' clients; each skips where its program is absent
 # make clients the agents' clients, of npm, that tests of the server start (0.7 GB)
 # make gpu     on a machine with a GPU: a quarter of an hour of checks and figures; gpu_results/targets.md, pages below reports/
 # make fuzz    thousands of damaged files and streams, and of configurations beside the plainest one
