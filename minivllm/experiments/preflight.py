@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench import profile
@@ -22,6 +22,7 @@ from minivllm.config.support import support_of
 from minivllm.engines import installed
 from minivllm.engines.supported_knobs import require_supported
 from minivllm.errors import BadInput
+from minivllm.experiments.ending import require_writable_reports
 from minivllm.experiments.filling import with_number
 from minivllm.parallel.handover import require_folder
 from minivllm.platform.threads import validate_cores
@@ -46,19 +47,32 @@ def tracked(display: Display, config: dict[str, Any]) -> EventListener:
     return hear
 
 
-def validate_single_run(config: dict[str, Any], allowed: Sequence[str] = ()) -> None:
-    """Raise BadInput for a setting of sweeps in the configuration of a single run.
+def checked_single_run(config: dict[str, Any], filling: bool = False) -> tuple[dict[str, Any], str]:
+    """Check the configuration of a single run, and print its warnings.
 
     Args:
-        config: the resolved configuration.
-        allowed: knobs of `sweep` that the task supports.
+        config, filling: as of `check`.
+
+    Returns:
+        The configuration with `model.weights` settled, and the fingerprint of the weights.
+
+    Raises:
+        BadInput: it has a setting of sweeps, this machine cannot run it, or no report could be
+            written; or see `check`.
     """
+    _require_no_sweep(config)
+    require_hardware(config)
+    require_writable_reports(config)
+    config, fingerprint, warnings = check(config, filling)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    return config, fingerprint
+
+
+def _require_no_sweep(config: dict[str, Any]) -> None:
+    """Raise BadInput for a setting of sweeps."""
     view = Config.of(config)
-    given = [
-        key
-        for key in ("name", "fresh", "retry", "dry_run")
-        if getattr(view.sweep, key) and key not in allowed
-    ]
+    given = [key for key in ("name", "fresh", "retry") if getattr(view.sweep, key)]
     if given:
         instead = (
             "name= names records and report of a single run"

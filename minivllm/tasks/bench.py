@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,14 +17,9 @@ from minivllm.bench.supervisor import run as supervise
 from minivllm.config.groups import Config
 from minivllm.errors import BadInput
 from minivllm.experiments import filling
-from minivllm.experiments.ending import conclude, require_writable_reports
+from minivllm.experiments.ending import conclude
 from minivllm.experiments.jobs import discard, read_measurements
-from minivllm.experiments.preflight import (
-    check,
-    require_hardware,
-    tracked,
-    validate_single_run,
-)
+from minivllm.experiments.preflight import checked_single_run, tracked
 from minivllm.redaction import learn
 
 
@@ -80,14 +74,9 @@ def _recorded(measurement: Measurement, since_ns: int) -> bool:
 
 
 def _run_lone(config: dict[str, Any]) -> int:
-    validate_single_run(config, allowed=("dry_run",))
-    require_hardware(config)
-    require_writable_reports(config)
-    config, fingerprint, warnings = check(config, filling=True)
+    config, fingerprint = checked_single_run(config, filling=True)
     view = Config.of(config)
     root = Path(view.runs_dir)
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
     if view.sweep.dry_run:
         from minivllm.experiments.preview import show_lone
 

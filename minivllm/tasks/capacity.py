@@ -28,13 +28,8 @@ from minivllm.bench.supervisor import Supervisor
 from minivllm.config.compose import OPTIONS, build
 from minivllm.config.groups import Config
 from minivllm.errors import BadInput
-from minivllm.experiments.ending import conclude, require_writable_reports
-from minivllm.experiments.preflight import (
-    check,
-    require_hardware,
-    tracked,
-    validate_single_run,
-)
+from minivllm.experiments.ending import conclude
+from minivllm.experiments.preflight import checked_single_run, tracked
 from minivllm.experiments.preview import progress
 from minivllm.experiments.schedule import recorded_status, standing
 
@@ -59,13 +54,8 @@ def run(config: dict[str, Any]) -> int:
         BadInput: the configuration cannot be searched; nothing is written.
         KeyboardInterrupt: Ctrl-C; finished measurements are kept.
     """
-    validate_single_run(config, allowed=("dry_run",))
-    require_hardware(config)
-    require_writable_reports(config)
     knob = _check(config)
-    config, fingerprint, warnings = check(config)
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    config, fingerprint = checked_single_run(config)
     searching = _Search(config, knob, fingerprint)
     view = Config.of(config)
     start = view.task.start_rate
