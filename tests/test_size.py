@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MB = 1_000_000
-TREE = 40 * MB
-EXAMPLES, EXAMPLE_FILES = 12 * MB, 300
+TREE = 39.5 * MB
+EXAMPLES, EXAMPLE_FILES = 10.5 * MB, 300
 
 
 def tracked() -> dict[str, int]:
