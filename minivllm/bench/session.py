@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from minivllm.bench import observation, profile
@@ -206,7 +207,7 @@ class Session:
         others = (info.keeps_prefixes or info.warms_with_others) and not warm
         timing = info.clock or Clock(), warmed, load.seed, others
         about = self.engine, load.workload, load.arrival, load.params
-        first_batch = self._hardware.warmed_up(lambda: warm_up(*about, *timing))
+        first_batch = self._hardware.warmed_up(partial(warm_up, *about, *timing))
         self._has_steps = self._has_steps or bool(self.engine.steps())
         self.engine.reset()
         gc.collect()

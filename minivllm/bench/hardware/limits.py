@@ -260,14 +260,16 @@ def _own_narrow_products(dtype: str, a: Any, b: Any) -> list[Callable[[], object
         return []
     from minivllm.kernels.cpu.linear import Format, PanelLinear
 
-    codes = {
-        Format.INT8_QUADS: b.mul(20).clamp(-127, 127).char(),
-        Format.INT4_QUADS: b.mul(2).add(8).clamp(0, 15).byte(),
-    }
     shape, scales = tuple(b.shape), a.new_ones(1, len(b))
+    eight, four = b.mul(20).clamp(-127, 127).char(), b.mul(2).add(8).clamp(0, 15).byte()
+    weights = [
+        (Format.INT8_QUADS, eight, None),
+        (Format.INT4_QUADS, four, None),
+        (Format.UINT4_QUADS, four, scales),
+    ]
     layers = (
-        PanelLinear(kernels, form, [kernels.pack(weight, form)], shape, None, scales)
-        for form, weight in codes.items()
+        PanelLinear(kernels, form, [kernels.pack(codes, form)], shape, None, scales, minima)
+        for form, codes, minima in weights
     )
     return [functools.partial(layer, a) for layer in layers]
 
