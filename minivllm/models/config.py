@@ -15,7 +15,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # Several times the sizes of the largest published model: a greater number is a mistake, or an
 # attempt to take all memory.
-_MOST = {
+MOST = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
@@ -143,9 +143,9 @@ class ModelConfig:
 
 
 def _sizes(values: Values, where: str) -> list[int]:
-    """The sizes that every config.json names, in the order of `_MOST`. Raises BadInput if it lacks
+    """The sizes that every config.json names, in the order of `MOST`. Raises BadInput if it lacks
     one."""
-    sizes = {key: values.integer(key, None, high=most) for key, most in _MOST.items()}
+    sizes = {key: values.integer(key, None, high=most) for key, most in MOST.items()}
     missing = [key for key, size in sizes.items() if size is None]
     if missing:
         raise BadInput(
@@ -245,7 +245,7 @@ def _experts(values: Values, layers: int, inner: int) -> dict[str, Any]:
         "num_experts": experts,
         "num_experts_per_token": active,
         "moe_intermediate_size": values.integer(
-            "moe_intermediate_size", inner, high=_MOST["intermediate_size"]
+            "moe_intermediate_size", inner, high=MOST["intermediate_size"]
         ),
         "norm_topk_prob": values.flag("norm_topk_prob", False),
         "dense_layers": tuple(i for i in range(layers) if i in dense or (i + 1) % step),

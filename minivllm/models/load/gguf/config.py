@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.errors import BadInput
+from minivllm.models.config import MOST
 from minivllm.models.load.gguf.file import GGUFFile, StoredArray, shortest
 from minivllm.models.load.gguf.vocabulary import read_ends
 from minivllm.platform.untrusted import open_file
@@ -36,7 +37,7 @@ _SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
 }
-_MOST_FACTORS = 1 << 12
+_MOST_FACTORS, _MOST_POSITIONS = 1 << 12, 1 << 31
 ROPE_FREQS, LONG, SHORT = (
     "rope_freqs.weight",
     "rope_factors_long.weight",
@@ -75,7 +76,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
             "convert the model again"
         )
     config: dict[str, Any] = {
-        name: values.integer(f"{family}.{key}", None) for key, name in _SIZES.items()
+        name: values.integer(f"{family}.{key}", None, high=MOST.get(name, _MOST_POSITIONS))
+        for key, name in _SIZES.items()
     }
     heads = _of_all_layers(file, f"{family}.attention.head_count")
     config["num_attention_heads"] = heads
@@ -255,9 +257,12 @@ def _factors(file: GGUFFile, name: str, count: int) -> list[float]:
         raise BadInput(f"{file.path}: tensor {name} {shown}, and must be F32[{count}]")
     if count > _MOST_FACTORS:
         raise BadInput(f"{file.path}: tensor {name} has {count:,} values, more than any model")
-    with open_file(file.path, str(file.path)) as stream:
+    with open_file(tensor.file, str(tensor.file)) as stream:
         stream.seek(tensor.begin)
-        return [shortest(value) for value in struct.unpack(f"<{count}f", stream.read(4 * count))]
+        content = stream.read(4 * count)
+    if len(content) != 4 * count:
+        raise BadInput(f"{tensor.file} changed while it was read")
+    return [shortest(value) for value in struct.unpack(f"<{count}f", content)]
 
 
 def _llama3(factors: list[float], theta: float, dim: int, limit: int) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 _MOST_HEADER, _MOST_STRING = 256 * MIB, 4 * MIB
 _MOST_KEYS, _MOST_TENSORS, _MOST_NAME, _MOST_DIMENSIONS = 1 << 16, 1 << 18, 1 << 10, 4
 _MOST_SIDE, _MOST_ALIGNMENT = 1 << 31, 1 << 20
+_MOST_VALUES = 1 << 21  # of an array that is read; the largest published have some 300,000
 _AHEAD, _LENGTH = 1 << 20, struct.Struct("<Q")  # bytes that are read at once; a text's length
 _AGAIN = "the file is damaged or its download was cut short; fetch it again"
 
@@ -190,6 +191,10 @@ class GGUFFile:
             return None
         if not isinstance(array, StoredArray):
             self.values.fail(key, "must be an array")
+        if array.count > _MOST_VALUES:
+            raise BadInput(
+                f"{self.path}: {key} has {array.count:,} values, more than any model: {_AGAIN}"
+            )
         with open_file(self.path, str(self.path)) as stream:
             stream.seek(array.begin)
             content = stream.read(array.end - array.begin)

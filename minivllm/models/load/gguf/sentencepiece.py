@@ -16,7 +16,6 @@ from minivllm.models.load.gguf.vocabulary import (
     TOKENS,
     Type,
     Vocabulary,
-    read_numbers,
 )
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
@@ -91,7 +90,7 @@ def _with_spaces(fast: FastTokenizer, vocabulary: Vocabulary, prefix: bool) -> F
     file = vocabulary.file
     prefix = file.values.flag("tokenizer.ggml.add_space_prefix", prefix)
     before: list[Any] = []
-    if charsmap := read_numbers(file, _CHARSMAP):
+    if charsmap := file.numbers(_CHARSMAP):
         before.append(normalizers.Precompiled(bytes(number & 0xFF for number in charsmap)))
     if file.values.flag("tokenizer.ggml.remove_extra_whitespaces", False):
         before.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))

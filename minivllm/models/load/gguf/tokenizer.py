@@ -16,7 +16,7 @@ from minivllm.errors import BadInput
 from minivllm.models.load.gguf.cuts import GPT2, RULES, Rule
 from minivllm.models.load.gguf.file import GGUFFile
 from minivllm.models.load.gguf.sentencepiece import merging, unigram
-from minivllm.models.load.gguf.vocabulary import ADVICE, KIND, TOKENS, Type, Vocabulary, read_texts
+from minivllm.models.load.gguf.vocabulary import ADVICE, KIND, TOKENS, Type, Vocabulary
 from minivllm.models.load.tokenizer_files import MAX_TEMPLATE, TokenizerFiles, as_bad_input
 from minivllm.platform.untrusted import printable
 
@@ -91,7 +91,7 @@ def _byte_level(vocabulary: Vocabulary) -> FastTokenizer:
     """A BPE over bytes, with the merges of the file."""
     rule, file = _rule(vocabulary), vocabulary.file
     merges: list[Any] = []
-    for line in read_texts(file, "tokenizer.ggml.merges"):
+    for line in file.texts("tokenizer.ggml.merges") or ():
         pair = tuple(line.split(" "))
         if len(pair) != 2:
             raise BadInput(

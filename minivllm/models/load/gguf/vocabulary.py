@@ -10,14 +10,13 @@ from enum import IntEnum
 from typing import Any
 
 from minivllm.errors import BadInput
-from minivllm.models.load.gguf.file import GGUFFile, StoredArray
+from minivllm.models.load.gguf.file import GGUFFile
 from minivllm.platform.untrusted import printable
 
 KIND, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 _TYPES, _SCORES = "tokenizer.ggml.token_type", "tokenizer.ggml.scores"
 ADVICE = "convert the model again, or download the file again"
 SPACE = "\u2581"  # stands for a space in the tokens of sentencepiece
-_MOST = 1 << 21  # values of an array; the largest published ones have some 300,000
 _LONGEST = 1024  # characters of a token; the longest published ones, of spaces, have a few hundred
 _ABSENT = (1 << 32) - 1  # the id of a token that a model lacks
 # Ids where a file has no key for them, as in llama.cpp.
@@ -74,8 +73,8 @@ class Vocabulary:
                 their types are not as many; or the first token of a text is none of them.
         """
         kind = file.values.text(KIND, "")
-        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(read_texts(file, TOKENS))]
-        stated = read_numbers(file, _TYPES)
+        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(file.texts(TOKENS) or [])]
+        stated = file.numbers(_TYPES) or []
         types = stated or [Type.NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise BadInput(f"{file.path}: {len(tokens)} tokens have {len(types)} types; {ADVICE}")
@@ -117,7 +116,7 @@ class Vocabulary:
     def scores(self) -> list[float] | None:
         """Scores by id; None where the file has none. Raises BadInput for others than a finite
         number for each token."""
-        scores = read_numbers(self.file, _SCORES)
+        scores = self.file.numbers(_SCORES)
         if not scores:
             return None
         if len(scores) != len(self.tokens):
@@ -129,32 +128,10 @@ class Vocabulary:
         return [float(score) for score in scores]
 
 
-def read_texts(file: GGUFFile, key: str) -> list[str]:
-    """An array of tokens or merges. Raises BadInput for more than any vocabulary has."""
-    _check_count(file, key)
-    return file.texts(key) or []
-
-
-def read_numbers(file: GGUFFile, key: str) -> list[Any]:
-    """An array of numbers. Raises BadInput for more than any vocabulary has."""
-    _check_count(file, key)
-    return file.numbers(key) or []
-
-
-def _check_count(file: GGUFFile, key: str) -> None:
-    stored = file.metadata.get(key)
-    if isinstance(stored, StoredArray) and stored.count > _MOST:
-        raise BadInput(
-            f"{file.path}: {key} has {stored.count:,} values, more than any vocabulary has; "
-            f"{ADVICE}"
-        )
-
-
 def read_ends(file: GGUFFile) -> list[int]:
     """The ids of the tokens that end an answer: those that the file names, and those that end a
     turn by their text and are no part of one. Some may lie beyond the vocabulary."""
-    _check_count(file, TOKENS)
-    types = read_numbers(file, _TYPES)
+    types = file.numbers(_TYPES) or []
     found = file.indices(TOKENS, _END_TEXTS).values()
     known = sorted(i for i in found if i < len(types) and types[i] != Type.NORMAL)
     named = [_special_id(file, name, types) for name in _ENDS]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from minivllm.errors import BadInput
 from minivllm.models.load.content import weight_files
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint
+from minivllm.models.load.gguf.config import read_config
 from minivllm.models.load.gguf.file import GGUFFile
 from minivllm.models.load.gguf.parts import named_parts
 from minivllm.models.load.gguf.weights import GGUFWeights
@@ -50,6 +53,21 @@ def test_the_parts_are_the_whole_file(first: Path, tmp_path: Path) -> None:
     assert one.checkpoint.files == tuple(tmp_path / name for name in NAMES)
     assert load(first).stored_bytes == load(tmp_path / "whole.gguf").stored_bytes
     assert weight_files(first) == [tmp_path / name for name in NAMES]
+
+
+def test_the_divisors_of_rope_are_of_any_part(tmp_path: Path) -> None:
+    waves = [2 * math.pi * 10000 ** (i / 32) for i in range(32)]
+    smooth = [min(1.0, max(0.0, (8192 / wave - 1) / 3)) for wave in waves]
+    divisors = np.array([1 / ((1 - s) / 8 + s) for s in smooth], np.float32)
+    stored = tensors() | {"rope_freqs.weight": (divisors, "F32")}
+    path = write(tmp_path / "model.gguf", LLAMA, stored, in_each=4)
+    file = GGUFFile.open(path)
+    assert file.tensors["rope_freqs.weight"].file.name == NAMES[2]
+    scaling = read_config(file)["rope_parameters"]
+    assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 8.0)
+    (tmp_path / NAMES[2]).write_bytes(b"GGUF")
+    with pytest.raises(BadInput, match=f"{NAMES[2]} changed while it was read"):
+        read_config(file)
 
 
 def test_the_fingerprint_is_of_all_parts(first: Path, tmp_path: Path) -> None:
