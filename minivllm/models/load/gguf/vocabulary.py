@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from minivllm.errors import BadInput
 from minivllm.models.load.gguf.file import GGUFFile
