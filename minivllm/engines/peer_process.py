@@ -97,6 +97,8 @@ class Child(ChildProcess):
         BadInput: there is no such program.
     """
 
+    killed_s = None  # the next measurement needs the memory and the device that it holds
+
     def __init__(
         self,
         command: Sequence[str],

@@ -52,10 +52,15 @@ class Member(ChildProcess):
         environment = {**os.environ, "PYTHONPATH": module_path(), "PYTHONUNBUFFERED": "1"}
         super().__init__(command, f"rank {rank}: ", env=environment)
 
-    def read(self) -> None:
-        super().read()
-        self.process.wait()
-        self._died(self)
+    def reading(self) -> Callable[[], None]:
+        copy = super().reading()
+
+        def watch() -> None:
+            copy()
+            self.process.wait()
+            self._died(self)
+
+        return watch
 
     def end(self, why: str) -> None:
         """Kill it.

@@ -291,7 +291,7 @@ class PolledLink:
         """What it has sent, but for beats.
 
         Raises:
-            Crashed: it has ended.
+            Crashed: it has ended, or a process of its own has.
             BadInput, MemoryError, RuntimeError: what it reports has failed.
         """
         for message in self.channel.receive():
@@ -299,8 +299,8 @@ class PolledLink:
             match message:
                 case Beat():
                     pass
-                case Failed(text, status):
-                    raise {"invalid": BadInput, "oom": MemoryError}.get(status, RuntimeError)(text)
+                case Failed():
+                    raise message.error
                 case _:
                     yield message
         if self.channel.closed:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minivllm.engine.options import SamplingParams
-from minivllm.errors import BadInput, classify, first_line
+from minivllm.errors import BadInput, Crashed, classify, first_line
 from minivllm.models.vision.inputs import RequestInputs
 from minivllm.parallel.handover import Content, Handover
 
@@ -47,6 +47,12 @@ class Failed(NamedTuple):
 
     message: str
     status: str
+
+    @property
+    def error(self) -> Exception:
+        """An error that a record has the same status for."""
+        kinds = {"invalid": BadInput, "oom": MemoryError, "crashed": Crashed}
+        return kinds.get(self.status, RuntimeError)(self.message)
 
 
 def failed(error: Exception) -> Failed:

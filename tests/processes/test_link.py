@@ -49,7 +49,13 @@ def test_beats_are_no_messages_and_the_end_is_an_error(two: Two) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [("invalid", BadInput), ("oom", MemoryError), ("error", RuntimeError)]
+    ("status", "kind"),
+    [
+        ("invalid", BadInput),
+        ("oom", MemoryError),
+        ("crashed", Crashed),
+        ("error", RuntimeError),
+    ],
 )
 def test_what_has_failed_there_is_raised_here(two: Two, status: str, kind: type) -> None:
     two.channel.send(Failed("why", status))

@@ -11,7 +11,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 import psutil
 
@@ -96,6 +97,12 @@ class CopiedOutput:
         return " | ".join([line for line in self._tail if line.strip()][-LAST:])
 
 
+def _copy(output: CopiedOutput, pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        with pipe as lines:
+            output.copy(lines)
+
+
 class ChildProcess:
     """A process that is started here: its output is copied to this process's log, and it is ended
     together with all that it has started.
@@ -107,9 +114,12 @@ class ChildProcess:
 
     Attributes:
         by_itself_s: seconds that `stop` waits before it ends the process.
+        killed_s: seconds that `stop` waits for a killed process to be gone; None: as long as it
+            takes.
     """
 
     by_itself_s = 0.0
+    killed_s: float | None = STOP_S
 
     def __init__(
         self,
@@ -121,17 +131,18 @@ class ChildProcess:
         self.process: subprocess.Popen[bytes] = subprocess.Popen(command, **(PIPES | options))
         self.pid = self.process.pid
         self._output = CopiedOutput(prefix, listen)
-        self.reader = threading.Thread(target=self.read, name=f"output of {self.pid}", daemon=True)
+        self.reader = threading.Thread(
+            target=self.reading(), name=f"output of {self.pid}", daemon=True
+        )
         self.reader.start()
 
-    def read(self) -> None:
-        """Copy the output until it ends; called in a thread of its own."""
-        if self.process.stdout is not None:
-            with self.process.stdout as lines:
-                self._output.copy(lines)
+    def reading(self) -> Callable[[], None]:
+        """What a thread of its own calls: it copies the output until that ends. It does not hold
+        this object: a process that ends with its connection ends where nobody holds it."""
+        return partial(_copy, self._output, self.process.stdout)
 
-    def exit_code(self, seconds: float) -> int | None:
-        """The exit code of a process that ends within so many seconds."""
+    def exit_code(self, seconds: float | None) -> int | None:
+        """The exit code of a process that ends within so many seconds; None waits for it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
@@ -158,5 +169,5 @@ class ChildProcess:
                         self.process.stdin.close()
                 self.process.terminate()
                 self.exit_code(grace_s)
-        self.exit_code(STOP_S)
+        self.exit_code(self.killed_s)
         self.reader.join(1)

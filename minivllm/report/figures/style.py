@@ -177,9 +177,8 @@ def short(label: str, limit: int = 44) -> str:
             label = re.sub(rf"\b(\w{{{most}}})[\w…]+=", r"\1…=", label)
     if len(label) <= limit:
         return label
-    tail = (
-        limit // 2
-    )  # labels of one report begin with the same words as often as they end with them
+    # Labels of one report begin with the same words as often as they end with them.
+    tail = limit // 2
     return f"{label[: limit - 1 - tail]}…{label[-tail:]}"
 
 

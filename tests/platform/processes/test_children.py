@@ -3,10 +3,12 @@ one's log, without secrets, and its end is kept."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,29 @@ def test_a_process_may_end_by_itself_before_it_is_ended(by_itself_s: float, code
         child.process.stdin.close()
     child.stop()
     assert child.process.returncode in ((code,) if by_itself_s else (code, 3))
+
+
+def test_a_process_that_nobody_holds_is_not_kept() -> None:
+    """The thread that copies its output does not hold it, whose connection would end with it."""
+    child = ChildProcess([sys.executable, "-c", "import time; time.sleep(600)"])
+    held, process, reader = weakref.ref(child), child.process, child.reader
+    del child
+    gc.collect()
+    assert held() is None
+    assert reader.is_alive()
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(("killed_s", "waited"), [(None, None), (2.5, 2.5)])
+def test_a_killed_process_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, killed_s: float | None, waited: float | None
+) -> None:
+    child = ChildProcess([sys.executable, "-c", "import time; time.sleep(600)"])
+    limits: list[float | None] = []
+    wait = child.exit_code
+    monkeypatch.setattr(child, "exit_code", lambda s: (limits.append(s), wait(s))[1])
+    child.killed_s = killed_s
+    child.stop()
+    assert limits[-1] == waited
+    assert child.process.returncode is not None
