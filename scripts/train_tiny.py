@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from minivllm.models.load.checkpoint import SINGLE, share
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer_files import TEMPLATE
 from minivllm.passes.pruning.texts import split_standard_library
@@ -488,7 +489,8 @@ def main() -> None:
 
     args.output.mkdir(parents=True, exist_ok=True)
     end = tokenizer.token_to_id(END_OF_TEXT)
-    save_file(model.checkpoint(), args.output / "model.safetensors", metadata={"format": "pt"})
+    save_file(model.checkpoint(), args.output / SINGLE, metadata={"format": "pt"})
+    share(args.output / SINGLE)
     tokenizer.save(str(args.output / "tokenizer.json"))
     jsons = {
         "config.json": shape.to_config(end),

@@ -44,14 +44,15 @@ class IQ4NLLinear(nn.Module):
         super().__init__()
         self.codes, self.scale = frozen(codes[:, ::2] | codes[:, 1::2] << 4), frozen(scale)
         self.bias = None if bias is None else frozen(bias)
+        levels = torch.tensor(LEVELS, dtype=scale.dtype, device=scale.device)
+        self.levels = nn.Buffer(levels, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] to [rows, out]."""
-        levels = torch.tensor(LEVELS, dtype=x.dtype, device=x.device)
         parts = []
         for stored, factor in by_rows(self.codes, self.scale):
             codes = torch.stack((stored & 15, stored >> 4), -1).flatten()
-            groups = levels.index_select(0, codes.int()).view(*factor.shape, -1)
+            groups = self.levels.index_select(0, codes.int()).view(*factor.shape, -1)
             parts.append(F.linear(x, groups.mul_(factor[..., None]).flatten(1)))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return out if self.bias is None else out.add_(self.bias)

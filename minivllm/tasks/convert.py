@@ -58,14 +58,20 @@ def _found(view: Config) -> Path:
 
 
 def _convert_gguf(view: Config, path: Path, output: Path) -> int:
-    """Convert a GGUF file. Returns the number of tensors."""
+    """Convert a GGUF file, and print what it stores and whether that was rounded. Returns the
+    number of tensors."""
     if type(view.quant) is not PlainQuantOptions:
         raise BadInput(
             f"task=convert writes quant=bf16, fp16 or fp32, and no quant="
             f"{view['choices'].get('quant')}: choose it where the new checkpoint is loaded"
         )
+    from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint
     from minivllm.models.load.gguf.saving import convert as convert_gguf
     from minivllm.platform.progress_bar import ProgressBar
 
+    dtype = str(view.quant.dtype)
     with ProgressBar("converting") as bar:
-        return convert_gguf(path, output, str(view.quant.dtype), bar)
+        count = convert_gguf(path, output, dtype, bar)
+    checkpoint = GGUFCheckpoint.open(path)
+    print(f"{checkpoint.contents()}: {checkpoint.conversion(dtype)}")
+    return count

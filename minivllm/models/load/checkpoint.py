@@ -171,6 +171,12 @@ def write_index(folder: Path, weight_map: Mapping[str, str], total: int) -> None
     (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
+def share(file: Path) -> None:
+    """Give a file of safetensors' writer, which makes private ones, the permissions of the others
+    in its new folder."""
+    file.chmod(file.parent.stat().st_mode & 0o666)
+
+
 def _read_index(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     """File name by tensor name, where every file exists; and a warning if a single file is read in
     place of the listed ones. Empty without an index."""

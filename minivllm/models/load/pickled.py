@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minivllm.errors import BadInput
-from minivllm.models.load.checkpoint import INDEX, Checkpoint, shard_name, write_index
+from minivllm.models.load.checkpoint import INDEX, Checkpoint, shard_name, share, write_index
 from minivllm.platform.folders import new_folder
 from minivllm.platform.processes.children import module_path
 from minivllm.platform.untrusted import (
@@ -145,6 +145,7 @@ def _convert_files(
             "cpu_s": max(1, int(timeout_s)),
         }
         sizes = _ask(task, timeout_s)
+        share(place / name)
         if again := sorted(sizes.keys() & weight_map):
             raise BadInput(
                 f"{file.parent}: tensor {again[0]} is in two of its files: keep those of one "

@@ -60,6 +60,7 @@ def test_the_same_model_comes_out(shards: int, tied: bool, tmp_path: Path) -> No
     check(tmp_path / "made" / "new", model)
     assert (tmp_path / "made" / "new" / "special.txt").read_text() == "beside it"
     assert not list((tmp_path / "made" / "new").glob("*.bin*"))
+    assert len({file.stat().st_mode for file in (tmp_path / "made" / "new").iterdir()}) == 1
     assert [entry.name for entry in (tmp_path / "made").iterdir()] == ["new"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from minivllm.errors import BadInput
 from minivllm.models.load.checkpoint import Checkpoint
 from minivllm.models.load.gguf.config import LONG, ROPE_FREQS, SHORT, read_config
 from minivllm.models.load.gguf.file import GGUFFile
+from minivllm.models.load.gguf.formats import READ
 from minivllm.models.load.names import StoredTensor
+from minivllm.platform.untrusted import size
 
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -46,6 +48,8 @@ _OF_FAMILY = {"phi3": {"ffn_up": "mlp.gate_up_proj"}, "gemma2": _GEMMA, "gemma3"
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _LAYER = re.compile(r"blk\.(\d{1,9})\.([a-z_]+)\.(weight|bias)")
 _NO_WEIGHTS = (ROPE_FREQS, LONG, SHORT)  # config.py reads them
+# Formats whose every value a dtype holds, up to the 1 that is taken from Gemma's norms.
+_HELD = {"float32": {*READ}, "float16": {"F16"}, "bfloat16": {"BF16"}}
 _MOST_EXPERTS = 1 << 18  # most matrices of experts in one checkpoint
 
 
@@ -106,6 +110,18 @@ class GGUFCheckpoint(Checkpoint):
         for tensor in self.tensors.values():
             sizes[tensor.dtype] += tensor.end - tensor.begin
         return dict(sizes.most_common())
+
+    def contents(self) -> str:
+        """What the file stores, in words: "q.gguf stores Q8_0 (3 MiB), F32 (2 KiB)"."""
+        sizes = [f"{form} ({size(count)})" for form, count in self.stored_bytes().items()]
+        return f"{self.folder.name} stores {', '.join(sizes)}"
+
+    def conversion(self, dtype: str, other: Container[str] = ()) -> str:
+        """What becomes of the tensors that are not among `other`, in words: "converted to bfloat16
+        and rounded"."""
+        forms = {tensor.dtype for name, tensor in self.tensors.items() if name not in other}
+        how = "without rounding" if forms <= _HELD[dtype] else "and rounded"
+        return f"converted to {dtype} {how}"
 
 
 def _placed(

@@ -12,10 +12,9 @@ from minivllm.models.families.llama import LlamaForCausalLM
 from minivllm.models.layers import Linear
 from minivllm.models.load.gguf.blocks import split_iq4_nl, split_q4_0, split_q4_1, split_q8_0
 from minivllm.models.load.gguf.checkpoint import GGUFCheckpoint
-from minivllm.models.load.gguf.formats import AS_STORED, BY_NAME, READ
+from minivllm.models.load.gguf.formats import AS_STORED, BY_NAME
 from minivllm.models.load.gguf.weights import GGUFWeights
 from minivllm.models.load.names import part_names
-from minivllm.platform.untrusted import size
 from minivllm.quant.base import QuantMethod, Shapes
 from minivllm.quant.int4 import Int4, int4_linear
 from minivllm.quant.int8 import Int8, int8_group_linear
@@ -30,8 +29,6 @@ _SPLITS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "Q8_0": split_q8_0,
     "IQ4_NL": split_iq4_nl,
 }
-# Formats whose every value a compute dtype holds, up to the 1 that is taken from Gemma's norms.
-_HELD = {"float32": {*READ}, "float16": {"F16"}, "bfloat16": {"BF16"}}
 
 
 class _Part(NamedTuple):
@@ -90,12 +87,8 @@ class PackedLayers:
         dtype = str(self.quant.dtype).removeprefix("torch.")
         checkpoint = self.reader.checkpoint
         assert isinstance(checkpoint, GGUFCheckpoint)
-        sizes = [f"{name} ({size(n)})" for name, n in checkpoint.stored_bytes().items()]
         tensors = checkpoint.tensors
-        rest = {one.dtype for name, one in tensors.items() if name not in self.shapes}
-        converted = (
-            f"converted to {dtype} {'without rounding' if rest <= _HELD[dtype] else 'and rounded'}"
-        )
+        converted = checkpoint.conversion(dtype, self.shapes)
         if self.layers:
             forms = " and ".join(sorted({tensors[name].dtype for name in self.shapes}))
             scales = (
@@ -108,7 +101,7 @@ class PackedLayers:
             )
         if self._again and self.quant.name not in PLAIN:
             converted += f"; quant={self.quant.name} quantises {self._again} layers again"
-        return f"{checkpoint.folder.name} stores {', '.join(sizes)}: {converted}"
+        return f"{checkpoint.contents()}: {converted}"
 
     def load(self, path: str, bias: Tensor | None, device: torch.device) -> nn.Module:
         """One of `layers`, on its device. `bias` is that of the whole layer, in the compute

@@ -32,8 +32,8 @@ def convert(path: Path, output: Path, dtype: str, progress: Progress | None = No
         Number of tensors.
 
     Raises:
-        BadInput: the file cannot be read, or `output` exists or cannot be written; nothing is left
-            of it.
+        BadInput: the file cannot be read, a weight is beyond the dtype, or `output` exists or
+            cannot be written; nothing is left of it.
     """
     reader = open_weights(path, progress)
     config = config_json(path, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,9 @@ def test_the_command_writes_weights_config_and_tokenizer(
     done = cli(*command)
     assert done.code == 0, done.err
     assert f"tensors in {output}: model=hf model.path={output}" in done.out
+    assert re.search(
+        rf"file\.gguf stores Q8_0 \(.*MiB\).*: converted to {dtype} and rounded\n", done.out
+    )
     assert [entry.name for entry in (tmp_path / "below").iterdir()] == ["new"]
     saved = load_file(output / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {getattr(torch, dtype)}
