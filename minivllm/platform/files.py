@@ -103,8 +103,13 @@ def write_yaml(path: Path, value: Any) -> None:
     """Write YAML atomically and without secrets."""
     import yaml
 
+    cleaned = clean(value)
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # some times faster where it is built
-    write_text(path, yaml.dump(clean(value), Dumper=dumper, sort_keys=False, allow_unicode=True))
+    try:
+        text = yaml.dump(cleaned, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    except UnicodeEncodeError:  # bytes of a path that are no UTF-8, which only this one can escape
+        text = yaml.dump(cleaned, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True)
+    write_text(path, text)
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Any:

@@ -55,6 +55,11 @@ def shown(page: Page) -> set[str]:
     return {name.removeprefix("figure-") for name in names}
 
 
+def test_links_to_the_subject_by_its_earlier_name_lead_there(built: Built) -> None:
+    page = Page(built.index)
+    assert "subject" in page.attributes("section", "id") and "asked" in page.attributes("a", "id")
+
+
 def test_page_is_well_formed_and_needs_no_network(built: Built) -> None:
     page = Page(built.index)
     assert shown(page) == {path.stem for path in built.index.parent.glob("*.png")}

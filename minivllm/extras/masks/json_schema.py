@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -22,6 +23,13 @@ OPTIONS = {
 }
 # Keywords whose values are data, not schemas.
 _DATA = ("const", "enum", "default", "examples")
+# Bounds that every number keeps: JSON's 1e999 is read as infinity, which cannot be written again.
+_NO_BOUNDS = {
+    "maximum": math.inf,
+    "exclusiveMaximum": math.inf,
+    "minimum": -math.inf,
+    "exclusiveMinimum": -math.inf,
+}
 MOST_DEPTH = 64  # levels of a schema
 MOST_PAIRS = 100_000  # of a pattern and a name, which take up to a second to compare
 # Days that months have: the grammar of the format alone takes a 30th of February.
@@ -129,12 +137,13 @@ def _guided(node: Any, names: Sequence[str]) -> Any:
 
 
 def _with_plain_numbers(node: dict[str, Any]) -> dict[str, Any]:
-    """A schema of numbers: multiples of a whole number are whole numbers, and what is below 0 is
-    below the largest number with nine decimals.
+    """A schema of numbers: multiples of a whole number are whole numbers, what is below 0 is below
+    the largest number with nine decimals, and an infinite bound is none.
 
     Else the grammar of a range of multiples would offer a fraction and then no digit of it, and
     that of the others -0.
     """
+    node = {key: value for key, value in node.items() if value != _NO_BOUNDS.get(key, math.nan)}
     step, kinds = node.get("multipleOf"), node.get("type")
     if is_number(step) and step % 1 == 0:
         if kinds == "number":

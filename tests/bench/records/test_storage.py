@@ -184,6 +184,12 @@ def test_a_configuration_is_the_same_with_and_without_libyaml(
     assert yaml.safe_load((tmp_path / "with").read_text()) == ["😀"]
 
 
+def test_a_configuration_holds_paths_that_are_no_utf_8(tmp_path: Path) -> None:
+    value = {"reports_dir": os.fsdecode(b"/tmp/r\xffx"), "name": "ü"}
+    files.write_yaml(tmp_path / "x", value)
+    assert yaml.safe_load((tmp_path / "x").read_text()) == value
+
+
 def test_log_tail(tmp_path: Path) -> None:
     path = tmp_path / "log"
     assert files.log_tail(path) == ""

@@ -74,6 +74,16 @@ def test_numbers_are_said_so_that_no_fraction_is_begun_in_vain() -> None:
     assert guided({"exclusiveMaximum": 1}) == {"exclusiveMaximum": 1}
 
 
+def test_infinite_bounds_are_none() -> None:
+    """JSON may say 1e999, which is read as infinity."""
+    assert guided({"exclusiveMaximum": 0, "maximum": float("inf")}) == {"maximum": -1e-9}
+    assert guided({"maximum": float("inf"), "minimum": float("-inf")}) == {}
+    bounds = {"exclusiveMaximum": float("inf"), "exclusiveMinimum": float("-inf")}
+    assert guided({"type": "number", **bounds}) == {"type": "number"}
+    properties = {"maximum": {"type": "null"}, "minimum": {"maximum": 1}}
+    assert guided({"properties": properties}) == {"properties": properties}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
