@@ -206,6 +206,30 @@ def test_messages(plain: RunningServer) -> None:
     assert (call.name, call.input) == ("say", {"w": "no"})
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("call", [{"function": "x"}, {"function": None}, {"type": "custom"}])
+def test_a_call_that_is_none_is_the_client_s_error(
+    plain: RunningServer, path: str, call: dict[str, Any]
+) -> None:
+    messages = [*user("hello"), {"role": "assistant", "tool_calls": [call]}]
+    body = {"model": "plain", "messages": messages, "max_tokens": 1}
+    known = body if path != "/tokenize" else {"messages": messages}
+    status, answer = call_json(f"{plain.url}{path}", known)
+    assert status == 400
+    words = "messages[1].tool_calls[0].function must be an object with a name"
+    assert answer["error"]["message"].startswith(words)
+
+
+def test_a_result_without_a_call_is_read(plain: RunningServer, engine: LLM) -> None:
+    """Nothing else of the conversation is of tools."""
+    messages = [{"role": "function", "name": "f", "content": "sunny"}, *user("hello")]
+    status, found = call_json(f"{plain.url}/tokenize", {"messages": messages})
+    expected = engine.chat(messages, SamplingParams(max_tokens=1))[0]
+    assert expected.prompt is not None and status == 200
+    assert "<tool_response>\nsunny\n</tool_response>\nhello" in expected.prompt
+    assert found["tokens"] == expected.prompt_token_ids
+
+
 def test_what_the_server_says_of_the_model(
     plain: RunningServer, chat_server: RunningServer
 ) -> None:

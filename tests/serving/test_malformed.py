@@ -31,27 +31,52 @@ TOOL = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
 }
+# Turns that have called a tool, as each API has them.
+CALLED = {"name": "f", "arguments": '{"x": [1]}'}
+HISTORY: list[Any] = [
+    *MESSAGES,
+    {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": CALLED}]},
+    {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "r"}]},
+    {"role": "assistant", "function_call": CALLED},
+]
+ITEMS: list[Any] = [
+    *MESSAGES,
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]},
+    {"type": "function_call", "call_id": "a", **CALLED},
+    {"type": "function_call_output", "call_id": "a", "output": [{"type": "text", "text": "r"}]},
+]
+BLOCKS: list[Any] = [
+    *MESSAGES,
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "t"},
+        {"type": "tool_use", "id": "a", "name": "f", "input": {"x": [1]}},
+    ]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "r"}]},
+        {"type": "text", "text": "hello"},
+    ]},
+]  # fmt: skip
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {**SAMPLING, "prompt": "x", "stream": False, "logprobs": 1, "echo": True},
     "/v1/chat/completions": {
-        **SAMPLING, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "tools": [TOOL],
+        **SAMPLING, "messages": HISTORY, "logprobs": True, "top_logprobs": 2, "tools": [TOOL],
         "tool_choice": "auto", "response_format": {"type": "text"},
     },
     "/v1/responses": {
-        "model": "talker", "input": "hello", "max_output_tokens": 16, "store": False,
+        "model": "talker", "input": ITEMS, "max_output_tokens": 16, "store": False,
         "instructions": "be short", "temperature": 0.5, "stream": False,
     },
     "/v1/messages": {
-        "model": "talker", "max_tokens": 3, "messages": MESSAGES, "system": "be short",
+        "model": "talker", "max_tokens": 3, "messages": BLOCKS, "system": "be short",
         "stop_sequences": ["a"], "temperature": 0.5,
     },
-    "/v1/messages/count_tokens": {"model": "talker", "messages": MESSAGES},
+    "/v1/messages/count_tokens": {"model": "talker", "messages": BLOCKS},
     "/tokenize": {"model": "talker", "prompt": "hello", "add_special_tokens": True},
     "/detokenize": {"model": "talker", "tokens": [5, 6, 7]},
 }  # fmt: skip
 FRAMES = (
     {**SAMPLING, "type": "generate", "id": "1", "prompt": "x"},
-    {**SAMPLING, "type": "generate", "id": "1", "messages": MESSAGES},
+    {**SAMPLING, "type": "generate", "id": "1", "messages": HISTORY},
     {"type": "generate", "id": "1", "prompt_token_ids": [5, 6], "max_tokens": 2, "logprobs": 1},
     {"type": "cancel", "id": "1"},
     {"type": "auth", "api_key": "none"},

@@ -18,7 +18,7 @@ from functools import cache, partial
 from typing import Any
 
 from minivllm.errors import BadInput, first_line
-from minivllm.models.load.messages import for_template
+from minivllm.models.load.messages import for_template, has_calls, with_known_roles
 from minivllm.platform.processes.mortal import (
     LONGEST,
     Answers,
@@ -60,7 +60,8 @@ class Conversation:
         variables: dict[str, Any],
         continues: bool = False,
     ) -> Conversation:
-        """One that is to be written. Tools of a template that takes none are texts of messages.
+        """One that is to be written. Tools of a template that takes none are texts of messages,
+        and the role `developer` is `system` for a template that does not know it.
 
         Args:
             template: Jinja source.
@@ -73,7 +74,8 @@ class Conversation:
         """
         known: dict[str, Any] = {"tools": None, "documents": None, **variables}
         fallback: list[Any] = []
-        if known["tools"] or any("tool_calls" in message for message in messages):
+        messages = with_known_roles(template, messages)
+        if known["tools"] or has_calls(messages):
             from minivllm.models.load.tool_texts import tool_texts  # only these need it
 
             messages, known["tools"], shown, others = tool_texts(template, messages, known["tools"])

@@ -18,6 +18,7 @@ IMAGE_PARTS = ("image_url", "input_image", "image", "image_pil")
 _OVER_CONTENT = re.compile(r"""\bin\s+\w+(\[\s*['"]content['"]\s*\]|\.content\b)""")
 _IS_STRING = re.compile(r"""(\[\s*['"]content['"]\s*\]|\.content|\bcontent)\s+is\s+string""")
 CALLS = ("tool_calls", "function_call")
+RESULT_ROLES = ("tool", "function")  # of what tools have answered; the latter before `tool`
 
 
 @dataclass
@@ -42,8 +43,9 @@ def parse_messages(
     """Messages with text as content; null, missing and empty contents are empty texts. A content
     with images is a list of parts, {"type": "text", "text": ...} and {"type": "image", ...}.
 
-    Other keys (`name`, `tool_call_id`, what a template knows besides) are kept; a tool call's
-    arguments become the object that they are the JSON of, as templates expect.
+    Other keys (`name`, `tool_call_id`, what a template knows besides) are kept. A tool call has a
+    `function`, an object with a name; its arguments become the object that they are the JSON of, as
+    templates expect.
 
     Args:
         value: the messages of one conversation.
@@ -66,6 +68,18 @@ def has_images(content: Any) -> bool:
     return isinstance(content, list) and any(
         isinstance(part, dict) and part.get("type") in IMAGE_PARTS for part in content
     )
+
+
+def has_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any message calls a tool, or is what a tool has answered."""
+    return any(one["role"] in RESULT_ROLES or "tool_calls" in one for one in messages)
+
+
+def with_known_roles(template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose role `developer` is `system` for a chat template that does not know it."""
+    if re.search(r"\bdeveloper\b", template):
+        return messages
+    return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
 
 
 def for_template(template: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,7 +109,7 @@ def as_lines(messages: Sequence[dict[str, Any]]) -> str:
     lines = []
     for message in messages:
         calls = [
-            json.dumps(call.get("function", call), ensure_ascii=False)
+            json.dumps(call["function"], ensure_ascii=False)
             for call in message.get("tool_calls", ())
         ]
         content = " ".join(piece for piece in (message["content"], *calls) if piece)
@@ -127,14 +141,15 @@ def _message(message: Any, what: str, images: ImageParts | None = None) -> dict[
         result["content"] = _parts(content, f"{what}.content", images)
     else:
         result["content"] = text_content(content, f"{what}.content")
-    calls = message.get("tool_calls")
-    # as they were before tools
-    if calls is None and isinstance(message.get("function_call"), dict):
-        calls = [{"type": "function", "function": message["function_call"]}]
+    calls, old = message.get("tool_calls"), message.get("function_call")
     if calls is not None:
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise BadInput(f"{what}.tool_calls must be a list of objects")
-        result["tool_calls"] = [_call(call) for call in calls]
+        result["tool_calls"] = [
+            _call(call, f"{what}.tool_calls[{i}].function") for i, call in enumerate(calls)
+        ]
+    elif old is not None:  # as it was before tools
+        result["tool_calls"] = [_call({"type": "function", "function": old}, f"{what}.{CALLS[1]}")]
     try:
         written = json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -197,10 +212,20 @@ def _image(part: dict[str, Any], what: str, trusted: bool) -> tuple[str, Any]:
     return "url", url
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments as an object, where they are the JSON of one."""
+def _call(call: dict[str, Any], what: str) -> dict[str, Any]:
+    """A tool call with its arguments as an object, where they are the JSON of one. A name that
+    stands in the call itself, as some datasets have it, goes into its function.
+
+    Raises:
+        BadInput: starting with `what`: the function is no object with a name.
+    """
+    if "function" not in call and "name" in call:
+        flat = {key: value for key, value in call.items() if key not in ("id", "type")}
+        call = {key: value for key, value in call.items() if key not in flat} | {"function": flat}
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadInput(f"{what} must be an object with a name, which is a text")
+    if not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = parse_json(function["arguments"], "arguments")

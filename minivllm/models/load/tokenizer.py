@@ -150,23 +150,14 @@ class Tokenizer:
 def chat_renderer(
     tokenizer: object,
 ) -> Callable[[Sequence[dict[str, Any]]], tuple[str, tuple[int, ...]]] | None:
-    """What writes messages of a workload as a model is used to them, as text and as token ids.
-
-    The role `developer` becomes `system` for a template that does not know it. None for a model
-    without a chat template, or none that is known of.
-    """
-    template = getattr(tokenizer, "chat_template", None)
-    if not isinstance(template, str):
+    """What writes messages of a workload as a model is used to them, as text and as token ids. None
+    for a model without a chat template, or none that is known of."""
+    if not isinstance(getattr(tokenizer, "chat_template", None), str):
         return None
     known: Any = tokenizer
-    renamed = {} if "developer" in template else {"developer": "system"}
 
     def render(messages: Sequence[dict[str, Any]]) -> tuple[str, tuple[int, ...]]:
-        given = [
-            {**message, "role": renamed.get(message["role"], message["role"])}
-            for message in messages
-        ]
-        text = known.chat_text(given, date_string=DATE)
+        text = known.chat_text(list(messages), date_string=DATE)
         return text, tuple(known.encode(text, add_special_tokens=False))
 
     return render

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from minivllm.errors import BadInput
+from minivllm.models.load.messages import RESULT_ROLES
 
 Messages = list[dict[str, Any]]
 Content = str | list[dict[str, Any]]  # a text, or parts of which some are images
@@ -98,7 +99,10 @@ def tool_texts(template: str, messages: Sequence[Mapping[str, Any]], tools: Any)
 def _functions(tools: Any) -> list[str]:
     """The functions that tools are, each as JSON. Raises BadInput for other tools."""
     try:
-        return [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
+        functions = [tool.get("function", tool) for tool in tools]
+        if not all(isinstance(function, Mapping) for function in functions):
+            raise TypeError("a function is no object")
+        return [json.dumps(function, ensure_ascii=False) for function in functions]
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise BadInput(
             f"tools must be a list of objects that describe functions, in JSON's values ({error})"
@@ -145,9 +149,9 @@ def with_calls_in_content(
     for message in messages:
         one = dict(message)
         for call in one.pop("tool_calls", ()):
-            function = call.get("function", {})
+            function = call["function"]
             written = {
-                "name": function.get("name"),
+                "name": function["name"],
                 form.arguments_key: function.get("arguments", {}),
             }
             text = json.dumps(written, ensure_ascii=False)
@@ -163,7 +167,7 @@ def with_results_of_users(messages: Messages) -> Messages:
     result: Messages = []
     after_result = False
     for message in messages:
-        is_result = message["role"] == "tool"
+        is_result = message["role"] in RESULT_ROLES
         if is_result:
             content = _joined(RESULT_BEGIN, "\n", message.get("content"))
             message = {"role": "user", "content": _joined(content, "\n", RESULT_END)}

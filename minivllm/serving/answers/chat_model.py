@@ -136,10 +136,6 @@ class ChatModel:
             parsed = parse_messages(messages, images=parts)
         except BadInput as error:
             raise ApiError.of(error, "messages") from None
-        if not self.names("developer"):  # as models without that role know it
-            parsed = [
-                {**one, "role": "system"} if one["role"] == "developer" else one for one in parsed
-            ]
         known = dict(variables or {})
         form = self.form
         if form is not None and not form.is_generic and not self.names("tool_calls"):

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
-from minivllm.models.load.messages import as_lines, parse_messages
+from minivllm.models.load.messages import as_lines, has_calls, parse_messages
+from minivllm.models.load.tool_texts import tool_texts
 from minivllm.prompts import conversations
 
 CALL = {"type": "function", "function": {"name": "find", "arguments": '{"what": [1]}'}}
@@ -32,6 +33,7 @@ def test_whatever_is_legal_is_text_and_what_templates_know_is_kept() -> None:
             },
             {"role": "tool", "tool_call_id": "c1", "content": "found", "name": None},
             {"role": "assistant", "function_call": {"name": "f", "arguments": "no JSON"}},
+            {"role": "assistant", "tool_calls": [{"id": "c2", "name": "f", "arguments": "{}"}]},
         ]
     )
     assert parsed[0] == {"role": "user", "content": "a", "name": "me"}
@@ -39,6 +41,7 @@ def test_whatever_is_legal_is_text_and_what_templates_know_is_kept() -> None:
     assert parsed[1]["reasoning_content"] == "well" and parsed[1]["content"] == ""
     assert parsed[2] == {"role": "tool", "tool_call_id": "c1", "content": "found"}
     assert parsed[3]["tool_calls"][0]["function"]["arguments"] == "no JSON"
+    assert parsed[4]["tool_calls"] == [{"id": "c2", "function": {"name": "f", "arguments": {}}}]
     assert as_lines(parsed[:1]) == "user: a\nassistant:"
 
 
@@ -60,6 +63,24 @@ for _ in range(100_000):
         ({"role": "user", "content": "\ud800"}, r"\.content holds half a surrogate pair"),
         ({"role": "user", "name": "\ud800"}, " holds half a surrogate pair"),
         ({"role": "user", "tool_calls": {}}, r"\.tool_calls must be a list of objects"),
+        *(
+            (
+                {"role": "assistant", "tool_calls": [CALL, call]},
+                r"\.tool_calls\[1\]\.function must be an object with a name, which is a text",
+            )
+            for call in (
+                *({"function": "x"}, {"function": None}, {"function": {"arguments": {}}}),
+                *({"function": {"name": 3}}, {}, {"name": ["f"]}),
+                {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}},
+            )
+        ),
+        *(
+            (
+                {"role": "assistant", "function_call": call},
+                r"\.function_call must be an object with a name, which is a text",
+            )
+            for call in ("f", {}, {"name": None})
+        ),
         ({"role": "user", "extra": {1, 2}}, " must be made of JSON's values"),
         ({"role": "user", "extra": DEEP}, " must be made of JSON's values"),
     ],
@@ -102,3 +123,4 @@ def test_parsed_messages_are_messages_and_nothing_else_is_raised(value: list[Any
         return
     assert parse_messages(parsed) == parsed
     assert json.loads(json.dumps(parsed)) == parsed
+    assert not has_calls(tool_texts("", parsed, None).messages)

@@ -39,7 +39,7 @@ def test_the_embedded_model_joins_contents() -> None:
     messages = [
         {"role": role, "content": content}
         for role, content in zip(
-            ["system", "user", "assistant", "tool", "user"], contents, strict=True
+            ["system", "user", "assistant", "user", "user"], contents, strict=True
         )
     ]
     assert embedded.chat_text(messages) == "# <|im_start|>\ndef f(a):\n    return\n"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.errors import BadInput
+from minivllm.models.load.messages import RESULT_ROLES
 from minivllm.models.load.source import EMBEDDED
 from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.models.load.tool_texts import (
@@ -148,7 +149,30 @@ def test_images_stay_where_they_are() -> None:
     assert found.endswith("[user]<tool_response>\nsee <image>\n</tool_response>")
 
 
-@pytest.mark.parametrize("tools", ["f", [3], [{"function": {1, 2}}], 5])
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_results_without_calls_and_the_role_of_developers_are_turns_that_are_known(
+    role: str,
+) -> None:
+    """No message has calls, and there are no tools."""
+    messages = [{**result("r"), "role": role}, USER]
+    text = "<tool_response>\nr\n</tool_response>\nu"
+    assert written(ALTERNATING, *messages, tools=None) == f"[user]{text}"
+    developer = {**SYSTEM_TURN, "role": "developer"}
+    for tools, more in ((None, ""), (TOOLS, f"\n\n{TEXT}")):
+        assert written(CHATML, developer, *messages, tools=tools) == (
+            f"<|im_start|>system\ns{more}<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        )
+    knows = "{% if false %}developer{{ tools }}{% endif %}" + CHATML
+    found = written(knows, developer, *messages, add_generation_prompt=False)
+    assert [line.partition("start|>")[2] for line in found.splitlines() if "start|>" in line] == [
+        "developer",
+        role,
+        "user",
+    ]
+
+
+@pytest.mark.parametrize("tools", ["f", [3], [{"function": {1, 2}}], [{"function": "f"}], 5])
 @pytest.mark.parametrize("template", [CHATML, IN_SYSTEM])
 def test_what_are_no_tools_is_one_line(template: str, tools: Any) -> None:
     with pytest.raises(BadInput, match="tools must be a list of objects that describe functions"):
@@ -194,6 +218,7 @@ TURN = st.sampled_from(
         {"role": "assistant", "content": "b"},
         {"role": "assistant", "content": "", "tool_calls": [call("f"), call("g", x=1)]},
         result("r"),
+        {**result("r"), "role": "function"},
         result([{"type": "text", "text": "t"}, {"type": "image", "placeholder": "i"}]),
     ]
 )
@@ -210,10 +235,11 @@ def test_nothing_of_a_conversation_is_lost(messages: list[dict[str, Any]], has_t
         assert {one["role"] for one in turns} <= {"system", "user", "assistant"}
         assert not any(one.keys() & {"tool_calls", "tool_call_id"} for one in turns)
         text = json.dumps(turns)
-        assert text.count("<tool_response>") - has_tools == given.count('"tool"')
+        results = given.count('"tool"') + given.count('"role": "function"')
+        assert text.count("<tool_response>") - has_tools == results
         assert text.count('"name\\": \\"f\\"') == given.count('"name": "f"')
         # Side by side stand only turns of one role that stood so before.
-        before = [one["role"].replace("tool", "user") for one in messages]
+        before = ["user" if one["role"] in RESULT_ROLES else one["role"] for one in messages]
         now = [one["role"] for one in turns if one["role"] != "system"]
         assert doubled(now) <= doubled(before)
 
