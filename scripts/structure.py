@@ -234,6 +234,25 @@ def probe() -> dict[str, list[str]]:
     }
 
 
+def probed(checkout: Path) -> dict[str, list[str]]:
+    """What runs in a checkout's engine: see `probe`, which this starts as a process.
+
+    Raises:
+        SystemExit: its engine does not run.
+    """
+    done = subprocess.run(
+        [sys.executable, __file__, PROBE],
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    if done.returncode:
+        raise SystemExit(f"{checkout}: the engine does not run:\n{done.stderr[-2000:]}")
+    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def served(checkout: Path) -> list[str]:
     """The files that run in any process of a server from a request to its line in the log.
 
@@ -325,24 +344,15 @@ def structure(checkout: Path) -> dict[str, Any]:
     """All figures of a checkout.
 
     Raises:
-        SystemExit: its engine does not run.
+        SystemExit: its engine or its server does not run, or its cell is not measured.
     """
     package = checkout / "minivllm"
-    done = subprocess.run(
-        [sys.executable, __file__, PROBE],
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    if done.returncode:
-        raise SystemExit(f"{checkout}: the engine does not run:\n{done.stderr[-2000:]}")
     files = modules(package)
     lengths = {name: len(path.read_text().splitlines()) for name, path in files.items()}
     folders = Counter(str(path.parent.relative_to(checkout)) for path in files.values())
     longest, (folder, count) = max(lengths, key=lengths.__getitem__), folders.most_common(1)[0]
     git = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    named = {"cycles": cycles(package), **json.loads(done.stdout.splitlines()[-1])}
+    named = {"cycles": cycles(package), **probed(checkout)}
     named |= {"itl": measured(checkout), "http": served(checkout)}
     ways = ("token", "prompt", "build", "http")
     return {

@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 def steps(draw: st.DrawFn) -> tuple[list[ScheduledRequest], int]:
     size = draw(st.sampled_from([1, 3, 16]))
     step = draw(st.sampled_from([1, 2, 5, 100, 398]))  # coprime to 399, so each block comes once
-    parts, free = [], (1 + place * step % 399 for place in range(399))
+    offset = draw(st.integers(0, 398))
+    parts, free = [], (1 + (offset + place * step) % 399 for place in range(399))
     for index in range(draw(st.integers(1, 5))):
         length = draw(st.integers(2, 40))
         prompt_logprobs = draw(st.sampled_from([None, None, 1]))

@@ -46,6 +46,12 @@ def test_the_probe_measures_something_plausible(
     assert len(notes) == 1 and "64 MiB only" in notes[0]
 
 
+def test_two_products_are_probed_where_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_free", lambda device: 1 << 40)
+    assert limits._square_sizes("cpu") == [1024, 2048]
+    assert limits._square_sizes("cuda") == [4096, 8192]
+
+
 @pytest.mark.parametrize(
     ("free", "rated", "words"),
     [(40 << 20, True, "with a small product only"), (10 << 20, False, "not at all")],
