@@ -72,7 +72,7 @@ NEUTRAL_RUNTIME = frozenset(("profile",))  # what is done after the measured win
 # Of `parallel`, where there are several replicas.
 ROUTING = frozenset(("backend", "router", "load_weight"))
 # What a checkpoint's fingerprint stands for.
-NEUTRAL_MODEL = frozenset(("path", "weights", "architecture", "seed"))
+NEUTRAL_MODEL = frozenset(("path", "package", "weights", "architecture", "seed"))
 # Where a peer is found and how it is reached; which versions are there counts for the run.
 NEUTRAL_ENGINE = frozenset(
     (

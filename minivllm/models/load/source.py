@@ -82,6 +82,11 @@ def resolve(node: dict[str, Any], allow_random: bool) -> tuple[dict[str, Any], S
         return _random(node, [_RANDOM])
     if weights not in ("auto", "hub"):
         return _checkpoint(node, _existing(weights, "model.weights"))
+    if weights == "hub" and node.get("package"):
+        raise BadInput(
+            f"model.weights=hub and model.package={node['package']} are two places: set one of "
+            "them to null"
+        )
     if not path:
         raise BadInput("model.path is empty: give a folder or a hub id such as Qwen/Qwen3-0.6B")
     if weights == "auto" and (folder := local_place(node)):

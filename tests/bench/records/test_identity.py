@@ -82,6 +82,7 @@ def test_an_unasked_knob_counts_only_away_from_its_default() -> None:
     ("path", "value"),
     [
         ("model.path", "elsewhere"),
+        ("model.package", "weights==1"),
         ("model.weights", "/a/folder"),
         ("model.architecture", None),
         ("measure.repeats", 9),
