@@ -61,6 +61,11 @@ def filled_model(
     if vision is not None:
         vision.tower.fill(reader.fill, quant.dtype, context.device)
     warnings = [*reader.warnings, *([before.warning] if before else [])]
+    if before is None and reader.stored_bytes:  # pruned, or a rank's part
+        from minivllm.models.load.gguf.packed import conversion_note
+
+        assert source.folder is not None
+        warnings.append(conversion_note(source.folder, quant, sizes["quantized_layers"]))
     return Filled(dict(sizes), warnings, reader.stored_bytes)
 
 

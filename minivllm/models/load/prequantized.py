@@ -75,7 +75,8 @@ class Prequantized:
         computed = (
             f"they are converted to quant={quant.name}, and take its memory"
             if quant.name in PLAIN
-            else "they are computed as they are stored, whatever block or group size quant names"
+            else "they are computed as they are stored, whatever levels, block or group size quant "
+            "names"
         )
         self.warning = (
             f"{len(self.layers)} layers were quantised before, as {stored_kind(settings)}: "

@@ -144,11 +144,19 @@ def as_bad_input(what: str, error: BaseException) -> BaseException:
     return BadInput(f"{what} ({str(error)[:200] or type(error).__name__})")
 
 
+def check_charsmap(normalizer: Any) -> None:
+    """Have a damaged map of characters panic now, and not at the first text that has one of
+    them."""
+    normalizer.normalize_str("".join(map(chr, (*range(1, 0xD800), *range(0xE000, 0x10000)))))
+
+
 def _tokenizer_json(folder: Path, _: Mapping[str, Any]) -> FastTokenizer:
     path = folder / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER, str(path), _ADVICE)
     try:
         fast = FastTokenizer.from_buffer(content)
+        if b'"Precompiled"' in content and fast.normalizer is not None:
+            check_charsmap(fast.normalizer)
     except BaseException as error:
         raise as_bad_input(f"{path} cannot be read as a tokenizer; {_ADVICE}", error) from None
     fast.no_truncation()  # what a checkpoint was trained with is no part of what a prompt says

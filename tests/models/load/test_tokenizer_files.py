@@ -4,6 +4,7 @@ that is wrong."""
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,18 @@ def test_merges_that_are_wrong_are_one_line(
 
 class PanicException(BaseException):
     """As the tokenizers library raises it where its Rust code panics."""
+
+
+def test_a_map_of_characters_that_leads_out_of_itself_is_one_line(tmp_path: Path) -> None:
+    array = [1 << 30 | 1 << 8] * 512
+    charsmap = struct.pack("<I512I", 4 * len(array), *array) + b"b\0"
+    fast = FastTokenizer(models.BPE({"a": 0}, []))
+    parts: list[Any] = [normalizers.NFC(), normalizers.Precompiled(charsmap)]
+    fast.normalizer = normalizers.Sequence(parts)
+    fast.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(BadInput, match=r"tokenizer\.json cannot be read as a tok") as raised:
+        read_tokenizer(tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 def test_panics_are_bad_input_and_interrupts_stay_interrupts() -> None:

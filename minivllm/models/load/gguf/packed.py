@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -97,11 +98,10 @@ class PackedLayers:
             ) * bool(self.error)
             converted = (
                 f"{len(self.layers)} layers of {forms} are computed as they are stored{scales}"
-                f", in groups of {_GROUP} whatever quant says; other tensors are {converted}"
+                f", in groups of {_GROUP} and at the file's levels, whatever quant says; other "
+                f"tensors are {converted}"
             )
-        if self._again and self.quant.name not in PLAIN:
-            converted += f"; quant={self.quant.name} quantises {self._again} layers again"
-        return f"{checkpoint.contents()}: {converted}"
+        return _note(checkpoint, converted, self.quant, self._again)
 
     def load(self, path: str, bias: Tensor | None, device: torch.device) -> nn.Module:
         """One of `layers`, on its device. `bias` is that of the whole layer, in the compute
@@ -150,6 +150,25 @@ class PackedLayers:
         account."""
         change = (kept - stored).abs().amax(0) / stored.abs().amax(0)
         self.error = max(self.error, float(change.nan_to_num(0.0, 0.0).max()))
+
+
+def conversion_note(path: Path, quant: QuantMethod, again: int) -> str:
+    """What becomes of a file of which a part alone is read: all of it is converted.
+
+    Args:
+        path: of the file.
+        quant: the chosen method.
+        again: layers that it quantises after their conversion.
+    """
+    checkpoint = GGUFCheckpoint.open(path)
+    dtype = str(quant.dtype).removeprefix("torch.")
+    return _note(checkpoint, checkpoint.conversion(dtype), quant, again)
+
+
+def _note(checkpoint: GGUFCheckpoint, becomes: str, quant: QuantMethod, again: int) -> str:
+    if again and quant.name not in PLAIN:
+        becomes += f"; quant={quant.name} quantises {again} layers again"
+    return f"{checkpoint.contents()}: {becomes}"
 
 
 def _joined(parts: list[_Part]) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from minivllm.models.load.gguf.vocabulary import (
     Type,
     Vocabulary,
 )
+from minivllm.models.load.tokenizer_files import check_charsmap
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 # Most characters that are copied to find merges: the cuts of a token are as many as its characters.
@@ -92,6 +93,7 @@ def _with_spaces(fast: FastTokenizer, vocabulary: Vocabulary, prefix: bool) -> F
     before: list[Any] = []
     if charsmap := file.numbers(_CHARSMAP):
         before.append(normalizers.Precompiled(bytes(number & 0xFF for number in charsmap)))
+        check_charsmap(before[0])
     if file.values.flag("tokenizer.ggml.remove_extra_whitespaces", False):
         before.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
         before.append(normalizers.Replace(Regex(" {2,}"), " "))

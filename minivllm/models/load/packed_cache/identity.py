@@ -18,7 +18,7 @@ from minivllm.models.load.source import Source
 _PACKAGE = Path(__file__).parents[3]
 # The rooms that decide how weights are read, quantised and packed.
 _ROOMS = ("kernels", "models", "quant")
-_LIBRARIES = ("torch", "bitsandbytes")
+_LIBRARIES = ("torch", "bitsandbytes", "gguf")
 FORMAT = 1  # of the files
 
 

@@ -14,13 +14,16 @@ from torch import Tensor
 from minivllm.kernels.cpu.library import Kernels
 from minivllm.kernels.cpu.linear import Format, PanelLinear
 from minivllm.kernels.device import BuildContext
+from minivllm.models.load.gguf.config import config_of
 from minivllm.models.load.gguf.formats import AS_STORED
 from minivllm.models.load.loading import LoadedModel, load_model
 from minivllm.models.options import ModelOptions
+from minivllm.passes.pruning.plan import PruningPlan, by_magnitude
 from minivllm.quant.base import QuantMethod
 from minivllm.quant.int4 import Int4
 from minivllm.quant.int8 import Int8
 from minivllm.quant.nf4 import NF4
+from minivllm.quant.plain import Plain
 from tests import gguf_files
 from tests.gguf_files import LLAMA, SHAPES, Stored, tensors, write
 
@@ -93,8 +96,9 @@ def test_integers_and_scales_are_the_files(form: str, dtype: str, tmp_path: Path
     # Without C++ kernels the value of code 8 takes the place of a minimum.
     exact = dtype == "float32" or (dtype == "float16" and form != "Q4_1")
     assert loaded.warnings[0].endswith(
-        "in groups of 32 whatever quant says; other tensors are converted to "
-        f"{dtype} {'without rounding' if dtype == 'float32' else 'and rounded'}"
+        "in groups of 32 and at the file's levels, whatever quant says; other tensors are "
+        f"converted to {dtype} "
+        f"{'without rounding' if dtype == 'float32' else 'and rounded'}"
     )
     assert f"4 layers of {form} are computed as they are stored, " in loaded.warnings[0]
     assert ("stored, in groups" in loaded.warnings[0]) == exact
@@ -220,6 +224,20 @@ def test_other_formats_are_quantised_again_and_said_so(tmp_path: Path) -> None:
     skipped = load(tmp_path / "q.gguf", Int4(dtype="float32", skip=("down_proj", "o_proj")))
     assert skipped.quantized_layers == 2
     assert "1 layers of Q4_0" in skipped.warnings[0] and "1 layers again" in skipped.warnings[0]
+
+
+def test_a_pruned_file_is_converted_whole_and_said_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.gguf", LLAMA, tensors(form="Q4_0"))
+    plan = PruningPlan(config_of(path), [0], mask=by_magnitude(0.5))
+    for quant, end in (
+        (Int4(), "bfloat16 and rounded; quant=int4 quantises 4 layers again"),
+        (Plain("float32"), "converted to float32 without rounding"),
+    ):
+        loaded = load_model(
+            ModelOptions(str(path)), quant=quant, context=BuildContext(CPU), transform=plan
+        )
+        (note,) = loaded.warnings
+        assert note.startswith("q.gguf stores Q4_0 (") and note.endswith(end)
 
 
 def test_a_group_of_zeros_has_no_error(tmp_path: Path) -> None:

@@ -222,6 +222,15 @@ def test_characters_are_mapped_before_they_are_tokens(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
+def test_a_map_that_leads_out_of_itself_is_one_line_when_it_is_read(tmp_path: Path) -> None:
+    key, broken = "tokenizer.ggml.precompiled_charsmap", charsmap("B", "b")
+    broken[4 + 4 * ord("B") : 8 + 4 * ord("B")] = struct.pack("<I", 1 << 30 | 1 << 8 | ord("B"))
+    for values in (SPM, UNIGRAM):
+        with pytest.raises(BadInput, match="holds no usable tokenizer") as raised:
+            made(tmp_path, values | {key: broken})
+        assert "\n" not in str(raised.value)
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no scores": ({SCORES: None}, "a unigram model of tokens needs scores"),
     "nothing for unknown text": ({TYPES: [1] * 269}, "needs token for unknown text"),

@@ -43,6 +43,19 @@ def test_everything_that_weights_depend_on_counts(
     assert len({first, *others}) == 1 + len(others)
 
 
+@pytest.mark.parametrize("library", ["torch", "bitsandbytes", "gguf"])
+def test_the_libraries_that_compute_weights_count(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path)
+    first = key(tmp_path)
+    known = identity_module._version
+    monkeypatch.setattr(
+        identity_module, "_version", lambda name: "0.0" if name == library else known(name)
+    )
+    assert key(tmp_path) != first
+
+
 def test_a_tensor_that_changed_beyond_its_fingerprint_counts(tmp_path: Path) -> None:
     """The fingerprint has 4 KiB of each tensor."""
     make_checkpoint(tmp_path, hidden_size=128)
