@@ -47,11 +47,21 @@ _PLAIN = re.compile(r"[A-Za-z]{1,15}")  # an ordinary word, common in texts
 # are only added, so that no engine can uncover those of another.
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None  # matches all remembered secrets; None until it is needed
-_lock = threading.Lock()  # guards _known and _pattern
-# Configurations whose secrets were not yet looked for, each with the environment of its time.
-_unread: list[tuple[Mapping[str, Any], dict[str, str]]] = []
-_reading = threading.Lock()  # held while they are read
+# A signal handler may print, and so mask, while its own thread holds these.
+_lock = threading.RLock()  # guards _known and _pattern
+_reading = threading.RLock()  # held while _unread is read
 MOST_UNREAD = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Unread:
+    """A configuration whose secrets were not yet looked for, with the environment of its time."""
+
+    config: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+
+_unread: list[_Unread] = []
 
 
 # ---- texts
@@ -160,16 +170,14 @@ def _redact(value: Any, secret: bool, on_secret: OnSecret) -> Any:
 
 
 def learn(config: Mapping[str, Any]) -> None:
-    """Remember the secrets of a resolved configuration and of the environment, so that `hide` masks
-    them in any text.
+    """Have `hide` mask the secrets of a resolved configuration and of the environment, both as they
+    are now, in any text. They are looked for when the next text is masked.
 
     A plain word, such as `ollama`, or the name of a part of this package is no secret, since
     masking it would garble texts.
-
-    Args:
-        config: is not changed afterwards.
     """
-    _unread.append((config, dict(os.environ)))
+    # A class of the user's own may take a secret out of the configuration that it is given.
+    _unread.append(_Unread(copy.deepcopy(config), dict(os.environ)))
     if len(_unread) > MOST_UNREAD:
         _read()
 
@@ -180,9 +188,19 @@ def _read() -> None:
     if not _unread:
         return
     with _reading:
-        while _unread:
-            _remember_all(*_unread[0])
-            del _unread[0]
+        for entry in tuple(_unread):
+            try:
+                _remember_all(entry.config, entry.environment)
+            except Exception:  # a later text is masked without it
+                _is_read(entry)
+                raise
+            _is_read(entry)
+
+
+def _is_read(entry: _Unread) -> None:
+    """Take an entry off, unless a signal handler that masked a text meanwhile has done so."""
+    with contextlib.suppress(ValueError):
+        _unread.remove(entry)
 
 
 def _remember_all(config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -191,7 +209,8 @@ def _remember_all(config: Mapping[str, Any], environment: Mapping[str, str]) -> 
     for path, _, secret in config.get(AS_WRITTEN) or ():
         if secret:
             redact({"secret": _leaf(config, path)}, on_secret=_remember)
-    named = (config.get("engine") or {}).get("api_key_env")
+    engine = config.get("engine")  # of any kind, since it was not validated yet
+    named = engine.get("api_key_env") if isinstance(engine, Mapping) else None
     for name, value in environment.items():
         if (name == named or is_secret(name)) and not _PLAIN.fullmatch(value.strip()):
             _remember(value)

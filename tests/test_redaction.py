@@ -4,6 +4,7 @@ a whole sweep."""
 from __future__ import annotations
 
 import json
+import signal
 import stat
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from minivllm import BadInput, redaction
 from minivllm.bench.records.identity import cell_id
 from minivllm.bench.records.record import portable
-from minivllm.config.compose import compose
+from minivllm.config.compose import build, compose
 from minivllm.experiments.plan import essential
 from minivllm.masking import MASK, is_secret
 from minivllm.platform import files
@@ -276,6 +277,77 @@ def test_what_was_learned_is_masked_as_it_was_then(monkeypatch: pytest.MonkeyPat
         "***, *** and ***, but no marker"
     )
     assert not redaction._unread and "marker-500" in redaction.known()
+
+
+def test_a_wrong_configuration_leaves_texts_masked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    redaction.learn({"engine": "abc", "model": {"api_key": "marker-one"}})
+    assert hide("it is marker-one") == "it is ***"
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "wrong.yaml").write_text("# @package _global_\nengine: abc\n")
+    for overrides, words in (
+        (["preset=wrong"], "^engine='abc': choose an option, e.g. engine="),
+        (["+as_written=3"], "^as_written is no setting: leave it out$"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            compose(overrides, tmp_path)
+        assert hide("it is marker-one") == "it is ***"
+    with monkeypatch.context() as patch:
+        patch.setattr(redaction, "_remember", lambda value: [][0])
+        redaction.learn({"api_key": "marker-two"})
+        with pytest.raises(IndexError):
+            hide("a text")
+    assert hide("it is marker-one") == "it is ***"
+
+
+def test_reading_that_is_interrupted_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(value: str) -> None:
+        raise KeyboardInterrupt
+
+    redaction.learn({"api_key": "marker-one"})
+    with monkeypatch.context() as patch:
+        patch.setattr(redaction, "_remember", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            hide("a text")
+    assert hide("it is marker-one") == "it is ***"
+
+
+class Taking:
+    """An engine of a user's own that takes its secret out of its knobs."""
+
+    def __init__(self, auth: dict[str, str]) -> None:
+        self.key = auth.pop("api_key")
+
+
+def test_what_a_class_takes_out_of_its_knobs_is_masked() -> None:
+    config = {"engine": {"_target_": f"{__name__}.Taking", "auth": {"api_key": "marker-one"}}}
+    redaction.learn(config)
+    assert build(config["engine"]).key == "marker-one" and config["engine"]["auth"] == {}
+    assert hide("marker-one is wrong") == "*** is wrong"
+
+
+def test_a_signal_handler_masks_while_its_thread_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember, masked = redaction._remember, list[str]()
+
+    def interrupted(value: str) -> None:
+        monkeypatch.setattr(redaction, "_remember", remember)
+        with redaction._lock:
+            signal.raise_signal(signal.SIGUSR1)
+        remember(value)
+
+    def handler(number: int, frame: Any) -> None:
+        masked.append(hide("marker-one and marker-two"))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        redaction.learn({"api_key": "marker-one"})
+        redaction.learn({"api_key": "marker-two"})
+        monkeypatch.setattr(redaction, "_remember", interrupted)
+        assert hide("marker-one and marker-two") == "*** and ***"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert masked == ["*** and ***"] and not redaction._unread
 
 
 def test_a_configuration_that_is_printed_has_no_secrets(

@@ -188,6 +188,8 @@ def finish(
 
         raise BadInput(omegaconf_line(error)) from error
     finished = {str(key): value for key, value in plain.items()}
+    if redaction.AS_WRITTEN in finished:
+        raise BadInput(f"{redaction.AS_WRITTEN} is no setting: leave it out")
     if written:
         finished[redaction.AS_WRITTEN] = written
     redaction.learn(finished)  # before anything of it is printed

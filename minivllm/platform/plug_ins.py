@@ -89,14 +89,14 @@ def make_own(key: str, node: Mapping[str, Any], kind: Any, otherwise: str, **run
         node: what the knob is set to.
         kind: what the object must be; a protocol is checked by its names.
         otherwise: what another object is, for messages, and what to do about it.
-        runtime: arguments that are not configuration.
+        runtime: arguments that are not configuration; each counts before a knob of its name.
 
     Raises:
         BadInput: see `constructor`; or it is another kind of object.
     """
     knobs = knobs_of(node)
     factory, _ = constructor(str(node["_target_"]), [*knobs], runtime=[*runtime])
-    instance = factory(**knobs, **runtime)
+    instance = factory(**{**knobs, **runtime})  # as `build` does
     if not isinstance(instance, kind):
         raise BadInput(f"{key}: {node['_target_']} is {otherwise}")
     return instance

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.routing import Route, WebSocketRoute, compile_path
 
+from minivllm.redaction import hide
 from minivllm.serving.errors import ApiError
 from minivllm.serving.options import ServeOptions, is_loopback
 
@@ -68,7 +69,8 @@ class RouteAccess:
 
     def __init__(self, accesses: Accesses) -> None:
         self._plain = {place: kind for place, kind in accesses.items() if "{" not in place[1]}
-        self._paths = frozenset(path for _, path in self._plain)
+        # A route of the user's own may have a secret in its path.
+        self._paths = frozenset(path for _, path in self._plain if hide(path) == path)
         self._patterns = [
             (method, compile_path(path)[0], kind)
             for (method, path), kind in accesses.items()
@@ -76,7 +78,7 @@ class RouteAccess:
         ]
 
     def has(self, path: str) -> bool:
-        """Whether a route has this very path, whatever the method."""
+        """Whether a route has this very path, whatever the method, without a secret in it."""
         return path in self._paths
 
     def of(self, scope: Scope) -> Access:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minivllm import redaction
 from minivllm.serving.http.access import Access, ApiKeys, OwnNames, RouteAccess, access, accesses
 from minivllm.serving.options import ServeOptions
 from tests.serving.raw import ask
@@ -52,6 +53,17 @@ def test_a_route_declares_its_access_beside_itself() -> None:
     assert found.of(scope("/socket", kind="websocket")) == Access.ENGINE
     assert found.of(scope("/nothing")) == Access.DEFAULT
     assert found.has("/things") and not found.has("/things/one") and not found.has("/nothing")
+
+
+def test_a_path_with_a_secret_is_no_known_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOT_TOKEN", "marker-one")
+    redaction.learn({})
+    routes = APIRouter()
+    for path in ("/hook", "/hook/sk-abcdefghijklmnop1", "/bot/marker-one/hook"):
+        routes.get(path)(lambda: None)
+    found = RouteAccess(accesses(routes.routes))
+    assert found.has("/hook")
+    assert not found.has("/hook/sk-abcdefghijklmnop1") and not found.has("/bot/marker-one/hook")
 
 
 def test_keys_fit_whole() -> None:
