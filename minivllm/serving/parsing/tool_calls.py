@@ -64,7 +64,8 @@ class ToolCallParser:
 
     A call begins once its name and the first bracket of its arguments are known; its arguments go
     on as they come and are always the beginning of valid JSON. What looks like a call and is none
-    is text, from its marker on, or from the first wrong character where the call has begun already.
+    is text, from its marker on, or from the first wrong character where the call has begun already;
+    in a list behind a call, an object that calls no known tool is.
     Space around calls, their markers and the JSON around name and arguments are left out. How a
     text is cut into pieces changes nothing.
 
@@ -216,6 +217,7 @@ class ToolCallParser:
         is_list = char == "["
         if is_list:
             char = yield from space((yield))
+        is_further = False
         while True:
             self._in_call, self._has_begun = True, False
             if form.has_names and char not in "{[":
@@ -223,8 +225,8 @@ class ToolCallParser:
             elif form.is_xml and char == "<":
                 ahead = yield from self._read_function()
             else:
-                ahead = yield from self._read_object(char)
-            self._in_call, self._held = False, list(ahead)
+                ahead = yield from self._read_object(char, is_further)
+            self._in_call, self._held, is_further = False, list(ahead), True
             if not (is_list or form.end or form.separator):
                 return ahead
             char = yield from space(ahead or (yield))
@@ -259,7 +261,9 @@ class ToolCallParser:
     def _read_function(self) -> Reader:
         """A function with its parameters, as XML whose first `<` has come."""
         yield from literal("function=")
-        name = self._checked((yield from until(">", LONGEST_NAME)))
+        name = yield from until(">", LONGEST_NAME)
+        if not self._names_call(name):
+            raise Malformed
         schema = self.tools.get(name)
         known = schema.get("properties") if isinstance(schema, Mapping) else None
         self._begin_call(name)
@@ -287,9 +291,11 @@ class ToolCallParser:
         self._in_arguments = False
         return ""
 
-    def _read_object(self, char: str) -> Reader:
-        """A JSON object with a name and arguments."""
+    def _read_object(self, char: str, is_further: bool) -> Reader:
+        """A JSON object with a name and arguments. Where further ones share the markers of a call,
+        one that is none is text by itself, without what stands around it."""
         expect(char, "{")
+        begin, is_text = len(self._held) - 1, False
         name: str | None = None
         early: str | None = None  # arguments that came before the name
         char = yield from space((yield))
@@ -304,7 +310,7 @@ class ToolCallParser:
                 expect(char, "{")
                 if self._has_begun or early is not None:
                     raise Malformed
-                if name is None:
+                if name is None or is_text:
                     start = len(self._held) - 1
                     yield from members(1)
                     early = "".join(self._held[start:])
@@ -313,8 +319,9 @@ class ToolCallParser:
                     yield from self._read_arguments()
             elif key == "name":
                 expect(char, '"')
-                name = self._checked((yield from text_value()))
-                if self._has_begun:
+                name = yield from text_value()
+                is_text = is_further and not self._names_call(name)
+                if self._has_begun or not (is_text or self._names_call(name)):
                     raise Malformed
             else:
                 ahead = yield from value(char, 1)
@@ -328,13 +335,14 @@ class ToolCallParser:
         expect(char, "}")
         if name is None:
             raise Malformed
+        if is_text:
+            self._content("".join(self._held[begin:]))
+            return ""
         self._begin_call(name)
         self._arguments(early or "{}")
         return ""
 
-    def _checked(self, name: str) -> str:
-        """The name of a call."""
+    def _names_call(self, name: str) -> bool:
+        """Whether a call may have this name."""
         known = name in self.tools or (self._marked and not self.form.is_generic)
-        if not known or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
-            raise Malformed
-        return name
+        return known and name.isprintable() and 0 < len(name) <= LONGEST_NAME

@@ -118,6 +118,42 @@ def test_a_generic_call_leaves_the_text_around_it() -> None:
     assert parse(GENERIC, f"{CALL}\nDone.") == [["f", ARGUMENTS], "Done."]
 
 
+NONE = '{"name": "h", "arguments": {"a": [1]}}'
+BEFORE = '{"arguments": {"a": [1]}, "name": "h"}'
+
+
+@pytest.mark.parametrize("wrong", [NONE, BEFORE, '{"name": "h"}', '{"id": 1, "name": "h"}'])
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (GENERIC, "<tool_call>[{call}, {wrong}]</tool_call>"),
+        (GENERIC, "<tool_call>\n[{call},{wrong}\n]\n</tool_call>"),
+        (GENERIC, "[{call}, {wrong}]"),
+        (LLAMA, "{call}; {wrong}"),
+    ],
+)
+def test_of_a_list_only_the_object_that_is_no_call_is_text(
+    form: ToolForm, text: str, wrong: str
+) -> None:
+    written = text.format(call=CALL, wrong=wrong)
+    assert parse(form, *written) == [["f", ARGUMENTS], wrong] == parse(form, written)
+    more = text.format(call=CALL, wrong=f"{wrong}{';' if form is LLAMA else ','}{EMPTY}")
+    expected = [["f", ARGUMENTS], wrong, ["get_weather", "{}"]]
+    assert parse(form, *more) == expected == parse(form, more)
+
+
+def test_a_list_that_begins_with_no_call_is_text() -> None:
+    for text in (f"<tool_call>[{NONE}, {CALL}]</tool_call>", f"[{NONE}, {CALL}]"):
+        assert parse(GENERIC, *text) == [text] == parse(GENERIC, text)
+
+
+def test_an_object_of_a_list_that_ends_early_is_kept() -> None:
+    for end in range(1, len(NONE)):
+        text = f"<tool_call>[{CALL}, {NONE[:end]}"
+        kept = f", {NONE[:end]}"
+        assert parse(GENERIC, *text) == [["f", ARGUMENTS], kept] == parse(GENERIC, text)
+
+
 def test_space_that_goes_on_is_text() -> None:
     """It is not held back without a bound."""
     space = " " * 200
@@ -237,6 +273,7 @@ FRAGMENTS = [
     *('"name"', '"arguments"', '"parameters"', '"f"', '"get_weather"', '"a\\"\\u00e9"', "null"),
     *("{", "}", "[", "]", ",", ":", ";", " ", "\n", "12", "-0.5e3", '"', "\\", "x", "[ARGS]"),
     *('{"name": "f", "arguments": {', CALL, OTHER, XML, XML_OTHER, XML[:-11]),
+    *(f"{CALL}, ", f"[{CALL},", '{"name": "h"}', '{"name": "h", "arguments": {}}'),
     *("<function=f>", "<parameter=x>", "</parameter>", "</function>", "<"),
 ]
 # Characters that are in no marker and no key of a call.
