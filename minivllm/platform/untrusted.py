@@ -100,10 +100,12 @@ def read_bytes(path: Path, limit: int, what: str, advice: str = "") -> bytes:
         BadInput: as `open_file`; or the file is larger than `limit`.
     """
     with open_file(path, what, advice) as file:
-        return whole(file, limit, what, advice)
+        return content_of(file, limit, what, advice)
 
 
-def whole(file: io.BufferedReader | io.BytesIO, limit: int, what: str, advice: str = "") -> bytes:
+def content_of(
+    file: io.BufferedReader | io.BytesIO, limit: int, what: str, advice: str = ""
+) -> bytes:
     """The whole content of an open file; see `read_bytes`."""
     try:
         if isinstance(file, io.BytesIO):

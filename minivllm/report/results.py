@@ -20,10 +20,10 @@ from minivllm.report.tables import (
     WINDOW,
     Column,
     drifted,
+    main_columns,
     speedups,
     spread_text,
     text,
-    used_columns,
 )
 
 IN_CACHE = "the streamed bytes fit the last-level cache, so it would say nothing about memory"
@@ -36,7 +36,7 @@ def section(
     absent."""
     columns = [
         column
-        for column in (*used_columns(cells, requested), WINDOW)
+        for column in (*main_columns(cells, requested), WINDOW)
         if any(_figure(cell, column) is not None for cell in cells)
     ]
     top = {

@@ -224,9 +224,9 @@ def filled_columns(cells: Sequence[Cell], columns: Sequence[Column]) -> list[Col
     return [column for column in columns if any(column.mean(cell) is not None for cell in cells)]
 
 
-def used_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """Columns that hold at least one figure; all-empty ones are explained beside the table
-    instead."""
+def main_columns(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> list[Column]:
+    """Columns of the main table that hold at least one figure, with those of what was set or
+    varied; all-empty ones are explained beside the table instead."""
     rows = [row for cell in cells for row in cell.rows]
     of_knobs = [column for knob, column in OF_KNOBS.items() if cells and knob in cells[0].varying]
     return [
@@ -278,7 +278,7 @@ def drifted(cells: Sequence[Cell], ratios: Sequence[float | None]) -> bool:
 def csv_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
     """All cells in the records' own units: mean, least and greatest over the ok blocks of every
     field."""
-    shown = (*columns, *used_columns(cells, ()))
+    shown = (*columns, *main_columns(cells, ()))
     keys = list(dict.fromkeys([*(c.key for c in COLUMNS), *CSV_ONLY, *(c.key for c in shown)]))
     names = list(cells[0].varying) if cells else []
     head = [
@@ -321,7 +321,7 @@ def csv_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
 
 def markdown_text(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> str:
     """A compact table for a README: a row a cell."""
-    columns = [column for column in used_columns(cells, columns) if column.terminal]
+    columns = [column for column in main_columns(cells, columns) if column.terminal]
     names = name_columns(cells)
     ratios = speedups(cells)
     head = ["blocks", *(column.heading for column in columns)]
@@ -343,7 +343,7 @@ def summary_table(cells: list[Cell], columns: Sequence[Column] = COLUMNS) -> Tab
     """The main columns for the terminal; a row a cell."""
     from rich.text import Text
 
-    columns = [column for column in used_columns(cells, columns) if column.terminal]
+    columns = [column for column in main_columns(cells, columns) if column.terminal]
     names = name_columns(cells)
     ratios = speedups(cells)
     heads = [(column.title, column.unit) for column in columns]

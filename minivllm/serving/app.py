@@ -64,7 +64,7 @@ def build_app(service: EngineService, gpu: NullGpu) -> FastAPI:
 def build_api_app(
     service: Service, relay: Callable[[ASGIApp], ASGIApp], relayed: Accesses
 ) -> FastAPI:
-    """The ASGI application of an API server, with its limits.
+    """The ASGI application of an API server, without limits.
 
     Args:
         service: answers.
@@ -73,7 +73,6 @@ def build_api_app(
     """
     app = _app(_apis(service), relayed)
     app.add_middleware(cast(Any, relay))
-    guard(app, service)
     return app
 
 

@@ -17,7 +17,7 @@ from minivllm.errors import BadInput
 from minivllm.platform.threads import pin, validate_cores
 from minivllm.processes.ray_cluster import require_ray
 from minivllm.serving.api_servers.api_servers import ApiServers
-from minivllm.serving.app import build_app, guard
+from minivllm.serving.app import build_app
 from minivllm.serving.errors import unavailable
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.http.logs import json_lines
@@ -46,6 +46,16 @@ class FrontEnd(Protocol):
 
     async def stop(self) -> None:
         """Free what is left."""
+
+
+class _ThisProcess(HttpServer):
+    """The server's own process, where it answers clients itself."""
+
+    def drain(self) -> None:
+        """Take no further requests: here the service refuses them, by its `is_draining`."""
+
+    async def stop(self) -> None:
+        """Free what is left: nothing, since `serve` closes its connections when it ends."""
 
 
 async def serve(config: dict[str, Any]) -> int:
@@ -115,8 +125,7 @@ async def _front(
     app = build_app(service, open_gpu(device_of(config)))
     if service.options.api_server_count == 1:
         listener.listen()
-        guard(app, service)
-        return HttpServer(app, service, listener)
+        return _ThisProcess(app, service, listener)
     servers = ApiServers(config, service, app, app.state.of_the_whole)
     try:
         await servers.start(listener)

@@ -20,7 +20,7 @@ from minivllm.models.load.tokenizer import Tokenizer
 from minivllm.parallel.options import ParallelOptions
 from minivllm.processes.link import EngineLink
 from minivllm.processes.messages import EngineState, Piece, Ready
-from minivllm.serving.app import build_app, guard
+from minivllm.serving.app import build_app
 from minivllm.serving.http.http_server import HttpServer
 from minivllm.serving.options import ServeOptions
 from minivllm.serving.processes.engine_client import EngineClient
@@ -125,7 +125,6 @@ def scripted(folder: Path, script: Script) -> Iterator[tuple[str, ScriptedClient
     client = ScriptedClient(tokenizer, script)
     service = EngineService(options, cast(EngineClient, client), info, tokenizer, "scripted")
     app = build_app(service, NullGpu())
-    guard(app, service)
     server = HttpServer(app, service, listener)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()

@@ -218,4 +218,4 @@ def read_bytes(path: Path, limit: int, what: str) -> bytes:
     """A file's whole content, be it in an archive. Raises BadInput as `open_file`; or the file is
     larger than the limit."""
     with open_file(path, what) as file:
-        return untrusted.whole(file, limit, what)
+        return untrusted.content_of(file, limit, what)

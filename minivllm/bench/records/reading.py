@@ -87,7 +87,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, _Part]]]:
 def read_json(path: Path) -> Any:
     """The value of a JSON file, be it in an archive. Raises BadInput."""
     with archive.open_file(path, str(path)) as file:
-        content = untrusted.whole(file, untrusted.MAX_JSON, str(path))
+        content = untrusted.content_of(file, untrusted.MAX_JSON, str(path))
     return untrusted.parse_json(content, str(path))
 
 

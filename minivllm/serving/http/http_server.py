@@ -12,6 +12,7 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
+from minivllm.serving.app import guard
 from minivllm.serving.http.connections import HttpConnection, SocketConnection, watch
 from minivllm.serving.http.limits import BYTES_PER_MB
 from minivllm.serving.service import Service
@@ -29,15 +30,16 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Answers clients over HTTP.
+    """Answers clients over HTTP, within the limits of the service.
 
     Args:
-        app: the application.
-        service: whose limits it has.
+        app: the application, which gets them here.
+        service: whose limits these are.
         listener: a socket with an address.
     """
 
     def __init__(self, app: FastAPI, service: Service, listener: socket.socket) -> None:
+        guard(app, service)
         self._listener = listener
         options, count = service.options, service.count
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES
@@ -66,9 +68,6 @@ class HttpServer:
         finally:
             watching.cancel()
 
-    def drain(self) -> None:
-        """Nothing: the service refuses by itself."""
-
     def end(self, at_once: bool = False) -> None:
         """Take no new connections, and end once those that are open have their answers.
 
@@ -77,6 +76,3 @@ class HttpServer:
         """
         self._server.force_exit |= at_once
         self._server.should_exit = True
-
-    async def stop(self) -> None:
-        """Nothing is left."""
