@@ -6,7 +6,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minivllm.cache.pool import BlockPool
-from minivllm.cache.prefix import CachedSequence, PrefixIndex, TokenSequence, block_keys
+from minivllm.cache.prefix import (
+    CachedSequence,
+    PrefixIndex,
+    PrefixNode,
+    TokenSequence,
+    block_keys,
+)
 from minivllm.cache.spec import NOTHING, CacheCounters, CacheLayout, PendingTransfers, Transfers
 
 if TYPE_CHECKING:
@@ -70,6 +76,11 @@ class CacheManager:
         eviction = self.layout.eviction
         return num_tokens if eviction is None else min(num_tokens, eviction.capacity)
 
+    def reusable_nodes(self, token_ids: TokenSequence) -> list[PrefixNode]:
+        """The cached blocks that a request with these tokens may begin with, in order; none without
+        prefix caching."""
+        return self.content.known(token_ids) if self.layout.prefix_caching else []
+
     def admit(
         self,
         sequence: CachedSequence,
@@ -99,7 +110,7 @@ class CacheManager:
             How many tokens it may compute now, after how many; the first is 0, and nothing changed,
             if there is no room.
         """
-        nodes = self.content.known(reusable) if self.layout.prefix_caching else []
+        nodes = self.reusable_nodes(reusable)
         on_device = [node.block for node in nodes if node.block]
         done = computed or len(nodes) * self.layout.block_size
         count = min(num_tokens - done, most)

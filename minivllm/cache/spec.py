@@ -87,8 +87,7 @@ class CacheLayout:
     def most_reusable_blocks(self) -> int:
         """Blocks of the prefix cache that a request may begin with. With eviction, fewer than the
         budget: the blocks after them do not follow all tokens of the prompt."""
-        most = self.num_blocks if self.eviction is None else self.eviction.budget - 1
-        return most if self.prefix_caching else 0
+        return self.num_blocks if self.eviction is None else self.eviction.budget - 1
 
 
 def require_unscored(backend: str, eviction: Eviction | type[Eviction] | None) -> None:

@@ -91,9 +91,7 @@ class Launcher:
         wants_logprobs = any(r.params.logprobs is not None for r in rows.requests)
         keeps_logits = wants_logprobs or (speculation is not None and speculation.needs_logits)
         needs_logits = of_prompts or keeps_logits or bool(rows.joint)
-        inputs = None
-        if plan.num_prefill_tokens and any(p.request.inputs is not None for p in plan.scheduled):
-            inputs = self.extensions.inputs(plan.scheduled)
+        inputs = self.inputs(plan.scheduled) if plan.num_prefill_tokens else None
         packed = packed._replace(
             sampling=sampling, has_placeholders=follows, needs_logits=needs_logits, inputs=inputs
         )
@@ -122,6 +120,12 @@ class Launcher:
             or (sampling is not None and sampling.adjustment is not None)
         )
         return step
+
+    def inputs(self, scheduled: Sequence[ScheduledRequest]) -> Any:
+        """What of images a step carries that computes prompts; None where no request has any."""
+        if any(part.request.inputs is not None for part in scheduled):
+            return self.extensions.inputs(scheduled)
+        return None
 
     def _pack_sampling(self, rows: SampledRows) -> Sampling:
         requests, positions, adjustment = rows.requests, rows.positions, None

@@ -58,7 +58,7 @@ def sequence_logits(
             engine.transfers.run(cache.take_transfers())  # of cached blocks that this takes
             parts = [ScheduledRequest(request, start, count)]
             packed = pack(parts, cache.layout.block_size, all_logits=True)._replace(
-                inputs=engine.launcher.extensions.inputs(parts)
+                inputs=engine.launcher.inputs(parts)
             )
             logits = engine.launcher.run(parts, packed).logits
             assert logits is not None

@@ -255,7 +255,7 @@ class StepObserver:
     def _needed(self, held: HeldRequest) -> int:
         """Free blocks that a request needs to compute what a step has tokens for."""
         request, cache = held.request, self._cache
-        nodes = cache.content.known(request.reusable_token_ids)
+        nodes = cache.reusable_nodes(request.reusable_token_ids)
         done = request.num_computed_tokens or len(nodes) * cache.layout.block_size
         count = min(request.num_tokens - done, held.num_tokens)
         used = sum(cache.pool.ref_counts[node.block] > 0 for node in nodes if node.block)
