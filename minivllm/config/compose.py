@@ -26,7 +26,7 @@ from minivllm.config.groups import (
     SECTIONS,
     TARGETLESS,
     conf_dir,
-    is_known,
+    is_current,
 )
 from minivllm.config.moved import present, with_targets
 from minivllm.config.options import RootOptions
@@ -188,8 +188,6 @@ def finish(
 
         raise BadInput(omegaconf_line(error)) from error
     finished = {str(key): value for key, value in plain.items()}
-    if redaction.AS_WRITTEN in finished:
-        raise BadInput(f"{redaction.AS_WRITTEN} is no setting: leave it out")
     if written:
         finished[redaction.AS_WRITTEN] = written
     redaction.learn(finished)  # before anything of it is printed
@@ -233,7 +231,7 @@ def validate(
     Raises:
         BadInput: names the key, the group and the nearest valid name.
     """
-    if not all(map(is_known, config.values())):
+    if not all(map(is_current, config.values())):
         config = with_targets(config, present)  # classes may have moved
     groups = {key: value for key, value in config.items() if key in GROUPS or key in choices}
     apart = ("choices", redaction.AS_WRITTEN, *SECTIONS)

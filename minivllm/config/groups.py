@@ -39,8 +39,9 @@ GROUPS: dict[str, str] = {
 }
 # The names of the root configurations, and the groups of the second.
 ROOT, LLM_ROOT = "config", "llm"
-_MEASURING = ("task", "workload", "arrival", "engine", "measure", "tracker")
-LLM_GROUPS = tuple(group for group in GROUPS if group not in _MEASURING)
+# These say which requests an engine gets and how it is measured; every engine is given them.
+HARNESS = ("task", "workload", "arrival", "engine", "measure", "tracker")
+LLM_GROUPS = tuple(group for group in GROUPS if group not in HARNESS)
 SECTIONS = ("quality", "sweep", "report", "view")  # settings below a key of the root configuration
 
 
@@ -107,7 +108,7 @@ OPTIONS: Mapping[str, type] = _Declared(with_class=True)
 TARGETLESS: Mapping[str, type] = _Declared(with_class=False)
 
 
-def is_known(node: Any) -> bool:
+def is_current(node: Any) -> bool:
     """Whether what a configuration has names no class, or one of minivllm's own as it is named
     today."""
     target = node.get("_target_") if isinstance(node, Mapping) else None

@@ -12,8 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.resolvers import oc
 
+from minivllm.errors import BadInput
 from minivllm.masking import is_secret
-from minivllm.redaction import redact
+from minivllm.redaction import AS_WRITTEN, redact
 
 # Keys that lead to a value, its text as written, whether it is secret.
 AsWritten = tuple[list[Any], str, bool]
@@ -28,7 +29,10 @@ def resolve(config: DictConfig) -> tuple[Any, list[AsWritten]]:
 
     Raises:
         OmegaConfBaseException: a value is missing or an interpolation leads nowhere.
+        BadInput: it has a setting of the name under which the second is kept.
     """
+    if AS_WRITTEN in config:
+        raise BadInput(f"{AS_WRITTEN} is no setting: leave it out")
     with _watched() as any_variables:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     written: list[AsWritten] = []
@@ -60,14 +64,14 @@ def _interpolations(node: Node, path: tuple[Any, ...] = ()) -> Iterator[tuple[li
 
 
 # Of the thread that resolves: where variables are noted that it reads.
-_reading: ContextVar[list[str] | None] = ContextVar("reading", default=None)
+_variables: ContextVar[list[str] | None] = ContextVar("variables", default=None)
 
 
 @functools.wraps(oc.env)
 def _env(key: str, *default: Any) -> Any:
     """OmegaConf's own resolver of `oc.env`, which also notes the variable. Resolvers are the
     process's."""
-    if (variables := _reading.get()) is not None:
+    if (variables := _variables.get()) is not None:
         variables.append(key)
     return oc.env(key, *default)
 
@@ -77,8 +81,8 @@ def _watched() -> Iterator[list[str]]:
     """While it is open: the environment variables that this thread's interpolations have read."""
     OmegaConf.register_new_resolver("oc.env", _env, replace=True)
     variables: list[str] = []
-    token = _reading.set(variables)
+    token = _variables.set(variables)
     try:
         yield variables
     finally:
-        _reading.reset(token)
+        _variables.reset(token)

@@ -71,7 +71,7 @@ def declared(target: str) -> Support | str | None:
     return _declared.get(place)
 
 
-def is_known(target: str) -> bool:
+def is_looked_up(target: str) -> bool:
     """Whether `declared` starts no process for a class."""
     place = target, module_path()
     return target.rpartition(".")[0] in sys.modules or place in _declared

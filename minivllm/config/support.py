@@ -79,7 +79,7 @@ def is_elsewhere(config: Mapping[str, Any]) -> bool:
 def _known_support(config: Mapping[str, Any]) -> Support | None:
     """See `support_of`; None of a class that has not been looked at."""
     target = str((config.get("engine") or {}).get("_target_"))
-    known = _options(target) is not None or plug_ins.is_known(target)
+    known = _options(target) is not None or plug_ins.is_looked_up(target)
     return support_of(config) if known else None
 
 

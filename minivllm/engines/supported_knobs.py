@@ -15,15 +15,12 @@ from typing import Any
 
 from minivllm.bench.workloads.workload import Workload
 from minivllm.config.compose import compose
-from minivllm.config.groups import GROUPS, LLM_ROOT, OPTIONS, Config
+from minivllm.config.groups import GROUPS, HARNESS, LLM_ROOT, OPTIONS, Config
 from minivllm.config.support import support_of
 from minivllm.errors import BadInput
 from minivllm.platform.devices import device_indices
 from minivllm.platform.options import default_of, written
 from minivllm.platform.support import ALL, Knobs, Support
-
-# These say which requests the engine gets and how it is measured; every engine is given them.
-HARNESS = ("task", "workload", "arrival", "engine", "measure", "tracker")
 
 
 def require_supported(config: Mapping[str, Any], support: Support | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from minivllm.config.groups import GROUPS, Config
+from minivllm.config.groups import GROUPS, HARNESS, Config
 from minivllm.engine.options import SamplingParams
 from minivllm.engines.openai.stream import read_events
 from minivllm.engines.openai.stream_event import (
@@ -16,7 +16,7 @@ from minivllm.engines.openai.stream_event import (
     StreamEvent,
     read_event,
 )
-from minivllm.engines.supported_knobs import HARNESS, defaults
+from minivllm.engines.supported_knobs import defaults
 from minivllm.errors import BadInput, NotInstalled
 from minivllm.interactive.answer import Answer, AnswerPiece, collect
 from minivllm.interactive.model import ChatDecoding, Turn
@@ -202,7 +202,7 @@ def _require_server_knobs(config: Mapping[str, Any]) -> None:
     """Raise BadInput for a knob of the engine: the server has its own."""
     standard, choices = defaults(), config["choices"]
     for group in GROUPS:
-        if group in (*HARNESS, "decoding", "tracker") or config[group] == standard[group]:
+        if group in (*HARNESS, "decoding") or config[group] == standard[group]:
             continue
         changed = [
             f"{group}.{name}"

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from minivllm.config.compose import OPTIONS, compose
-from minivllm.config.groups import GROUPS, Config
+from minivllm.config.groups import GROUPS, HARNESS, Config
 from minivllm.config.support import support_of
 from minivllm.engines.simulated.engine import SimulatedEngine
 from minivllm.engines.simulated.options import SimulatedOptions
 from minivllm.engines.supported_knobs import (
-    HARNESS,
     defaults,
     degrees,
     require_supported,
