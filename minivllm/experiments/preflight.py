@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from minivllm.bench import profile
@@ -47,11 +48,16 @@ def tracked(display: Display, config: dict[str, Any]) -> EventListener:
     return hear
 
 
-def checked_single_run(config: dict[str, Any], filling: bool = False) -> tuple[dict[str, Any], str]:
+def checked_single_run(
+    config: dict[str, Any],
+    filling: bool = False,
+    further: Callable[[dict[str, Any]], None] | None = None,
+) -> tuple[dict[str, Any], str]:
     """Check the configuration of a single run, and print its warnings.
 
     Args:
         config, filling: as of `check`.
+        further: a task's own check, before the model is looked at.
 
     Returns:
         The configuration with `model.weights` settled, and the fingerprint of the weights.
@@ -63,6 +69,8 @@ def checked_single_run(config: dict[str, Any], filling: bool = False) -> tuple[d
     _require_no_sweep(config)
     require_hardware(config)
     require_writable_reports(config)
+    if further is not None:
+        further(config)
     config, fingerprint, warnings = check(config, filling)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)

@@ -54,8 +54,8 @@ def run(config: dict[str, Any]) -> int:
         BadInput: the configuration cannot be searched; nothing is written.
         KeyboardInterrupt: Ctrl-C; finished measurements are kept.
     """
-    knob = _check(config)
-    config, fingerprint = checked_single_run(config)
+    config, fingerprint = checked_single_run(config, further=_check)
+    knob = _knob(config)
     searching = _Search(config, knob, fingerprint)
     view = Config.of(config)
     start = view.task.start_rate
@@ -87,14 +87,20 @@ def run(config: dict[str, Any]) -> int:
     return 0 if capacity.holds is not None and reported else 1
 
 
-def _check(config: dict[str, Any]) -> str:
-    """Check the configuration of a search; returns the knob to search in."""
+def _knob(config: dict[str, Any]) -> str:
+    """The knob to search in. Raises BadInput if there is none."""
     knob = rate_knob(config["arrival"])
     if knob is None:
         raise BadInput(
             "task=capacity searches for a rate: use arrival=poisson, gamma, constant, or replay "
             "of a trace"
         )
+    return knob
+
+
+def _check(config: dict[str, Any]) -> None:
+    """Check the configuration of a search. Raises BadInput."""
+    _knob(config)
     view = Config.of(config)
     if not objectives(vars(view.measure.slo)):
         raise BadInput("task=capacity needs an objective, e.g. measure.slo.ttft_ms=500")
@@ -116,7 +122,6 @@ def _check(config: dict[str, Any]) -> str:
             f"requests to be known with {100 * criterion.confidence:g} % confidence: raise "
             f"workload.num_requests={requests} or task.max_blocks={criterion.max_blocks}"
         )
-    return knob
 
 
 class _Failed(Exception):

@@ -628,6 +628,11 @@ def test_two_processes_do_not_make_one_search(cli: Any) -> None:
             ("arrival=offline", "measure.slo.ttft_ms=1"),
             "task=capacity searches for a rate: use arrival=poisson",
         ),
+        (("sweep.fresh=true",), "sweep.fresh is for sweeps: add -m to the command"),
+        (
+            ("model=hf", "model.path=missing/", "arrival=offline"),
+            "task=capacity searches for a rate: use arrival=poisson",
+        ),
         (("arrival=poisson",), "task=capacity needs an objective, e.g. measure.slo.ttft_ms=500"),
         (
             (
