@@ -7,13 +7,14 @@ import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from minivllm.assembly import build_engine
 from minivllm.config.compose import compose
-from minivllm.config.groups import LLM_GROUPS, LLM_ROOT, ROOT, Config, conf_dir
+from minivllm.config.groups import LLM_GROUPS, LLM_ROOT, Config, conf_dir
 from minivllm.config.overrides import given_knobs, model_overrides, written
 from minivllm.engine.options import SamplingParams
 from minivllm.engine.request import Request
@@ -63,6 +64,9 @@ class LLM:
         with LLM("tiny", quant="int8", overrides=["cache.block_size=32"]) as llm:
             print(llm.generate("def main():", SamplingParams(max_tokens=32))[0].outputs[0].text)
 
+    Its configuration is `config`. What a run has besides an engine, such as `measure`, is there
+    only where an override names it or an option takes a value from it.
+
     Args:
         model: a name from conf/model, a checkpoint folder or a hub id.
         device: "auto", "cpu" or "cuda".
@@ -90,9 +94,7 @@ class LLM:
             for group, option in groups.items()
         ]
         chosen += [f"runtime.device={device}", *overrides]
-        touched = {re.split("[.@=]", text.lstrip("+~"))[0] for text in chosen}
-        root = LLM_ROOT if touched <= {*LLM_GROUPS} else ROOT
-        config = compose(chosen, config_dir, root)
+        config = _composed(chosen, config_dir)
         try:
             self._start({**config, "decoding_given": given_knobs("decoding", chosen)})
         except BadInput as error:
@@ -365,3 +367,13 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> dict[str, Any]:
+    """The configuration of an engine; of a whole run where that of an engine alone lacks what an
+    override or an option names. Raises BadInput."""
+    touched = {re.split("[.@=]", text.lstrip("+~"))[0] for text in overrides}
+    if touched <= {*LLM_GROUPS}:
+        with suppress(BadInput):
+            return compose(overrides, config_dir, LLM_ROOT)
+    return compose(overrides, config_dir)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -43,6 +43,23 @@ def plain(qwen3: Path) -> Iterator[LLM]:
     """An LLM with ample memory."""
     with LLM(str(qwen3), quant="fp32", overrides=["cache.num_blocks=200"]) as llm:
         yield llm
+
+
+def test_an_option_may_take_a_value_of_a_whole_run(qwen3: Path, plain: LLM, tmp_path: Path) -> None:
+    """The groups of a run are there where they are named, and only there."""
+    (tmp_path / "decoding").mkdir()
+    target = "_target_: minivllm.engine.options.SamplingParams"
+    (tmp_path / "decoding" / "mine.yaml").write_text(f"{target}\nseed: ${{measure.seed}}\n")
+    small = ["cache.num_blocks=8", "quant=fp32"]
+    for given in (
+        {"decoding": "mine", "config_dir": tmp_path, "overrides": small},
+        {"overrides": [*small, "decoding.seed=${measure.seed}"]},
+    ):
+        with LLM(str(qwen3), **cast(Any, given)) as llm:
+            assert llm.default_params.seed == 0 and "measure" in llm.config["choices"]
+    assert "measure" not in plain.config["choices"]
+    with pytest.raises(BadInput, match=r"measure\.sed"):
+        LLM(str(qwen3), overrides=["decoding.seed=${measure.sed}"])
 
 
 def tokens(
