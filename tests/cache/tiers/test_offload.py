@@ -99,7 +99,7 @@ def settled(llm: LLM) -> None:
     """Wait until the disk has done all it was given."""
     disk = llm.engine.transfers.disk
     assert disk is not None
-    while disk._asked > disk._written:
+    while disk._requested > disk._written:
         time.sleep(0.001)
 
 
