@@ -176,8 +176,8 @@ def test_many_groups_of_one_configuration_are_counted_and_listed_below(tmp_path:
         "3 groups of cells may each have run as one configuration: no counter tells theirs apart."
     ]
     section = below(cells, liveness(cells))
-    assert section is not None and section["alike"][0].startswith("No counter tells ")
-    assert len(section["alike"]) == 3
+    assert section is not None and section["indistinct"][0].startswith("No counter tells ")
+    assert len(section["indistinct"]) == 3
 
 
 @pytest.mark.parametrize(
