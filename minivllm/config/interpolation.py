@@ -3,7 +3,6 @@ Torch-free."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -67,10 +66,10 @@ def _interpolations(node: Node, path: tuple[Any, ...] = ()) -> Iterator[tuple[li
 _variables: ContextVar[list[str] | None] = ContextVar("variables", default=None)
 
 
-@functools.wraps(oc.env)
 def _env(key: str, *default: Any) -> Any:
     """OmegaConf's own resolver of `oc.env`, which also notes the variable. Resolvers are the
-    process's."""
+    process's, and are pickled for a job by this function's own name, so it must not have the name
+    of OmegaConf's."""
     if (variables := _variables.get()) is not None:
         variables.append(key)
     return oc.env(key, *default)
